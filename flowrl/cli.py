@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "reward train": "train a preference head on pairs of images",
     "reward rubric": "let a judge find rules that explain pairs of images",
     "reward realism": "measure how near a run's images are to drawn scenes",
+    "reward published": "say what published scores the rewards reproduce",
     "pretrain": "make an embedded model, scorer or prompt list from scratch",
 }
 """Every command and what it does; two words are a folder within a folder."""

@@ -21,7 +21,7 @@ from flowrl.pipelines.known_checkpoints import AGAIN, checkpoints, tables
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
-PIPELINES = {name: f"flowrl.pipelines.{name}" for name in tables()["families"]}
+PIPELINES = {name: f"flowrl.pipelines.families.{name}" for name in tables()["families"]}
 """Family name -> module with `FAMILY`, a `ModelFamily`; the table of families is `published.json`."""
 
 

@@ -32,7 +32,9 @@ REWARDS: dict[str, str] = {
     "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
     "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
     "clip_score": "flowrl.rewards.clip:ClipScore",
+    "dreamsim": "flowrl.rewards.metrics.dream_sim:DreamSim",
     "edit_principles": "flowrl.rewards.judges.principles:EditPrinciples",
+    "edit_reward": "flowrl.rewards.edit_reward:EditReward",
     "edit_score": "flowrl.rewards.judges.edit_judge:EditScore",
     "edit_verdict": "flowrl.rewards.embedded.world_verdicts:EditVerdict",
     "geneval": "flowrl.rewards.geneval:Geneval",
@@ -40,6 +42,7 @@ REWARDS: dict[str, str] = {
     "grid_verdict": "flowrl.rewards.embedded.world_verdicts:GridVerdict",
     "hps": "flowrl.rewards.hps:Hps",
     "hpsv3": "flowrl.rewards.hpsv3:Hpsv3",
+    "hpsv3_plus": "flowrl.rewards.hpsv3_plus:Hpsv3Plus",
     "image_reward": "flowrl.rewards.image_reward:ImageReward",
     "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",
@@ -50,6 +53,7 @@ REWARDS: dict[str, str] = {
     "physics": "flowrl.rewards.physics:Physics",
     "pick_score": "flowrl.rewards.clip:PickScore",
     "preference_head": "flowrl.rewards.preference_head:PreferenceHead",
+    "pyiqa": "flowrl.rewards.metrics.iqa:Pyiqa",
     "rank": "flowrl.rewards.comparing.pairwise:Rank",
     "remote": "flowrl.rewards.remote:Remote",
     "rubric": "flowrl.rewards.judges.rubric:Rubric",
@@ -61,6 +65,7 @@ REWARDS: dict[str, str] = {
     "tournament": "flowrl.rewards.comparing.pairwise:Tournament",
     "unified_reward": "flowrl.rewards.judges.unified:UnifiedReward",
     "video_align": "flowrl.rewards.video_align:VideoAlign",
+    "vqa_score": "flowrl.rewards.metrics.vqa_score:VqaScore",
     "win_rate": "flowrl.rewards.comparing.pairwise:WinRate",
     "yes_no": "flowrl.rewards.judges.yes_no:YesNo",
 }
@@ -354,6 +359,19 @@ def option_names(name: str) -> list[str]:
 def addresses_of(name: str) -> tuple[str, ...]:
     """Options of a built-in reward that say where a server is; the reward stays the same where it moves."""
     return tuple(getattr(load_target(REWARDS[name]), "addresses", ())) if name in REWARDS else ()
+
+
+def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
+    """What a built-in reward reproduces and against what that was checked here; None where it has no published name.
+
+    The line is the class attribute `reproduces` of its options. Options that put another text in the place of the
+    published one are told with it.
+    """
+    line = str(getattr(load_target(REWARDS[name]), "reproduces", "")) if name in REWARDS else ""
+    if not line:
+        return None
+    line, template = f"{line.rstrip('.')}.", (options or {}).get("template")
+    return line if template is None else f"{line} Here with template: {template}, for which that may not hold."
 
 
 def can_be_differentiable(name: str | None) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from weakref import ref
 
 import numpy as np
@@ -27,6 +27,11 @@ class Geneval:
     An item whose record is missing or cannot be read is invalid, counted as "missing_field".
     """
 
+    reproduces: ClassVar[str] = (
+        "GenEval's rules (arXiv 2310.11513) and Flow-GRPO's graded credit: equal to a second reading of them on 3,000 "
+        "random scenes. Detector `openmmlab`: outputs equal mmdet 3.3.0's own network on random weights; not checked "
+        "against the released weights. `mask2former` is another detector"
+    )
     credit: Literal["graded", "strict", "official"] = "graded"
     """The value. `graded`: partial credit, may be negative (what Flow-GRPO trains on); `strict`: 1 if everything is
     exactly right, else 0; `official`: the benchmark's own verdict, 1 or 0. The other two are logged as parts,
@@ -35,11 +40,15 @@ class Geneval:
     """Lower bound of the value, for `graded`, whose negative values count surplus objects; null for none."""
     judge: str = "shapes"
     """The detector, a key of `flowrl.rewards.networks.detectors.DETECTORS`: `shapes` for the embedded world's
-    drawings, `mask2former` for photos."""
+    drawings; for photos `openmmlab`, the benchmark's own, whose file you fetch, or `mask2former`, from the hub, whose
+    numbers do not compare with published ones."""
     detector: str | None = None
-    """The detection model of `mask2former`, a folder or a hub id; null takes its default."""
+    """The detection model: of `openmmlab` the released file, of `mask2former` a folder or a hub id; null takes the
+    judge's default."""
     clip_model: str | None = None
-    """The colour model of `mask2former`, likewise."""
+    """The colour model of either, a folder or a hub id; null takes the default."""
+    rgb_as_bgr: bool | None = None
+    """Of `openmmlab`: true shows the detector red as blue, as Flow-GRPO's reward server does; null for false."""
     reference_position_quirk: bool = True
     """See `flowrl.benchmarks.geneval.rules.graded`."""
 
@@ -54,7 +63,7 @@ class Geneval:
 
     def detection(self) -> DetectorOptions:
         """The options of the detector, those that were given: it refuses what it does not have."""
-        given = {"detector": self.detector, "clip_model": self.clip_model}
+        given = {"detector": self.detector, "clip_model": self.clip_model, "rgb_as_bgr": self.rgb_as_bgr}
         return detector_options(self.judge, {name: value for name, value in given.items() if value is not None})
 
     @property

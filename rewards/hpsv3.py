@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -34,11 +34,15 @@ OWNER = "reward 'hpsv3'"
 class Hpsv3:
     """The score of image and prompt, times 0.1 with `scale: verl_omni`; needs about 16 GB in bfloat16.
 
-    The checkpoint was trained on one template. The one of this package asks for the same things in other words, so its
-    scores differ from published ones; for those copy the instruction and its ending from the repository
-    MizzenAI/HPSv3 (hpsv3/dataset/data_collator_qwen.py) into a text file, with `{prompt}` where the prompt goes, and
-    give its path. The weights' licence is not established: look at their page.
+    The checkpoint was trained on one text, which is the one that is asked. The weights' licence is not established:
+    look at their page.
     """
+
+    reproduces: ClassVar[str] = (
+        "HPSv3 (arXiv 2508.03789, MizzenAI/HPSv3): its text byte for byte from the package hpsv3 1.0.0; read-out, "
+        "head, sizes and names of the weights were checked on a tiny random Qwen2-VL, not against the released "
+        "weights."
+    )
 
     model: str = "MizzenAI/HPSv3"
     """The file HPSv3.safetensors, a folder that holds it, or a hub id."""
@@ -51,7 +55,7 @@ class Hpsv3:
     scale: Literal["raw", "verl_omni"] = "raw"
     """`raw`, or `verl_omni` for a tenth."""
     template: str | None = None
-    """A text file instead of this package's."""
+    """A text file instead of the published one, or `own`; see `flowrl.rewards.judges.templates`."""
     position_mode: PositionMode = "sequential"
     """`sequential` as trained, or `mrope` as some ports run it; see `flowrl.rewards.networks.qwen_vl`."""
     dtype: Dtype = "bfloat16"
@@ -72,7 +76,7 @@ class Hpsv3:
 
     def text(self) -> str:
         """What the model reads, with `{prompt}` in it."""
-        return read_template("hpsv3", self.template, once=(qwen_vl.PROMPT, TOKEN))
+        return read_template("hpsv3", self.template, source="hpsv3", once=(qwen_vl.PROMPT, TOKEN))
 
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor."""

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least
 from flowrl.placement import widened
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
@@ -77,11 +78,6 @@ def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float[Tensor, 
     total = (size[1:] + size[:-1]).sum()
     roughness = second.abs().sum() / total.clamp(min=torch.finfo(total.dtype).tiny)
     return 1 - torch.where(total == 0, 0.0, roughness)  # 0 / 0 of a frozen video; NaN pixels stay NaN
-
-
-def frame_change(video: Float[Tensor, " f 3 h w"]) -> Float[Tensor, ""]:
-    """Mean of |d_t| over all pixels, channels and t: a scalar in [0, 1], 0 for a frozen video."""
-    return widened(video.diff(dim=0).abs()).mean()
 
 
 def _score(inputs: RewardInputs, *, cell: int, min_change: float) -> RewardOutput:

@@ -1,11 +1,16 @@
 """Text reading: does the image show the words that its prompt asks for? (Flow-GRPO, arXiv 2505.05470, section 5.1.)
 
 A sign that says "Hello World" is read by RapidOCR (PP-OCR models, Apache-2.0, part of the package) on the processor,
-and what was read is compared with the target by edit distance. Install with `pip install -e '.[ocr]'`.
+and what was read is compared with the target by edit distance. Install with `pip install -e '.[ocr]'`. PaddleOCR, the
+published reader, and a vision-language model may read instead:
+
+    {name: ocr, options: {reader: paddle, min_confidence: 0}}                            as Flow-GRPO
+    {name: ocr, options: {reader: vlm, judge: {server: URL, model: Qwen3-VL-8B}}}        as verl-omni, UniRL
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.resources
 import importlib.util
@@ -13,7 +18,7 @@ import math
 import queue
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,11 +32,21 @@ from flowrl.config.rewards import Frames
 from flowrl.config.sections import at_least, share
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import framewise
+from flowrl.rewards.judges.chat import Chat, build_chat, check_chat, is_server
+from flowrl.rewards.judges.templates import Template, load_template
 
 Normalise = Literal["nospace_lower", "nfkc", "none"]
 Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]
 
-_PACKAGES = ("rapidocr", "onnxruntime", "rapidfuzz")
+ReadAll = Callable[[UInt8[np.ndarray, " b h w 3"]], list[str | None]]
+
+_PACKAGES = {
+    "rapidocr": ("rapidocr", "onnxruntime", "rapidfuzz"), "paddle": ("paddleocr", "paddle", "rapidfuzz"),
+    "vlm": ("rapidfuzz",),
+}  # fmt: skip
+NO_TEXT = "(no text)"
+"""What a vision-language model says of an image without text."""
+VLM_TOKENS = 512
 FIRST_QUOTED = r'"([^"]*)"'
 """The text between the first pair of straight double quotes."""
 
@@ -46,6 +61,12 @@ class Ocr:
     Of videos, every 4th frame is read, and the value is the mean over frames above 0, as in Adv-GRPO, which counts no
     substring (`substring_ok: false`); an entry's `frames:` replaces that rule.
     """
+
+    reproduces: ClassVar[str] = (
+        "The text reward of Flow-GRPO (arXiv 2505.05470), its edit distance checked in closed form; read by "
+        "RapidOCR unless `reader` says otherwise, which moves the number; `paddle`, the published reader, was not "
+        "run here."
+    )
 
     target_regex: str = FIRST_QUOTED
     """What is the target in a prompt: the first match's first group that took part, or the whole match if it has no
@@ -67,9 +88,26 @@ class Ocr:
     """Also read text that is upside down; Flow-GRPO does not."""
     workers: int = 1
     """Images read at the same time, on one processor core each."""
-    models: ClassVar[tuple[Model, ...]] = ()
+    reader: Literal["rapidocr", "paddle", "vlm"] = "rapidocr"
+    """What reads: `rapidocr`, PP-OCR on onnxruntime; `paddle`, PaddleOCR 2 with its English models, of your own
+    installation, which is given red first, as Flow-GRPO gives it; `vlm`, the model that `judge` names."""
+    judge: Mapping[str, Any] | None = None
+    """Which model reads, for `vlm`; see `flowrl.rewards.judges.chat`."""
+    template: str | None = None
+    """What it is asked, for `vlm`: a text file instead of ours."""
 
     def __post_init__(self) -> None:
+        if (self.reader == "vlm") != (self.judge is not None):
+            raise ValueError(
+                f"reader vlm goes with judge, which names the model, got reader: {self.reader}, judge: {self.judge}."
+            )
+        if self.judge is not None:
+            check_chat(self.judge)
+            self.words()
+            if self.angle_classifier or self.workers != 1 or self.min_confidence != 0.5:
+                raise ValueError("angle_classifier, workers and min_confidence are not for reader vlm: leave them out.")
+        elif self.template is not None:
+            raise ValueError("template is what a vision-language model is asked: leave it out, or set reader: vlm.")
         try:
             re.compile(self.target_regex)
         except re.error as error:
@@ -77,21 +115,30 @@ class Ocr:
         at_least(0, self, "extra_text_penalty")
         share("min_confidence", self.min_confidence, open_end=True)
         at_least(1, self, "workers")
-        if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-            raise ValueError(f"{' and '.join(missing)} must be installed: in flowrl's folder, pip install -e '.[ocr]'.")
+        if missing := [name for name in _PACKAGES[self.reader] if importlib.util.find_spec(name) is None]:
+            own = self.reader == "paddle"
+            give = "pip install 'paddleocr<3' paddlepaddle" if own else "in flowrl's folder, pip install -e '.[ocr]'"
+            raise ValueError(f"{' and '.join(missing)} must be installed: {give}.")
+
+    @property
+    def models(self) -> tuple[Model, ...] | None:
+        return None if self.judge is not None and not is_server(self.judge) else ()
+
+    def words(self) -> Template:
+        """What a vision-language model is asked."""
+        return load_template("ocr_read", self.template, images=1)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads a reader, which runs on the host."""
-        readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
-        readers.put(_rapidocr(self))
+        """Loads a reader, which runs on the host, or the judge."""
+        read, version, remote = _reading(self, device)
         images = FunctionReward(
             name="ocr",
-            score=partial(_score, options=self, readers=readers),
+            score=partial(_score, options=self, read=read),
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"ocr:{self.target_field or self.target_regex}:{self.normalise}:substring-{self.substring_ok}:"
-            f"extra-{self.extra_text_penalty:g}:empty-{self.on_empty_target}:confidence-{self.min_confidence:g}:"
-            f"angle-{self.angle_classifier}:rapidocr-{importlib.metadata.version('rapidocr')}:"
-            f"{'+'.join(_model_names())}:onnxruntime-{importlib.metadata.version('onnxruntime')}",
+            f"extra-{self.extra_text_penalty:g}:empty-{self.on_empty_target}:{version}",
+            kind="remote" if remote else "pointwise",
+            waits=remote,
         )
         videos = framewise(images, Frames(policy="every", count=4, reducer="positive_mean"))
         return replace(images, score=lambda inputs: (images if inputs.videos is None else videos)(inputs))
@@ -143,14 +190,14 @@ def _target(prompt: str, metadata: dict[str, Any], options: Ocr) -> tuple[str, s
     return target, None if target or options.on_empty_target == "blank" else "empty_target"
 
 
-def _score(inputs: RewardInputs, *, options: Ocr, readers: queue.SimpleQueue[Reader]) -> RewardOutput:
+def _score(inputs: RewardInputs, *, options: Ocr, read: ReadAll) -> RewardOutput:
     pairs = zip(inputs.prompts, inputs.metadata, strict=True)
     wanted = [_target(prompt, metadata, options) for prompt, metadata in pairs]
     errors = [error for _, error in wanted]
     values = [math.nan] * len(inputs)
     parts = {"found": [math.nan] * len(inputs), "extra": [math.nan] * len(inputs)}
     places = [i for i, error in enumerate(errors) if error is None]
-    for i, text in zip(places, _read_all(to_uint8(inputs.images)[places], options, readers), strict=True):
+    for i, text in zip(places, read(to_uint8(inputs.images)[places]), strict=True):
         if text is None:
             errors[i] = "reader_error"
             continue
@@ -166,8 +213,33 @@ def _score(inputs: RewardInputs, *, options: Ocr, readers: queue.SimpleQueue[Rea
     return output_of(values, inputs, parts, errors)
 
 
+def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
+    """What reads images, what it is for the version, and whether it waits for another program."""
+    if options.judge is not None:
+        chat, words = build_chat(options.judge, device=device), options.words()
+        return partial(_ask_all, chat=chat, words=words), f"vlm:{words.digest}:{chat.version}", is_server(options.judge)
+    sure = f"confidence-{options.min_confidence:g}:angle-{options.angle_classifier}"
+    readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
+    if options.reader == "paddle":
+        readers.put(_paddle(options))
+        paddle = importlib.import_module("paddle").__version__  # there are several packages of that module
+        packages = f"paddleocr-{importlib.metadata.version('paddleocr')}:paddle-{paddle}"
+    else:
+        readers.put(_rapidocr(options))
+        packages = f"rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(_model_names())}"
+        packages += f":onnxruntime-{importlib.metadata.version('onnxruntime')}"
+    return partial(_read_all, options=options, readers=readers), f"{sure}:{packages}", False
+
+
+def _ask_all(images: UInt8[np.ndarray, " b h w 3"], *, chat: Chat, words: Template) -> list[str | None]:
+    """What a vision-language model reads off each image; None where it gave no answer."""
+    answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
+    said = [None if answer.error else answer.text.strip() for answer in answers]
+    return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
+
+
 def _read_all(
-    images: UInt8[np.ndarray, " b h w 3"], options: Ocr, readers: queue.SimpleQueue[Reader]
+    images: UInt8[np.ndarray, " b h w 3"], *, options: Ocr, readers: queue.SimpleQueue[Reader]
 ) -> list[str | None]:
     """What each image says. A reader keeps state while it reads, so each thread borrows one of its own."""
 
@@ -175,7 +247,7 @@ def _read_all(
         try:
             reader = readers.get_nowait()
         except queue.Empty:
-            reader = _rapidocr(options)
+            reader = _paddle(options) if options.reader == "paddle" else _rapidocr(options)
         try:
             return reader(image)
         finally:
@@ -215,5 +287,23 @@ def _rapidocr(options: Ocr) -> Reader:
             return None
         # A result of another type, without texts, says that boxes were found and nothing in them could be read.
         return "".join(vars(result).get("txts") or ())
+
+    return read
+
+
+def _paddle(options: Ocr) -> Reader:
+    """PaddleOCR 2 on the host, on one core; None where it failed on an image."""
+    engine = importlib.import_module("paddleocr").PaddleOCR(
+        use_angle_cls=options.angle_classifier, lang="en", use_gpu=False, show_log=False, cpu_threads=1
+    )
+
+    def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
+        try:
+            found = engine.ocr(np.ascontiguousarray(image), cls=options.angle_classifier)
+        except (RuntimeError, ValueError, IndexError):
+            return None
+        # One list of lines an image, None for one without text; a line is its corners, then its text and confidence.
+        lines = (line[1] for line in (found[0] or ())) if found else ()
+        return "".join(text for text, sure in lines if sure > options.min_confidence)
 
     return read

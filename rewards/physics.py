@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least, positive
 from flowrl.placement import widened
 from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.motion import check_min_change, frame_change, videos_of
+from flowrl.rewards.motion import check_min_change, videos_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 
 _OWNER = "reward 'physics'"
@@ -40,6 +41,11 @@ class Physics:
     A frozen video is foreseen perfectly: watch `frame_change`, and add a reward that asks for motion or set
     `min_change`.
     """
+
+    reproduces: ClassVar[str] = (
+        "The foresight coherence of MIND-V (arXiv 2512.06628), checked by hand on a tiny random V-JEPA 2; windows, "
+        "pooling and target features, which the paper leaves open, are choices made here."
+    )
 
     model: str = "facebook/vjepa2-vitl-fpc64-256"
     """A local folder, or an id on the hub."""

@@ -3,7 +3,8 @@
     {name: remote, options: {url: http://10.0.0.5:8190, reward: hps, token_env: REWARD_TOKEN}}
     {name: remote, options: {url: [http://10.0.0.5:8190, http://10.0.0.6:8190]}}     # two servers of the same reward
 
-Images are sent as 8-bit PNG, so scorers that work on 8-bit images give what they give in this process. Items that
+Images are sent as 8-bit PNG and videos as FFV1, without loss, so scorers that work on 8-bit images give what they give
+in this process; `image_format: jpeg95` sends JPEG, with less bytes and other pixels. Items that
 could not be scored (after retries) are failed items with the reason as error word; those that could keep their values.
 """
 
@@ -14,7 +15,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -22,12 +23,13 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, chunks_of, is_back, wrong
+from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, is_back, wrong
 from flowrl.rewards.serving.retries import Failed, check_calls, check_server, open_session
 from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.rewards.serving.wire import Item, Score
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
-from flowrl.rewards.serving.wire_images import Pixels
+from flowrl.rewards.serving.wire_bodies import Way, chunks_of
+from flowrl.rewards.serving.wire_images import ImageFormat, Pixels
 
 _NEEDS = ("prompts", "images", "metadata")
 
@@ -49,8 +51,11 @@ class Remote:
     """`remote` (item by item), `groupwise` or `pairwise` (groups are sent whole); null takes what the server says."""
     needs: tuple[str, ...] | None = None
     """Fields that are sent; null takes what the server says, or prompts, images and metadata."""
+    image_format: ImageFormat = "png"
+    """How images travel: `png` loses nothing; `jpeg95` (quality 95, full colour resolution) has about a quarter of the
+    bytes and changes pixels a little, those of videos too."""
     batch_size: int = 16
-    """Items of one request; more where a group has more."""
+    """Items of one request; more where a group has more, fewer where the server takes fewer items, bytes or pixels."""
     concurrency: int = 4
     """Requests at a time, for each server."""
     timeout: float = 60.0
@@ -58,7 +63,8 @@ class Remote:
     deadline: float = 120.0
     """Seconds of one call of the reward: all its items, with retries and waits between them."""
     retries: int = 4
-    """After a failed connection, 408, 425, 429, 5xx, or a reply that cannot be read."""
+    """After a failed connection, 408, 425, 5xx, or a reply that cannot be read. A full queue (429) is waited for
+    as long as `deadline` allows."""
     wait: bool = True
     """Ask the servers at the start whether they are ready; false goes ahead without knowing, with one server only."""
     addresses: ClassVar[tuple[str, ...]] = ("url",)
@@ -112,14 +118,15 @@ class Remote:
             )
             for url in self.urls
         ]  # fmt: skip
-        told = ask_all(servers, self.reward, self.batch_size, self.deadline) if self.wait else Told()
+        told = ask_all(servers, self.reward, self.deadline) if self.wait else Told()
         pool = ServerPool(servers, partial(is_back, reward=self.reward, told=told))
         sends = frozenset(self.needs or told.needs or (set(_NEEDS) & adapter.fields))
         if unknown := sorted(sends - adapter.fields):
             raise wrong(
                 f"the server's reward needs {', '.join(unknown)}, which cannot be sent: is its version another?"
             )
-        about = Told(name=self.reward or told.name, version=told.version, kind=self.kind or told.kind, needs=sends)
+        about = replace(told, name=self.reward or told.name, kind=self.kind or told.kind, needs=sends)
+        pixels = "png-8bit" if self.image_format == "png" else self.image_format
         return FunctionReward(
             name="remote",
             score=partial(_score, pool=pool, about=about, options=self),
@@ -127,17 +134,19 @@ class Remote:
             kind=about.kind,
             waits=True,
             # Not where it is asked: a server that moves to another port stays what it was.
-            version=f"remote:{self.protocol}:{about.name or 'default'}:{about.version or 'unknown'}:png-8bit",
+            version=f"remote:{self.protocol}:{about.name or 'default'}:{about.version or 'unknown'}:{pixels}",
         )
 
 
 def _score(inputs: RewardInputs, *, pool: ServerPool[Server], about: Told, options: Remote) -> RewardOutput:
     items = items_of(inputs, about.needs)
-    chunks = chunks_of(items, options.batch_size, ADAPTERS[options.protocol].groups if about.kind != "remote" else None)
+    groups = ADAPTERS[options.protocol].groups if about.kind != "remote" else None
+    chunks = chunks_of(items, options.batch_size, groups, about.room)
+    way = Way(image_format=options.image_format, videos=about.videos)
     end = time.monotonic() + options.deadline
     threads = ThreadPoolExecutor(options.concurrency * len(options.urls), thread_name_prefix="remote")
     try:
-        jobs = [threads.submit(ask_scores, pool, about, chunk, inputs.iteration, end) for chunk in chunks]
+        jobs = [threads.submit(ask_scores, pool, about, chunk, inputs.iteration, end, way) for chunk in chunks]
         wait_for(jobs, timeout=options.deadline)
         # Looked at once: what arrives later than this must not make half of a request count.
         done = [job.done() for job in jobs]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,6 +23,11 @@ OWNER, WHAT = "reward 'safety'", "ViT classifier"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Safety:
     """`-P(label)`, in [-1, 0]; 0 is safe. Of a video the first frame is judged. Runs in float32."""
+
+    reproduces: ClassVar[str] = (
+        "The classifier Falconsai/nsfw_image_detection; equal to transformers' own network on a tiny random ViT, "
+        "not checked against the released weights."
+    )
 
     model: str = "Falconsai/nsfw_image_detection"
     """A `ViTForImageClassification`, a local folder or a hub id."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +45,14 @@ class VideoAlign:
     Frames go to the model as they are; the reference reads an encoded file, whose compression changes them. Needs
     about 5 GB in bfloat16.
 
-    The checkpoint was trained on one template. The one of this package asks for the same things in other words, so its
-    scores differ from published ones; for those copy the template of type detailed_special from the repository
-    KwaiVGI/VideoAlign (prompt_template.py) into a text file, with `{prompt}` where the prompt goes, and give its path.
+    The checkpoint was trained on one text, its template of type detailed_special, which is the one that is asked.
     """
+
+    reproduces: ClassVar[str] = (
+        "VideoAlign's VideoReward (arXiv 2501.13918): its text byte for byte from KwaiVGI/VideoAlign at 219ab9d; "
+        "read-out, constants and layouts of checkpoints were checked on a tiny random Qwen2-VL, not against the "
+        "released weights."
+    )
 
     model: str = "KwaiVGI/VideoReward"
     """The checkpoint's folder, or a hub id."""
@@ -64,7 +69,7 @@ class VideoAlign:
     normalise: bool = True
     """Whether means and standard deviations of the checkpoint are applied."""
     template: str | None = None
-    """A text file instead of this package's."""
+    """A text file instead of the published one, or `own`; see `flowrl.rewards.judges.templates`."""
     position_mode: PositionMode = "sequential"
     """`sequential` as trained, or `mrope` as some ports run it; see `flowrl.rewards.networks.qwen_vl`."""
     dtype: Dtype = "bfloat16"
@@ -92,7 +97,7 @@ class VideoAlign:
 
     def text(self) -> str:
         """What the model reads, with `{prompt}` in it."""
-        return read_template("video_align", self.template, once=(qwen_vl.PROMPT, *TOKENS))
+        return read_template("video_align", self.template, source="video_align", once=(qwen_vl.PROMPT, *TOKENS))
 
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor."""

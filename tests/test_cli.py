@@ -73,7 +73,11 @@ def test_former_flags_are_gone_and_new_ones_are_there() -> None:
         ("sample runs/a --num-steps 3", "flowrl sample: unknown flag --num-steps: did you mean --steps?"),
         ("sample --guidance-scale=3", "flowrl sample: unknown flag --guidance-scale: did you mean --guidance?"),
         ("sample runs/a --base", "flowrl sample: unknown flag --base: did you mean --before-training?"),
-        ("eval --compare base", "flowrl eval: unknown flag --compare: did you mean --baseline?"),
+        (
+            "sample a --compare base",
+            "flowrl sample: unknown flag --compare: flowrl sample --help lists those there are",
+        ),
+        ("compare a --compare base", "flowrl compare: unknown flag --compare: did you mean --baseline?"),
         ("compare a --seeds 3", "flowrl compare: unknown flag --seeds: did you mean --num-seeds?"),
         ("reward rubric p --server u", "flowrl reward rubric: unknown flag --server: did you mean --judge?"),
         ("report a --xyzzy", "flowrl report: unknown flag --xyzzy: flowrl report --help lists those there are"),

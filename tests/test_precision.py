@@ -14,7 +14,7 @@ from toy_pipeline import write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.sd3 import FAMILY
+from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.precision import arithmetic, network_autocast, refuse_unable
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.rewards.compose import weighted_sum

@@ -1,4 +1,4 @@
-"""Text for a terminal of 80 columns, and the tables of `flowrl compare` and `flowrl eval`."""
+"""Text for a terminal of 80 columns, and the tables of `flowrl compare` and `flowrl eval`, as Markdown too."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ def as_table(table: Table) -> str:
     while kept > 2 and min(widths[0], 12) + sum(widths[1:kept]) + 2 * kept > COLUMNS:
         kept -= 1
     return f"{title}\n{aligned(head[:kept], [row[:kept] for row in rows], '  ')}"
+
+
+def as_markdown(table: Table) -> str:
+    """The rows of a table as Markdown, without title and note."""
+    head = "| " + " | ".join(table.head) + " |"
+    rule = "|" + "|".join([":--", *["--:"] * (len(table.head) - 1)]) + "|"
+    return "\n".join([head, rule, *("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in table.rows)])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:

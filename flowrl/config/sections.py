@@ -327,6 +327,8 @@ class EvalConfig:
     """Rewards that are measured at evaluations only and never trained on, beside those of ``rewards``."""
     ema: bool = True
     """Evaluate the averaged adapter where there is one (``policy.ema_decay`` above 0)."""
+    temporal: bool = False
+    """Measure flicker, freezing and teleporting of videos, as ``eval/temporal/<name>`` (docs/benchmarks.md)."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "num_steps samples_per_prompt batch_size num_prompts height width", "eval.")

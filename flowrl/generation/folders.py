@@ -1,4 +1,5 @@
 """Folders of images in GenEval's layout: NNNNN/metadata.jsonl holds a prompt's record, NNNNN/samples its images.
+Clips lie in the same layout, a file each.
 
 Read are folders of this toolkit and those of the original scripts, with sample names of any number of digits. What is
 incomplete is refused: a score over the images that happen to be there is another number.
@@ -23,7 +24,10 @@ from flowrl.prompts.source_images import BROKEN
 DRAWN = "drawn.json"
 """What drew the images, with which settings; this toolkit's own folders have it."""
 
-_NUMBER, _SAMPLE = re.compile(r"\d+"), re.compile(r"(\d+)\.png")
+IMAGES = (".png",)
+"""How the names of samples end where images are expected; `flowrl.media.lossless.CLIPS` are those of clips."""
+
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +76,12 @@ def is_folder_of_images(folder: Path) -> bool:
     return folder.is_dir() and any((path / "metadata.jsonl").is_file() for path in _numbered(folder))
 
 
-def read_folder(folder: Path) -> list[ImageFile]:
-    """All images in the order of prompts and samples.
+def read_folder(folder: Path, suffixes: Sequence[str] = IMAGES) -> list[ImageFile]:
+    """All images, or clips, in the order of prompts and samples.
+
+    Args:
+        folder: in GenEval's layout.
+        suffixes: how the names of what is looked for end.
 
     Raises:
         ValueError: there is no such folder, it has another layout, or images are missing.
@@ -86,7 +94,12 @@ def read_folder(folder: Path) -> list[ImageFile]:
             f"{folder} has no sub-folder with a number for a name: GenEval's layout is NNNNN/metadata.jsonl with "
             f"NNNNN/samples/<digits>.png, a sub-folder for each prompt."
         )
-    images = [image for place in places for image in _of_prompt(folder, place)]
+    images = [image for place in places for image in _of_prompt(folder, place, suffixes)]
+    if not images and (other := next((path for place in places for path in _samples_of(place)), None)) is not None:
+        raise ValueError(
+            f"{folder} holds no samples with names that end in {', '.join(suffixes)}, but {other.name}: benchmarks of "
+            f"images take images, those of videos clips."
+        )
     _check_complete(folder, places, images)
     return images
 
@@ -96,12 +109,17 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (int(path.name), path.name))
 
 
-def _of_prompt(folder: Path, place: Path) -> list[ImageFile]:
+def _samples_of(place: Path) -> list[Path]:
+    """The files whose names are numbers."""
+    samples = place / "samples"
+    return [path for path in samples.iterdir() if _NUMBER.fullmatch(path.stem)] if samples.is_dir() else []
+
+
+def _of_prompt(folder: Path, place: Path, suffixes: Sequence[str]) -> list[ImageFile]:
     record = read_record(place / "metadata.jsonl")
     samples = place / "samples"
-    listed = samples.iterdir() if samples.is_dir() else ()
-    names = [match for path in listed if (match := _SAMPLE.fullmatch(path.name))]
-    by_number = {int(match[1]): match[0] for match in names}
+    names = [path.name for path in _samples_of(place) if path.suffix in suffixes]
+    by_number = {int(Path(name).stem): name for name in names}
     if len(by_number) < len(names):
         raise ValueError(f"{samples} holds two images of one number (such as 0000.png and 00000.png): keep one.")
     return [

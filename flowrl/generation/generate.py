@@ -1,4 +1,4 @@
-"""Images of a model for a list of prompts, in GenEval's folder layout; resumable.
+"""Images or clips of a model for a list of prompts, in GenEval's folder layout; resumable.
 
 The start noise of an image is a function of (seed, prompt, sample), the same that evaluations during training use, so
 any two models share it. Images appear whole or not at all; what is there is not drawn again. `drawn.json` holds the
@@ -15,11 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from flowrl.files import write_atomically
-from flowrl.generation.folders import DRAWN, ImageFile, read_drawn, read_folder
+from flowrl.generation.folders import DRAWN, IMAGES, ImageFile, read_drawn, read_folder
 from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.images import save_png
+from flowrl.media.lossless import CLIPS, LOSSLESS, save_lossless
+from flowrl.media.videos import save_mp4
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, spread
@@ -29,6 +33,8 @@ from flowrl.training.prompting import encode_all
 
 ENCODED_FIRST = 2000
 """Up to this many prompts are embedded before the first image; embeddings of more would fill the host's memory."""
+
+PNG = IMAGES[0]
 
 T = TypeVar("T")
 Item = tuple[int, int]  # number of the prompt, number of the sample
@@ -47,30 +53,38 @@ def some(listed: Sequence[T], number: int | None) -> list[T]:
     return list(listed) if number is None else [listed[place] for place in spread(len(listed), number)]
 
 
-def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -> list[ImageFile]:
+def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], suffix: str = PNG) -> list[ImageFile]:
     """The images of a subject: read where they exist, drawn for `prompts` otherwise, as far as they are missing.
+
+    Args:
+        settings: of the command.
+        subject: a model, or a folder.
+        prompts: what is drawn for.
+        suffix: how files that are drawn end: `PNG` for images; `LOSSLESS` or `PLAYED` for clips, of which a folder
+            that exists may hold any kind.
 
     Raises:
         ValueError: the folder is half-written, foreign, or was drawn with other settings.
     """
+    kinds = IMAGES if suffix == PNG else CLIPS
     if subject.images is not None:
-        return given_images(settings, subject.images)
+        return given_images(settings, subject.images, kinds)
     assert subject.source is not None
     folder = subject.folder / "images"
     draw_folder(
         subject.source, prompts, folder, label=subject.label, samples=settings.samples, seed=settings.seed,
-        batch_size=settings.batch_size, device=settings.device, show=settings.show,
+        batch_size=settings.batch_size, device=settings.device, show=settings.show, suffix=suffix,
     )  # fmt: skip
-    return read_folder(folder)
+    return read_folder(folder, kinds)
 
 
-def given_images(settings: Settings, folder: Path) -> list[ImageFile]:
+def given_images(settings: Settings, folder: Path, kinds: Sequence[str] = IMAGES) -> list[ImageFile]:
     """Images that exist: of `settings.num_prompts` prompts, spread evenly, the first `settings.samples` each.
 
     Raises:
         ValueError: the folder is half-written or foreign, or has fewer samples.
     """
-    images = read_folder(folder)
+    images = read_folder(folder, kinds)
     indexes = list(dict.fromkeys(image.index for image in images))
     kept = set(some(indexes, settings.num_prompts))
     samples = len(images) // len(indexes)
@@ -90,10 +104,12 @@ def draw_folder(
     batch_size: int,
     device: str,
     show: bool = True,
+    suffix: str = PNG,
 ) -> None:
     """Draws what is missing of `samples` images for each prompt; loads no model where nothing is.
 
     Batches are always the same, whatever is missing of them, so an image does not depend on when the work was stopped.
+    `suffix` says what the files are, as in `images_of`.
 
     Raises:
         ValueError: no prompts, or the folder holds something else.
@@ -105,14 +121,14 @@ def draw_folder(
     if mark is None:  # a hub id, whose commit is known once it was fetched
         pipeline = load_source(source, device)
         mark = fingerprint(source) or "unknown"
-    _claim(folder, _settings(source, mark, prompts, samples=samples, seed=seed))
+    _claim(folder, _settings(source, mark, prompts, samples=samples, seed=seed, suffix=suffix))
     prompts = with_negative(prompts, source)
     for index, prompt in enumerate(prompts):
         _write_record(folder / f"{index:05d}", prompt)
     items = [(index, sample) for index in range(len(prompts)) for sample in range(samples)]
     numbers = _numbers(prompts, items)
     batches = [items[first : first + batch_size] for first in range(0, len(items), batch_size)]
-    missing = [batch for batch in batches if not all(_place(folder, item).is_file() for item in batch)]
+    missing = [batch for batch in batches if not all(_place(folder, item, suffix).is_file() for item in batch)]
     if not missing:
         return
     pipeline = pipeline or load_source(source, device)
@@ -129,8 +145,8 @@ def draw_folder(
             for future in written:  # errors of the batch before; at most one batch waits
                 future.result()
             written = [
-                writer.submit(save_png, image, place)
-                for image, place in zip(images, (_place(folder, item) for item in batch), strict=True)
+                writer.submit(_save, image, place, pipeline.fps)
+                for image, place in zip(images, (_place(folder, item, suffix) for item in batch), strict=True)
                 if not place.is_file()
             ]
             advance("")
@@ -157,8 +173,15 @@ def _encode_first(pipeline: Pipeline, prompts: Sequence[Prompt]) -> None:
         pipeline.free_text_encoders()
 
 
-def _place(folder: Path, item: Item) -> Path:
-    return folder / f"{item[0]:05d}" / "samples" / f"{item[1]:05d}.png"
+def _place(folder: Path, item: Item, suffix: str) -> Path:
+    return folder / f"{item[0]:05d}" / "samples" / f"{item[1]:05d}{suffix}"
+
+
+def _save(drawn: Tensor, place: Path, fps: float | None) -> Path:
+    """An image, or a clip of a pipeline that has a frame rate, as its file's name says."""
+    if fps is None:
+        return save_png(drawn, place)
+    return (save_lossless if place.suffix == LOSSLESS else save_mp4)(drawn, place, fps)
 
 
 def _write_record(place: Path, prompt: Prompt) -> None:
@@ -168,7 +191,9 @@ def _write_record(place: Path, prompt: Prompt) -> None:
         write_atomically(path, json.dumps(prompt.record) + "\n")
 
 
-def _settings(source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int) -> dict[str, Any]:
+def _settings(
+    source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int, suffix: str
+) -> dict[str, Any]:
     """All that an image depends on but the machine and the size of a batch, which change last digits at most.
 
     What a key that older folders lack says by default is None, so that they can be continued.
@@ -183,7 +208,7 @@ def _settings(source: Source, mark: str, prompts: Sequence[Prompt], *, samples: 
         "quantize": None if source.quantize == "none" else source.quantize,
         "height": source.height, "width": source.width, "options": options or None, "shift": source.shift,
         "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
-        "seed": seed, "samples": samples, "num_prompts": len(prompts),
+        "seed": seed, "samples": samples, "num_prompts": len(prompts), "files": None if suffix == PNG else suffix,
         "prompts": hashlib.sha256(listed.encode()).hexdigest()[:16],
     }  # fmt: skip
 

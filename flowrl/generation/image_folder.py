@@ -27,6 +27,7 @@ from torch import Tensor
 
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
+from flowrl.media.lossless import clip_size, is_clip, read_clip, read_rate
 from flowrl.progress import progress
 from flowrl.prompts.loading import read_prompts
 from flowrl.prompts.source_images import BROKEN
@@ -159,7 +160,7 @@ def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts
     """
     if reward.kind == "adversarial":
         raise ValueError(f"reward {key!r} learns during a training run and says nothing before: take another.")
-    if "videos" in reward.needs and "images" not in reward.needs:
+    if "videos" in reward.needs and "images" not in reward.needs and not all(is_clip(item.path) for item in items):
         raise ValueError(f"reward {key!r} judges videos, and a folder of images has none: take another.")
     if "prompts" in reward.needs and not prompts_given:
         raise ValueError(f"reward {key!r} reads prompts: give --prompt TEXT or --prompts FILE (.txt or .jsonl).")
@@ -230,7 +231,7 @@ def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs
 
 
 def batched(
-    items: Sequence[ImageFile], sizes: Sequence[tuple[int, int] | None], *, whole_groups: bool, batch_size: int
+    items: Sequence[ImageFile], sizes: Sequence[tuple[int, ...] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
     """Places of the items by batch, of one size each; an item without a size is in none.
 
@@ -256,7 +257,10 @@ def batched(
     return [row for rows in by_size.values() for row in rows]
 
 
-def _size(path: Path) -> tuple[int, int] | None:
+def _size(path: Path) -> tuple[int, ...] | None:
+    """Width and height, and of a clip its number of frames; None where the file is damaged."""
+    if is_clip(path):
+        return clip_size(path)
     try:
         with Image.open(path) as image:
             return image.size
@@ -265,7 +269,12 @@ def _size(path: Path) -> tuple[int, int] | None:
 
 
 def _load(path: Path, change: Change | None = None) -> Tensor | None:
-    """Float32 [3, H, W] in [0, 1]; None where the file is damaged."""
+    """Float32 [3, H, W] in [0, 1], of a clip [F, 3, H, W]; None where the file is damaged."""
+    if is_clip(path):
+        try:
+            return read_clip(path)
+        except ValueError:
+            return None
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
@@ -287,9 +296,13 @@ def _inputs(items: Sequence[ImageFile], places: Sequence[int], images: Sequence[
                 raise ValueError(f"{path} cannot be read as an image: replace it.")
         return [[image for _, image in row if image is not None] for row in found]
 
+    stacked = torch.stack(list(images))
+    clips = stacked.ndim == 5
     return RewardInputs(
         prompts=[item.prompt for item in chosen],
-        images=torch.stack(list(images)),
+        images=stacked[:, 0] if clips else stacked,
+        videos=stacked if clips else None,
+        fps=read_rate(chosen[0].path) if clips else None,
         metadata=[item.record for item in chosen],
         group_ids=torch.tensor([item.index for item in chosen]),
         sample_ids=torch.tensor(list(places)),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from flowrl.files import parse_json
+from flowrl.files import parse_json, write_atomically
 
 Row = dict[str, Any]
+
+
+def _name(identity: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(identity), sort_keys=True)
+    return f"journal-{hashlib.sha256(text.encode()).hexdigest()[:10]}.jsonl"
 
 
 class Journal:
@@ -21,20 +26,26 @@ class Journal:
     dropped.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> None:
         """Opens `folder/journal-<hash of identity>.jsonl`.
+
+        Args:
+            folder: where journals lie.
+            identity: all that an answer depends on beside its key.
+            earlier: how versions before this one wrote the same identity; a new journal begins with the answers of the
+                first that is there.
 
         Raises:
             ValueError: a line before the last cannot be read.
         """
-        text = json.dumps(dict(identity), sort_keys=True)
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"journal-{hashlib.sha256(text.encode()).hexdigest()[:10]}.jsonl"
+        self.path = folder / _name(identity)
         self.rows: dict[str, Row] = {}
-        if self.path.is_file():
-            self._read()
-        else:
-            self.path.write_text(json.dumps({"identity": dict(identity)}) + "\n", encoding="utf-8")
+        if not self.path.is_file():
+            before = next((path for one in earlier if (path := folder / _name(one)).is_file()), None)
+            kept = "" if before is None else before.read_text("utf-8", "replace").partition("\n")[2]
+            write_atomically(self.path, json.dumps({"identity": dict(identity)}) + "\n" + kept)
+        self._read()
         self._file = self.path.open("a", encoding="utf-8")
 
     def _read(self) -> None:

@@ -42,11 +42,15 @@ def read_numbered(folder: Path, prompts: Mapping[int, str], samples: int) -> lis
 
 
 def put(images: Sequence[ImageFile], folder: Path, names: Iterable[str]) -> list[Path]:
-    """Puts images into a folder under other names, as further links to the same files where the disk allows it."""
+    """Puts images into a folder under other names, as further links to the same files where the disk allows it.
+
+    A name may be a path within the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     placed = []
     for image, name in zip(images, names, strict=True):
         place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
         if not (place.exists() and os.path.samefile(place, image.path)):
             place.unlink(missing_ok=True)
             try:

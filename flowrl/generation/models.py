@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EMBEDDED = "asset:tiny-sd3"
 WORLD_MODELS = (EMBEDDED, "asset:tiny-sd15")
 """Models that ship with flowrl and draw the embedded world's images."""
+EMBEDDED_VIDEO = "asset:tiny-wan"
+"""The one that draws its clips."""
 
 SHIPPED: dict[str, dict[str, Any]] = {
     "asset:tiny-kontext": {
@@ -193,12 +195,13 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     return str(named), folder
 
 
-def check_source(source: Source, *, judging: str | None = None) -> None:
+def check_source(source: Source, *, judging: str | None = None, videos: bool = False) -> None:
     """Refuses a model or LoRA that is not there or is not one, as far as it can be told without loading weights.
 
     Args:
         source: what is to draw.
-        judging: the command that judges what is drawn, which takes no model that makes videos; None: it takes any.
+        judging: the command that judges what is drawn, which takes models of one kind; None: it takes any.
+        videos: the kind: whether it judges videos, or images.
 
     Raises:
         ValueError: saying what is wrong.
@@ -213,12 +216,18 @@ def check_source(source: Source, *, judging: str | None = None) -> None:
     known.check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
-
-    if judging is not None and known.videos:
+    if judging is None or known.videos == videos:
+        return
+    if videos:
         raise ValueError(
-            f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that "
-            "makes images. Videos are drawn by 'flowrl sample' and scored by a run's own evaluations (eval.rewards)."
+            f"{source.model} makes images (family {source.family}) and {judging} judges videos: give a model that "
+            "makes videos."
         )
+    raise ValueError(
+        f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that makes "
+        "images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' and by a "
+        "run's own evaluations (eval.rewards)."
+    )
 
 
 def with_negative(prompts: Sequence[Prompt], source: Source) -> list[Prompt]:

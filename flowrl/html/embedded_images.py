@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from PIL import Image
 
@@ -14,6 +16,7 @@ from flowrl.html.markup import DASH, esc
 SMALL = 128  # up to this side an image is embedded as it is and its pixels are shown as squares
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for files that it cannot open."""
+MAX_EMBEDDED = 3_000_000  # bytes of clips that go into the page; beyond that all are linked
 LARGE = 448  # longer sides are reduced to this: twice the size at which they are shown
 
 
@@ -61,3 +64,10 @@ def image_table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) 
 def data_address(content: bytes, kind: str) -> str:
     """Bytes as an address that loads nothing."""
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def clip_addresses(clips: Sequence[Path], home: Path) -> dict[Path, str]:
+    """What a page in the folder `home` writes for every clip: all of them inside the page, or all as links."""
+    if sum(clip.stat().st_size for clip in clips) <= MAX_EMBEDDED:
+        return {clip: data_address(clip.read_bytes(), "video/mp4") for clip in clips}
+    return {clip: quote(Path(os.path.relpath(clip.resolve(), home.resolve())).as_posix()) for clip in clips}

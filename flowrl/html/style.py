@@ -26,6 +26,7 @@ h1{font-size:clamp(1.6rem,4vw,2.2rem);line-height:1.15;margin:0 0 8px;overflow-w
 h2{font-size:1.3rem;margin:44px 0 6px}
 h3{font-size:1rem;margin:0 0 6px;display:flex;flex-wrap:wrap;gap:4px 10px;justify-content:space-between;
  align-items:baseline}
+a{color:var(--p1)}
 header p,.muted,.lead,footer{color:var(--muted)}
 header p{margin:0;overflow-wrap:anywhere}
 .lead{margin:0 0 14px;max-width:46rem}
@@ -73,6 +74,9 @@ table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-num
 caption{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 th,td{padding:8px 14px;text-align:right;border-top:1px solid var(--edge);white-space:nowrap}
 thead th{border-top:0;color:var(--muted);font-weight:600}
+th button{font:inherit;color:inherit;background:none;border:0;padding:0;cursor:pointer}
+th button::after{content:"\\2195";margin-left:5px;opacity:.45}
+[aria-sort] button::after{content:"\\2193";opacity:1}[aria-sort=ascending] button::after{content:"\\2191"}
 th:first-child{text-align:left}tbody th{font-weight:500}
 details td,thead th:first-child{text-align:left}details td{white-space:normal;overflow-wrap:anywhere}
  details .scroll{width:auto}details th{text-align:left;vertical-align:top}

@@ -212,7 +212,7 @@ def agreement(net: AttributeNet, count: int, seed: int) -> dict[str, float]:
     ROC curve of the two forms of the score over all images; `within tasks` is the mean of the six tasks' own areas of
     `mean`; `correct` is the number of correct images.
     """
-    from flowrl.pipelines.sd3 import FAMILY
+    from flowrl.pipelines.families.sd3 import FAMILY
     from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
 
     folder = Path(str(resources.files("flowrl") / "assets" / "tiny-sd3"))

@@ -15,7 +15,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
-from flowrl.pipelines.sd import FAMILY
+from flowrl.pipelines.families.sd import FAMILY
 from flowrl.pretrain.label_head import LabelHead
 from flowrl.pretrain.make_sd3 import scene_examples
 from flowrl.pretrain.making import autoencoder_of, describe, learn, prepare, write_asset

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.pipelines.sd3 import FAMILY
+from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
 from flowrl.pretrain.making import (
     autoencoder_of,

@@ -28,7 +28,7 @@ from diffusers import AutoencoderKLWan, WanPipeline
 from torch import Tensor, nn
 
 from flowrl.config.train import resolve_path
-from flowrl.pipelines.wan import FAMILY
+from flowrl.pipelines.families.wan import FAMILY
 from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
 from flowrl.pretrain.making import describe, encode_once, learn, prepare, write_asset
 from flowrl.pretrain.network_training import (

@@ -9,7 +9,7 @@ or what `save_to_disk` wrote; folders need no network. The columns are the keys 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,26 @@ def read_dataset(text: str, negative: str = "") -> list[Prompt]:
     if not rows:
         raise ValueError(f"{text}: holds no prompt")
     return rows
+
+
+def read_edits(text: str, source: str, columns: Collection[str]) -> list[dict[str, Any]]:
+    """The rows of a dataset of edits that names its columns in another way; image columns but one are left out.
+
+    Args:
+        text: as `read_dataset` takes it.
+        source: the column of source images; it becomes `source`, the path of a file of this process.
+        columns: further columns that it must have.
+
+    Raises:
+        ValueError: no such dataset or split, or a column that is missing.
+    """
+    name, split = _parse(text)
+    table = _load(text, name, split)
+    if lacking := [column for column in (source, *columns) if column not in table.column_names]:
+        raise ValueError(f"{text}: lacks the columns {', '.join(lacking)}; it has {', '.join(table.column_names)}")
+    files: dict[str, Path] = {}
+    rows = _rows(text, table.rename_column(source, "source"), files)
+    return [{**row, "source": str(files[row["source"]])} for row in rows if "source" in row]
 
 
 def _parse(text: str) -> tuple[str, str | None]:

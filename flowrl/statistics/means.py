@@ -124,6 +124,21 @@ def pooled(rows: Rows, *, base: Rows | None = None) -> Interval:
     return score_of(*strata([rows], None if base is None else [base]), by_task=False)
 
 
+def weighted_score(rows: Rows, weights: Mapping[str, float], *, base: Rows | None = None) -> Interval:
+    """The mean of task means with given weights, scaled to the tasks that have images; otherwise as `stratified_score`.
+
+    Raises:
+        ValueError: as `stratified_score`, or a task without a weight above 0.
+    """
+    parts, ends = strata([rows], None if base is None else [base], join=False)
+    if lacking := [task for task in parts if not weights.get(task, 0.0) > 0]:
+        raise ValueError(f"the task {lacking[0]!r} has no weight above 0: give one to each of {', '.join(parts)}")
+    total = sum(weights[task] for task in parts)
+    shares = [weights[task] / total for task in parts]
+    listed = [(value_SN[0], unit_N) for value_SN, unit_N in parts.values()]
+    return _interval(listed, shares, [1] * len(shares), ends, LEVEL)
+
+
 def task_scores(rows: Rows, *, base: Rows | None = None) -> dict[str, Interval]:
     """The mean of every task with its interval, tasks in alphabetical order; otherwise as `stratified_score`."""
     parts, ends = strata([rows], None if base is None else [base], join=False)

@@ -6,6 +6,7 @@
 
 `key` is the prompt with the names of its images, `seed` that of the start noise: two evaluations are paired by both.
 `prompt_id` is a prompt's place in this one; rows of older runs are paired by it and `sample`.
+Videos of a run with `eval.temporal` have `"temporal": {"flicker": 0.01, ...}` too, null where a clip is too short.
 A value is null where the reward failed, and `correct` and `graded` where no GenEval reward took part.
 """
 
@@ -26,6 +27,8 @@ Row = dict[str, Any]
 
 SCORE, REWARD, GENEVAL = "eval/geneval/score", "eval/reward/", "eval/geneval/"
 """The metric of GenEval's verdicts, and what the names of metrics with a value for every image begin with."""
+TEMPORAL = "eval/temporal/"
+"""Likewise of diagnostics, with a value for every video."""
 
 
 def main_metric(keys: Iterable[str]) -> str | None:
@@ -44,8 +47,9 @@ def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[S
         task, value = str(row.get("task")), row.get("correct")
         if metric != SCORE:
             name = metric.removeprefix(GENEVAL)
-            if metric.startswith(REWARD):
-                value = (row.get("rewards") or {}).get(metric.removeprefix(REWARD))
+            if metric.startswith((REWARD, TEMPORAL)):
+                prefix, kept = (REWARD, "rewards") if metric.startswith(REWARD) else (TEMPORAL, "temporal")
+                value = (row.get(kept) or {}).get(metric.removeprefix(prefix))
             elif name == "graded":
                 value = row.get("graded")
             elif name != task:
@@ -69,7 +73,8 @@ def score_interval(rows: Sequence[ScoreRow], metric: str, *, base: Sequence[Scor
 
 
 def summary(rows: Sequence[Row]) -> Row:
-    """Means with 95 % intervals: every reward, and the GenEval score (macro over tasks) where there are verdicts."""
+    """Means with 95 % intervals: every reward, diagnostics of videos where they were taken, and the GenEval score
+    (macro over tasks) where there are verdicts."""
     metrics: Row = {}
     for name in dict.fromkeys(name for row in rows for name in row["rewards"]):  # failed images may lack sub-scores
         known = score_rows(rows, f"{REWARD}{name}")
@@ -81,6 +86,11 @@ def summary(rows: Sequence[Row]) -> Row:
         metrics[f"{REWARD}{name}"] = interval.mean
         if "/" not in name:
             metrics |= {f"{REWARD}{name}_low": interval.low, f"{REWARD}{name}_high": interval.high}
+    for name in dict.fromkeys(name for row in rows for name in row.get("temporal", ())):
+        if known := score_rows(rows, f"{TEMPORAL}{name}"):
+            interval = pooled(known)
+            low, high = f"{TEMPORAL}{name}_low", f"{TEMPORAL}{name}_high"
+            metrics |= {f"{TEMPORAL}{name}": interval.mean, low: interval.low, high: interval.high}
     verdicts = score_rows(rows)
     if verdicts:
         score, by_task = stratified_score(verdicts), task_scores(verdicts)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from flowrl.benchmarks.temporal import diagnose
 from flowrl.files import write_atomically
 from flowrl.media.kept import write_samples
 from flowrl.pipelines import Pipeline
@@ -54,18 +55,19 @@ def evaluate(
     num_images: int,
     show: bool,
     in_step: bool = False,
+    temporal: bool = False,
 ) -> Row | None:
     """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
 
     With `in_step` every process calls the network as often as the others: one with a shorter share draws its last
-    batches for nothing.
+    batches for nothing. With `temporal` videos are diagnosed too (`flowrl.benchmarks.temporal`).
 
     Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
     spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
 
     Returns:
-        The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part. None where a
-        stop was asked for meanwhile; nothing is written then.
+        The metrics row: `eval/reward/<name>`, `eval/temporal/<name>` of diagnosed videos, and `eval/geneval/<...>`
+        where a geneval reward took part. None where a stop was asked for meanwhile; nothing is written then.
 
     Raises:
         ValueError: an image is not finite; see `flowrl.training.watchdog.stop_on_broken`.
@@ -88,7 +90,11 @@ def evaluate(
             images = generate(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
             found = int(look_at(images).broken.sum())  # no reward sees them, and the run ends below
             broken += found
-            rows += _scored(pipeline, None if found or not run.first else reward, batch, images, iteration, seed)
+            made = _scored(pipeline, None if found or not run.first else reward, batch, images, iteration, seed)
+            if temporal and run.first and not found:
+                for row, video in zip(made, images, strict=True):
+                    row["temporal"] = {name: _number(value) for name, value in diagnose(video).items()}
+            rows += made
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
             advance("")
     for _ in range(-(-share // batch_size) - len(starts) if in_step else 0):

@@ -66,7 +66,7 @@ from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
-from flowrl.training.seal import model_of, versions_of
+from flowrl.training.seal import model_of, reproduced_in, versions_of
 from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
     MOSTLY,
@@ -155,6 +155,7 @@ class Loop(Draws):
             held["denoiser_bytes"] = denoiser_bytes(self.pipeline.denoiser)
         if run.rollouts is not None:
             held["workers"] = run.rollouts.layout
+        held["reproduces"] = reproduced_in(reward, self.measured)
         run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_trained(self.first)
@@ -304,7 +305,7 @@ class Loop(Draws):
         Raises:
             ValueError: the weights are not finite, or absurd.
         """
-        row = row | self.scorer.learned(iteration) | self.scorer.image_row()
+        row = row | self.scorer.learned(iteration) | self.scorer.image_row() | self.scorer.judge_row()
         errors = self.scorer.all_errors()
         stages = self.stages.seconds()  # waits for the device, which the iteration's time is to hold too
         seconds = self._largest(time.perf_counter() - self._begun)
@@ -383,7 +384,7 @@ class Loop(Draws):
             row = evaluate(
                 self.run, self.drawn, self.measured, items, schedule, iteration=iteration, guidance_scale=scale,
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
-                show=self.config.progress, in_step=self.shards is not None,
+                show=self.config.progress, in_step=self.shards is not None, temporal=settings.temporal,
             )  # fmt: skip
         if row is None:
             return False

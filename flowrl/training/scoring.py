@@ -27,6 +27,7 @@ from flowrl.media.kept import LATEST
 from flowrl.pipelines import Pipeline
 from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.compose import WeightedSum
+from flowrl.rewards.judges.usage import USAGE, usage_row
 from flowrl.rewards.outputs import joined, moved
 from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
@@ -118,6 +119,10 @@ class Scorer:
         group, constant, small = (torch.cat(column) for column in zip(*seen, strict=True))
         diversity, share = diversity_of(small, group), float(constant.double().mean())
         return ({} if diversity is None else {"diversity": diversity}) | ({"constant_ratio": share} if share else {})
+
+    def judge_row(self) -> dict[str, float]:
+        """What judges on servers were asked since the last row, by all processes and for evaluations too."""
+        return usage_row(self.run.joined([USAGE.take()]))
 
     def all_errors(self) -> Counter[str]:
         """Why this iteration's images failed, over all processes."""

@@ -82,6 +82,28 @@ def versions_of(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, 
     return found | {f"reward {term.key}": term.reward.version for term in reward.terms}
 
 
+def reproduced_in(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
+    """What those rewards reproduce that have a published name, and against what that was checked; by their keys.
+
+    A reward that another one asks, such as the scorer of `win_rate`, stands under both names.
+    """
+    lines: dict[str, str] = {}
+    for kind, terms in (("reward", reward.terms), ("eval reward", () if measured is None else measured.terms)):
+        for term in terms:
+            lines |= _lines(f"{kind} {term.key}", term.entry.name, term.entry.options)
+    return lines
+
+
+def _lines(key: str, name: str | None, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from flowrl.rewards import reproduced_by
+
+    if (line := reproduced_by(name, options)) is not None:
+        yield key, line
+    for place in (options, options.get("comparator")):
+        if isinstance(place, Mapping) and isinstance(inner := place.get("reward"), str):
+            yield from _lines(f"{key}/{inner}", inner, place.get("options") or {})
+
+
 def digest_of(inputs: Mapping[str, Any]) -> str:
     """A short digest of what a run is made with, for its checkpoints."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
@@ -123,8 +145,10 @@ def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
             continue
         if isinstance(value, RewardConfig) and field.name == "options" and value.name is not None:
             from flowrl.rewards import addresses_of  # with it comes torch, which a mistake in a key need not wait for
+            from flowrl.rewards.judges.chat import with_identities
 
             part = {option: given for option, given in part.items() if option not in addresses_of(value.name)}
+            part = with_identities(part)
         if is_dataclass(part):
             yield from _settings(part, f"{name}.")
         elif isinstance(part, tuple) and any(is_dataclass(one) for one in part):

@@ -1,7 +1,7 @@
 """A judge that is shown two samples side by side and says which is better.
 
 What it is asked is a text file with `{prompt}` and, where the wanted form of the answer goes, `{answer}`. A checkpoint
-that was trained on one wording should be asked in that: give your copy of it as `template`. Images come in the order
+that was trained on one wording should be asked in that: name it by `template`. Images come in the order
 source, first sample, second sample; see `flowrl.rewards.judges.templates`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -28,8 +28,9 @@ from flowrl.rewards.judges.chat import (
     build_chat,
     check_chat,
     is_server,
+    score_schema,
 )
-from flowrl.rewards.judges.templates import Template, parse_template, read_template
+from flowrl.rewards.judges.templates import Template, load_template, read_template
 
 _TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}
 _NEEDS = {"image": ("images",), "video": ("videos",), "edit": ("images", "source_images")}
@@ -57,7 +58,9 @@ class JudgeComparator:
     media: Literal["image", "video", "edit"] = "image"
     """What is compared: images; videos by some frames of each; or edits, shown with their source."""
     template: str | None = None
-    """Path of a text file of your own."""
+    """A text file of your own, or a published text: `published/unified_reward/pairwise_think.txt` for
+    UnifiedReward-Think (Pref-GRPO), `published/unified_reward/pairwise.txt` for UnifiedReward, both with style
+    answer_tag. Null takes our own words."""
     frames: int | None = None
     """Frames of each video, spread evenly; null takes 8."""
     max_tokens: int | None = None
@@ -85,6 +88,10 @@ class JudgeComparator:
         """The template, ours or the user's."""
         return read_template(_TEMPLATES[self.media], self.template)
 
+    def words(self) -> Template:
+        """The same, cut into its turns."""
+        return load_template(_TEMPLATES[self.media], self.template)
+
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator.
 
@@ -97,7 +104,7 @@ class JudgeComparator:
         shown = f":frames-{count}" if self.media == "video" else ""
         digest = hashlib.sha256((text + _ANSWERS[self.style]).encode()).hexdigest()[:12]
         return Comparator(
-            compare=partial(_compare, chat=chat, words=parse_template(text), options=self, max_tokens=tokens),
+            compare=partial(_compare, chat=chat, words=self.words(), options=self, max_tokens=tokens),
             needs=frozenset({"prompts", *_NEEDS[self.media]}),
             version=f"judge:{chat.version}:{self.style}:{self.media}{shown}:template-{digest}:max_tokens-{tokens}:"
             f"unparsed-{self.unparsed}",
@@ -120,7 +127,9 @@ def _compare(
         images = [*(pixels_of(source) for source in sources), *shown[first], *shown[second]]
         fields = {"prompt": inputs.prompts[first], "answer": wanted}
         top = TOP_LOGPROBS if options.style == "logprobs" else 0
-        questions.append(words.question(images, fields, max_tokens=max_tokens, top_logprobs=top))
+        asked_one = words.question(images, fields, max_tokens=max_tokens, top_logprobs=top)
+        schema = score_schema(2, 0, 10, key="scores", whole=False) if options.style == "scores_json" else None
+        questions.append(replace(asked_one, schema=schema))
         asked.append(number)
     wins = np.full(len(pairs), np.nan)
     for number, answer in zip(asked, ask_all(chat, questions), strict=True):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -54,6 +54,11 @@ class WinRate:
     out. Parts: `comparisons` and `failed`, numbers of them; `order_bias`, with both orders; `cached`, the share that
     the cache knew.
     """
+
+    reproduces: ClassVar[str] = (
+        "The win rate of Pref-GRPO (arXiv 2508.20751), checked on its published example; a comparison that failed "
+        "is left out, not a tie, and no published judge was asked."
+    )
 
     comparator: Mapping[str, Any]
     """Who compares."""
@@ -97,6 +102,11 @@ class Tournament:
     smallest sample id; in ArenaRL it is sampled greedily. Parts as `win_rate`.
     """
 
+    reproduces: ClassVar[str] = (
+        "Single elimination, Swiss and anchor tournaments, checked on published examples and by brute force; no "
+        "published judge was asked."
+    )
+
     comparator: Mapping[str, Any]
     """Who compares."""
     scheme: Literal["anchor", "round_robin", "single_elimination", "swiss"] = "single_elimination"
@@ -136,6 +146,11 @@ class Rank:
     Items that failed are not ranked. Who is left alone by that is invalid ("no_opponent"). The part `score` is the
     other reward.
     """
+
+    reproduces: ClassVar[str] = (
+        "The rank rewards of PaCo-RL (denominator: n-1) and Flow-Factory (denominator: n), checked on numbers "
+        "worked by hand."
+    )
 
     reward: str
     """A built-in reward of kind pointwise or remote."""

@@ -4,25 +4,43 @@ A reward's option `judge` says which one:
 
     judge: {server: http://127.0.0.1:8000/v1, model: UnifiedReward}      an OpenAI-compatible server
     judge: {model: my/folder-or-hub-id}                                  through transformers, in this process
+
+Either takes `size: 512`, or `size: [height, width]`: every image is resized to that, whatever its shape, before it is
+encoded or read, by Pillow's bicubic filter, which is the default of its `resize`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from PIL import Image
 
-from flowrl.config.options import build_options
+from flowrl.config.options import build_parts
 from flowrl.rewards import load_target
+
+PRACTICAL = frozenset({
+    "server", "api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size", "seed", "down_after",
+    "requests_per_minute", "tokens_per_minute", "max_tokens_total",
+})  # fmt: skip
+"""Settings of a judge that do not change what it says: where, how and how fast it is reached."""
 
 Pixels = UInt8[np.ndarray, " h w 3"]
 
+MAX_SIDE = 4096  # of an image that a judge is shown
 TOP_LOGPROBS = 20
 """Candidates of a token that are asked for, the most that hosted servers give."""
+
+JudgeImageFormat = Literal["jpeg95", "webp", "png"]
+"""How images travel to a server."""
+DEFAULT_FORMAT: JudgeImageFormat = "jpeg95"
+
+NO_TOKENS = "max_tokens_total"
+"""Why a question was not sent: all tokens that the judge may use have been used."""
 
 CHATS = {
     "local": "flowrl.rewards.judges.local_chat:LocalChat",
@@ -42,6 +60,7 @@ class Question:
         temperature: 0 is greedy.
         top_logprobs: candidates of every answered token whose log-probabilities are wanted; 0 asks for none.
         seed: for sampled answers.
+        schema: JSON schema of the answer, for servers that hold to one (`structured: true`).
     """
 
     parts: tuple[str | np.ndarray, ...]
@@ -50,6 +69,7 @@ class Question:
     temperature: float = 0.0
     top_logprobs: int = 0
     seed: int | None = None
+    schema: Mapping[str, Any] | None = None
 
     @property
     def is_text(self) -> bool:
@@ -91,9 +111,107 @@ class ChatOptions(Protocol):
         """Makes the judge; loads its weights, if it runs here."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """What a judge's images are resized to, wherever it runs."""
+
+    size: int | tuple[int, int] | None = None
+    """The side of the square that every image becomes, or [height, width]; null leaves images as they are."""
+
+    def __post_init__(self) -> None:
+        if self.sides is not None and not 1 <= min(self.sides) <= max(self.sides) <= MAX_SIDE:
+            raise ValueError(
+                f"size must be 1 to {MAX_SIDE} pixels, one number for a square or [height, width], got {self.size}."
+            )
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """Height and width."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sized:
+    """A judge whose images are resized first."""
+
+    options: ChatOptions
+    sides: tuple[int, int]
+
+    def build(self, device: torch.device) -> Chat:
+        """Makes the judge; loads its weights, if it runs here."""
+        return SizedJudge(chat=self.options.build(device), sides=self.sides)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SizedJudge:
+    """A judge that sees every image at one size."""
+
+    chat: Chat
+    sides: tuple[int, int]
+
+    @property
+    def version(self) -> str:
+        return f"{self.chat.version}:size-{self.sides[0]}x{self.sides[1]}"
+
+    def ask(self, questions: Sequence[Question]) -> list[Answer]:
+        """Answers in the order of the questions; see `Chat`. An image of several questions is resized once."""
+        made: dict[int, np.ndarray] = {}  # by identity: the judge encodes what is one image once as well
+        for part in (part for question in questions for part in question.parts):
+            if not isinstance(part, str) and id(part) not in made:
+                made[id(part)] = resized(part, *self.sides)
+        return self.chat.ask(
+            [
+                replace(
+                    question, parts=tuple(part if isinstance(part, str) else made[id(part)] for part in question.parts)
+                )
+                for question in questions
+            ]
+        )
+
+
+def resized(image: Pixels, height: int, width: int) -> Pixels:
+    """An image at another size by Pillow's bicubic filter; as it is where it has that size."""
+    if image.shape[:2] == (height, width):
+        return image
+    return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def score_schema(count: int, low: int, high: int, *, key: str = "score", whole: bool = True) -> dict[str, Any]:
+    """JSON schema of an answer such as `{"reasoning": "...", "score": [20, 18]}`: reasons, then `count` numbers."""
+    number = {"type": "integer" if whole else "number", "minimum": low, "maximum": high}
+    return object_schema({"reasoning": {"type": "string"}, key: array_schema(number, count)})
+
+
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON schema of an object with these properties, all of them and no others, as `strict` servers want it."""
+    return {
+        "type": "object", "properties": dict(properties), "required": list(properties), "additionalProperties": False,
+    }  # fmt: skip
+
+
+def array_schema(items: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """JSON schema of a list of `count` items."""
+    return {"type": "array", "items": dict(items), "minItems": count, "maxItems": count}
+
+
 def is_server(judge: Mapping[str, Any]) -> bool:
     """Whether a judge runs elsewhere, so that asking it means waiting."""
     return "server" in judge
+
+
+def identity_of(judge: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a judge decides its answers. One on a server is known by its model's name, wherever it runs."""
+    found = {key: judge[key] for key in sorted(judge) if key not in PRACTICAL}
+    return {"image_format": DEFAULT_FORMAT, **found, "served": True} if is_server(judge) else found
+
+
+def with_identities(options: Any) -> Any:
+    """Options of a reward in which every judge on a server, however deep it stands, is its identity."""
+    if isinstance(options, Mapping):
+        if {"server", "model"} <= options.keys():
+            return identity_of(options)
+        return {name: with_identities(value) for name, value in options.items()}
+    return [with_identities(value) for value in options] if isinstance(options, list) else options
 
 
 def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions:
@@ -106,8 +224,9 @@ def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions
     Raises:
         ValueError: naming what was given and what is allowed.
     """
-    made: ChatOptions = build_options(load_target(CHATS["server" if is_server(judge) else "local"]), judge, owner=owner)
-    return made
+    made: ChatOptions
+    made, size = build_parts([load_target(CHATS["server" if is_server(judge) else "local"]), Size], judge, owner=owner)
+    return made if size.sides is None else Sized(options=made, sides=size.sides)
 
 
 def build_chat(judge: Mapping[str, Any], *, device: torch.device, owner: str = "judge") -> Chat:

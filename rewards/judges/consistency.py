@@ -2,10 +2,10 @@
 
 PaCo-RL (arXiv 2512.04784): a judge is shown two images and asked whether they are consistent; the score is its
 probability of yes at the first answered token, also of a judge that was trained to give reasons after. Checkpoints
-X-GenGroup/PaCo-Reward-7B. The shipped templates are our own words; scores of a published checkpoint need its published
-template, in the repository X-GenGroup/PaCo-RL; see `flowrl.rewards.judges.templates`. A template of `grid` may hold
-`{prompt}`, `{theme}`, which is the prompt up to the first cell's label, and `{criterion}`; one without `{criterion}` is
-asked once for each pair, whatever the criteria.
+X-GenGroup/PaCo-Reward-7B. The published texts are in the repository X-GenGroup/PaCo-RL, which states no licence, so
+they are not shipped: `template` must be given, as a copy of yours, or as `own` for our words, whose scores are others;
+see `flowrl.rewards.judges.templates`. A template of `grid` may hold `{prompt}`, `{theme}`, which is the prompt up to
+the first cell's label, and `{criterion}`; one without `{criterion}` is asked once for each pair, whatever the criteria.
 
     mode         compared                              one reward
     grid         all pairs of cells                    mean over pairs, then over criteria
@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -55,6 +55,11 @@ class GridConsistency:
     in `edit`, or if it has not as many sub-prompts as cells in `clip_text`; and if any of its questions failed.
     """
 
+    reproduces: ClassVar[str] = (
+        "PaCo-RL's consistency reward (arXiv 2512.04784), whose texts have no licence and are yours to give; the "
+        "arithmetic was checked on scripted answers, not against PaCo-Reward-7B."
+    )
+
     judge: Mapping[str, Any] | None = None
     """Which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Only for `grid` and `edit`."""
     mode: Literal["grid", "edit", "clip_text", "clip_image"] = "grid"
@@ -66,8 +71,8 @@ class GridConsistency:
     grid: str | None = None
     """The shape of all grids, such as 2x2; null reads it off each prompt."""
     template: str | None = None
-    """A text file that takes the place of consistency.txt; for `edit` a folder with consistency_edit.txt and
-    edit_following.txt."""
+    """Required with a judge: the text file that it is asked with; for `edit` a folder with consistency_edit.txt and
+    edit_following.txt; or `own`."""
     model: str = DEFAULT_MODEL
     """Of `clip_text` and `clip_image`: a local folder, or an id on the hub. A prompt's metadata may have `sub_prompts`,
     a list of texts; otherwise they are read off the prompt, see `flowrl.prompts.grids.sub_prompts`."""
@@ -93,7 +98,7 @@ class GridConsistency:
     def templates(self) -> dict[str, Template]:
         """The mode's templates, or those that take their place, by name."""
         names = ("consistency_edit", "edit_following") if self.mode == "edit" else ("consistency",)
-        return load_templates(dict.fromkeys(names, 2), self.template)
+        return load_templates(dict.fromkeys(names, 2), self.template, source="paco_rl")
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

@@ -3,17 +3,17 @@
 `edit_score` asks for a digit and takes its expectation (UniWorld-V2, Edit-R1, arXiv 2510.16888), or for ratings of
 semantic consistency and perceptual quality (EditScore, VIEScore). It needs the source image.
 
-The shipped templates are our own words. Scores of a published checkpoint need its published template: PKU-YuanGroup/
-Edit-R1 for digits, X-GenGroup/PaCo-RL for the ratings; see `flowrl.rewards.judges.templates`.
+Both ask in the published words, of PKU-YuanGroup/Edit-R1 and VectorSpaceLab/EditScore; see
+`flowrl.rewards.judges.templates`. Their own servers are sent images as JPEG.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -35,7 +35,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     source_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
@@ -46,9 +46,14 @@ class EditScore:
     """How well an edit carries out its instruction, in [0, 1].
 
     `digits`: `sum_i i p_i / 5`, with p the judge's probabilities of the digits 0 to 5 as the first answered token,
-    renormalised. `ratings`: `sqrt(SC PQ)`; semantic consistency SC and perceptual quality PQ are the means of two
-    ratings of 0 to 25 each, over 25, and are the sub-scores `consistency` and `quality`.
+    renormalised. `ratings`: `sqrt(SC PQ)`, a tenth of the published overall; semantic consistency SC and perceptual
+    quality PQ are each of two ratings of 0 to 25, over 25, and are the sub-scores `consistency` and `quality`.
     """
+
+    reproduces: ClassVar[str] = (
+        "The digits of Edit-R1 (arXiv 2510.16888) and the ratings of EditScore, over 10, in their texts byte for "
+        "byte; requests and arithmetic were checked on scripted answers, no published judge was asked."
+    )
 
     judge: Mapping[str, Any]
     """Which one, see `flowrl.rewards.judges.chat`; for `digits` one that gives log-probabilities."""
@@ -60,9 +65,11 @@ class EditScore:
     draws: int = 1
     """Of `ratings`: sampled answers whose scores are averaged; those that failed are left out, and the item has failed
     if all have."""
+    of_pair: Literal["lowest", "mean"] = "lowest"
+    """Of `ratings`: what two ratings come to, the `lowest` (EditScore, VIEScore) or their `mean` (PaCo-RL)."""
     template: str | None = None
-    """A text file that takes the place of edit_score.txt (edit_score_plain.txt without a requirement); for `ratings` a
-    folder with edit_instruction.txt and edit_quality.txt."""
+    """A text file that takes the place of the published text; for `ratings` a folder with edit_instruction.txt and
+    edit_quality.txt; or `own`."""
     max_tokens: int | None = None
     """Of `ratings`: length of an answer; null is 512."""
     temperature: float | None = None
@@ -71,6 +78,8 @@ class EditScore:
     def __post_init__(self) -> None:
         if self.method == "digits" and (self.max_tokens is not None or self.temperature is not None):
             raise ValueError("max_tokens and temperature mean nothing with method digits: leave them out.")
+        if self.method == "digits" and self.of_pair != "lowest":
+            raise ValueError("of_pair means nothing with method digits: leave it out.")
         if self.draws < 1 or (self.draws > 1 and (self.method == "digits" or self.temperature == 0)):
             raise ValueError(
                 f"draws must be at least 1, and above 1 only with method ratings and temperature above 0, since all "
@@ -83,8 +92,9 @@ class EditScore:
     def templates(self) -> dict[str, Template]:
         """The method's templates, or those that take their place, by name."""
         if self.method == "ratings":
-            return load_templates({"edit_instruction": 2, "edit_quality": 1}, self.template)
-        return load_templates({"edit_score" if self.requirement else "edit_score_plain": 2}, self.template)
+            return load_templates({"edit_instruction": 2, "edit_quality": 1}, self.template, source="edit_score")
+        name = "edit_score" if self.requirement else "edit_score_plain"
+        return load_templates({name: 2}, self.template, source="edit_r1")
 
     @property
     def tokens(self) -> int:
@@ -101,7 +111,7 @@ class EditScore:
         templates = self.templates()
         settings = f"requirement-{self.requirement}"
         if self.method == "ratings":
-            settings = f"draws-{self.draws}:max_tokens-{self.tokens}:temperature-{self.heat:g}"
+            settings = f"{self.of_pair}:draws-{self.draws}:max_tokens-{self.tokens}:temperature-{self.heat:g}"
         score = _score_digits if self.method == "digits" else _score_ratings
         return judged_reward(
             "edit_score",
@@ -139,12 +149,15 @@ def _score_ratings(
         source, edited = source_of(inputs, item), pixels_of(inputs.images[item])
         shown = {"edit_instruction": [source, edited], "edit_quality": [edited]}
         return [
-            templates[name].question(
-                images,
-                {"prompt": inputs.prompts[item]},
-                max_tokens=options.tokens,
-                temperature=options.heat,
-                seed=draw_seed(name, inputs, item, options.heat, draw),
+            replace(
+                templates[name].question(
+                    images,
+                    {"prompt": inputs.prompts[item]},
+                    max_tokens=options.tokens,
+                    temperature=options.heat,
+                    seed=draw_seed(name, inputs, item, options.heat, draw),
+                ),
+                schema=score_schema(2, 0, 25),
             )
             for draw in range(options.draws)
             for name, images in shown.items()
@@ -152,9 +165,10 @@ def _score_ratings(
 
     def read(item: int, answers: list[Answer]) -> Scored:
         rated = []  # SC and PQ of each draw, in [0, 1]
+        of_pair = min if options.of_pair == "lowest" else mean
         for k in range(0, len(answers), 2):
             lists = [None if answer.error else number_list(answer.text, 2, 0, 25) for answer in answers[k : k + 2]]
-            if (pair := [mean(ratings) / 25 for ratings in lists if ratings is not None]) and len(pair) == 2:
+            if (pair := [of_pair(ratings) / 25 for ratings in lists if ratings is not None]) and len(pair) == 2:
                 rated.append(pair)
         if not rated:
             raise NoScore(first_error(answers) or UNPARSED)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from PIL import Image
@@ -48,6 +48,11 @@ class LevelTokens:
     zhiyuanyou/DeQA-Score).
     """
 
+    reproduces: ClassVar[str] = (
+        "The read-out of Q-Align (arXiv 2312.17090) and DeQA (arXiv 2501.11561), checked in closed form; their "
+        "checkpoints do not run in this process, so no published number is met."
+    )
+
     model: str = DEFAULT_MODEL
     """An image-text-to-text model of transformers with a chat template, a folder or a hub id."""
     revision: str | None = None
@@ -55,7 +60,7 @@ class LevelTokens:
     weights: Literal["deqa", "qalign", "zero_one"] = "zero_one"
     """Weights of the five levels; `deqa`, `qalign` or `zero_one`."""
     template: str | None = None
-    """A text file instead of this package's."""
+    """A text file instead of this package's own words."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of the model; the softmax runs in float64."""
     batch_size: int = 1

@@ -57,7 +57,8 @@ class LocalChat:
     """A judge that is a model of this process, its questions put in the words of the checkpoint's own chat template.
 
     In float32 an answer does not depend on what else is in the batch; in half precision the log-probabilities move in
-    the third digit with it. What the checkpoint says about generation (temperature, repetition penalty) is not used.
+    the third digit with it. What the checkpoint says about generation (temperature, repetition penalty) is not used. A
+    question whose words hold the model's own mark of an image, such as <image> or <|image_pad|>, fails ("image_token").
     """
 
     model: str
@@ -115,10 +116,15 @@ class LocalJudge:
         """Answers in the order of the questions; see `Chat`."""
         # Only questions of one form go together: every row of a batch has as many images and is answered as long.
         forms: dict[tuple[int, int, bool], list[int]] = {}
+        answers = [Answer()] * len(questions)
+        token = getattr(self.processor, "image_token", None)
         for place, question in enumerate(questions):
+            words = [question.system or "", *(part for part in question.parts if isinstance(part, str))]
+            if token and any(token in text for text in words):
+                answers[place] = Answer(error="image_token")  # the processor would look for an image there
+                continue
             images = sum(not isinstance(part, str) for part in question.parts)
             forms.setdefault((images, question.max_tokens, question.temperature > 0), []).append(place)
-        answers = [Answer()] * len(questions)
         for places in forms.values():
             for start in range(0, len(places), self.options.batch_size):
                 batch = places[start : start + self.options.batch_size]

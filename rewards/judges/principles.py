@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -160,6 +160,11 @@ class EditPrinciples:
     checks are put together as `aggregate` says, and the sub-scores are the means of the kinds. An item any of whose
     checks failed has failed.
     """
+
+    reproduces: ClassVar[str] = (
+        "The first half of Edit-R1 with a reasoning verifier (arXiv 2604.27505), whose texts, range of scores and "
+        "aggregation are not published: those here are our own, so no published number is met."
+    )
 
     judge: Mapping[str, Any]
     """Which model checks, see `flowrl.rewards.judges.chat`."""

@@ -5,34 +5,28 @@ judge: {server: http://127.0.0.1:8000/v1, model: UnifiedReward}
 
 from __future__ import annotations
 
-import base64
-import io
+import asyncio
 import json
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
-import numpy as np
-import requests
 import torch
-from PIL import Image
 
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.answers import by_text
-from flowrl.rewards.judges.chat import Answer, Chat, Question
-from flowrl.rewards.serving.retries import (
-    Failed,
-    call_with_retries,
-    check_calls,
-    check_server,
-    open_session,
-    post_json,
-)
+from flowrl.rewards.judges.call_limits import Limits, Pace
+from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, Chat, JudgeImageFormat, Question
+from flowrl.rewards.judges.image_urls import EncodedImages
+from flowrl.rewards.judges.server_lines import DOWN, Line, Lines
+from flowrl.rewards.judges.usage import USAGE
+from flowrl.rewards.serving.retries import Failed, await_with_retries, check_calls, check_server
 
 OWN_KEYS = frozenset({
     "model", "messages", "temperature", "logprobs", "top_logprobs", "seed", "n", "stream",
@@ -47,14 +41,16 @@ _log = logging.getLogger(__name__)
 class ServerChat:
     """A judge that is asked by `POST server/chat/completions`, one request per question."""
 
-    server: str
-    """Address up to /v1. On this machine no proxy of the environment is used."""
+    server: str | tuple[str, ...]
+    """Address up to /v1; on this machine no proxy of the environment is used. A list where several servers offer the
+    same model: each question goes to the one with the fewest on their way, and to another where one does not answer."""
     model: str
-    """Name under which the server offers the model."""
+    """Name under which the server offers the model. It is what a judge is known by, in manifests and in journals of
+    answers, wherever it runs: give two judges two names."""
     api_key_env: str | None = None
     """Environment variable that holds the key, null where none is needed."""
-    concurrency: int = 16
-    """Requests at a time."""
+    concurrency: int = 64
+    """Requests at a time, over all servers and all rewards of this process with the same judge."""
     timeout: float = 60.0
     """Seconds for one try."""
     deadline: float = 120.0
@@ -62,8 +58,24 @@ class ServerChat:
     retries: int = 4
     """Tries after the first, see `flowrl.rewards.serving.retries`. An answer that is not a chat completion is asked for
     again, with another seed where answers are sampled."""
-    image_format: Literal["png", "jpeg95"] = "png"
-    """How images travel: `png`, without loss, or `jpeg95`, smaller."""
+    down_after: float | None = 5.0
+    """Seconds within which a server that does not answer at all is taken for dead. Its questions then fail at once
+    ("server_down") until it answers again; null has each of them wait for its deadline. A slow server has to answer
+    `/models` within a sixth of this meanwhile: null for one that handles one request at a time."""
+    requests_per_minute: float | None = None
+    """Requests a minute at most, evenly spread, over all training processes; null has no limit. Each reward worker
+    of Ray and each replica of `flowrl serve` takes the whole."""
+    tokens_per_minute: float | None = None
+    """Tokens a minute, of questions and answers, likewise; a guess where the server sends no `usage`."""
+    max_tokens_total: int | None = None
+    """Tokens in all since the start of the command, shared likewise; then the command ends. What is on its way still
+    comes; in training, what is not sent any more fails, and the next questions end the command."""
+    image_format: JudgeImageFormat = DEFAULT_FORMAT
+    """How images travel: `jpeg95`, with halved colour (4:2:0, unlike `jpeg95` of `remote`); or without loss `webp`, of
+    about the size of `png` and quicker made, or `png`."""
+    structured: bool = False
+    """Whether answers that are lists of numbers are asked for as JSON of a fixed form (`response_format`), which vLLM,
+    SGLang and hosted models hold to, so that none is lost as "unparsed"."""
     tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the server calls the length of the answer; some hosted models know the second only."""
     seed: int = 0
@@ -72,15 +84,30 @@ class ServerChat:
     """Further keys of the request, such as {chat_template_kwargs: {enable_thinking: false}}."""
 
     def __post_init__(self) -> None:
-        check_server("server", self.server, secret="api_key_env", example="http://127.0.0.1:8000/v1")
+        if not self.servers:
+            raise ValueError("server is an empty list: give an address such as http://127.0.0.1:8000/v1.")
+        for server in self.servers:
+            check_server("server", server, secret="api_key_env", example="http://127.0.0.1:8000/v1")
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError(f"server names an address twice: {', '.join(self.servers)}; list each once.")
         if not self.model:
             raise ValueError("model must be the name under which the server offers the model, got an empty text.")
         check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
-        if taken := sorted(set(self.extra_body or {}) & OWN_KEYS):
+        for name in ("down_after", "requests_per_minute", "tokens_per_minute", "max_tokens_total"):
+            limit = getattr(self, name)
+            if limit is not None and not (limit > 0 and math.isfinite(limit)):
+                raise ValueError(f"{name} must be a positive number, or null for no limit, got {limit}.")
+        given = set(self.extra_body or {})
+        if taken := sorted(given & (OWN_KEYS | ({"response_format"} if self.structured else set()))):
             raise ValueError(f"extra_body must leave {', '.join(taken)} to the reward: take it out.")
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """All addresses."""
+        return tuple(url.rstrip("/") for url in ((self.server,) if isinstance(self.server, str) else self.server))
+
     def build(self, device: torch.device) -> Chat:
-        """Opens the connection; the model runs elsewhere.
+        """Opens the lines; the model runs elsewhere. Rewards with equal options share them, and their limits.
 
         Raises:
             ValueError: the environment variable of the key is not set.
@@ -90,90 +117,171 @@ class ServerChat:
             raise ValueError(
                 f"judge: the environment variable {self.api_key_env} (api_key_env) is not set: put the key there."
             )
-        return ServerJudge(options=self, session=open_session(self.server, api_key=key, connections=self.concurrency))
+        several = torch.distributed.is_available() and torch.distributed.is_initialized()
+        processes = torch.distributed.get_world_size() if several else 1
+        one = (repr(self), key, processes, os.getpid())
+        judge = _OPEN.get(one)
+        if judge is None:
+            limits = Limits.shared(
+                self.requests_per_minute, self.tokens_per_minute, self.max_tokens_total, by=processes
+            )  # fmt: skip
+            lines = Lines(self.servers, api_key=key, down_after=self.down_after)
+            _OPEN[one] = judge = ServerJudge(options=self, lines=lines, pace=_PACES.setdefault(one, Pace(limits)))
+        return judge
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class ServerJudge:
-    """A server with its connection."""
+    """A judge's servers, with the lines to them."""
 
     options: ServerChat
-    session: requests.Session
+    lines: Lines
+    pace: Pace
+    slots: asyncio.Semaphore = field(init=False)
     _told: set[str] = field(default_factory=set)
 
-    @property
-    def url(self) -> str:
-        """Where questions are sent."""
-        return self.options.server.rstrip("/") + "/chat/completions"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slots", asyncio.Semaphore(self.options.concurrency))
 
     @property
     def version(self) -> str:
         given = self.options
         extra = json.dumps(given.extra_body, sort_keys=True, default=str) if given.extra_body else "none"
-        return f"server_chat:{given.model}@{urlsplit(self.url).netloc}:{given.image_format}:extra-{extra}"
+        form = ":structured" if given.structured else ""
+        return f"server_chat:{given.model}:{given.image_format}{form}:extra-{extra}"
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answers in the order of the questions; see `Chat`."""
-        encoded: dict[int, str] = {}  # an image that is part of many questions is encoded once
+        """Answers in the order of the questions; see `Chat`.
 
-        def one(place: int) -> Answer:
-            body = self._body(questions[place], encoded)
-            result = call_with_retries(
-                partial(self._try, questions[place], body),
+        Raises:
+            ValueError: all tokens that the judge may use have been used.
+        """
+        if self.pace.spent:
+            raise ValueError(
+                f"judge {self.options.model} has used {self.pace.used} tokens"
+                f"{'' if self.pace.limits.tokens == self.options.max_tokens_total else ' in this process'}, and "
+                f"max_tokens_total is {self.options.max_tokens_total}: raise it, or remove it. What was answered "
+                "before is kept, and the same command goes on from there."
+            )
+        images = EncodedImages(questions, self.options.image_format, self.lines.encoders)
+        return self.lines.wait_for(self._all(questions, images))
+
+    async def _all(self, questions: Sequence[Question], images: EncodedImages) -> list[Answer]:
+        return list(await asyncio.gather(*(self._one(place, one, images) for place, one in enumerate(questions))))
+
+    async def _one(self, place: int, question: Question, images: EncodedImages) -> Answer:
+        async with self.slots:
+            if stopped := self._stopped():
+                return self._failed(stopped)
+            messages = await messages_of(question, images)
+            expected = await self.pace.turn(question, self.lines.pause)
+            result = await await_with_retries(
+                partial(self._try, question, messages, expected),
+                self.lines.pause,
                 deadline=self.options.deadline,
                 retries=self.options.retries,
                 seed=counter_seed(self.options.seed, "judge", place),
             )
-            return self._failed(result) if isinstance(result, Failed) else result
+        return self._failed(result) if isinstance(result, Failed) else result
 
-        with ThreadPoolExecutor(max_workers=min(self.options.concurrency, max(len(questions), 1))) as pool:
-            return list(pool.map(one, range(len(questions))))
+    def _stopped(self) -> Failed | None:
+        """Why nothing is to be sent now."""
+        if self.pace.spent:
+            return Failed(error=NO_TOKENS, again=False)
+        if self.lines.dead:
+            return Failed(error=DOWN, again=False, message=", ".join(self.options.servers))
+        return None
 
-    def _body(self, question: Question, encoded: dict[int, str]) -> dict[str, Any]:
-        content: list[dict[str, Any]] = []
-        for part in question.parts:
-            if isinstance(part, str):
-                content.append({"type": "text", "text": part})
-                continue
-            if id(part) not in encoded:
-                encoded[id(part)] = data_url(part, self.options.image_format)
-            content.append({"type": "image_url", "image_url": {"url": encoded[id(part)]}})
-        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        if question.system is not None:
-            messages.insert(0, {"role": "system", "content": question.system})
+    async def _try(
+        self, question: Question, messages: bytes, expected: float, attempt: int, left: float
+    ) -> Answer | Failed:
+        booked = [] if attempt else [expected]  # by `turn`; every further request books for itself
+        result: Answer | Failed | None = self._stopped()
+        if result is None:
+            body = self._body(question, messages, attempt)
+            end = time.monotonic() + left
+            result = await self.lines.pool.ask_awaited(partial(self._send, question, body, booked, end))
+        if booked:
+            self.pace.drop(booked.pop())
+        return result
+
+    async def _send(
+        self, question: Question, body: bytes, booked: list[float], end: float, line: Line
+    ) -> Answer | Failed:
+        """One request; without one in `booked` it repeats another, be it of this try."""
+        begun = time.monotonic()
+        timeout = min(self.options.timeout, max(end - begun, 0.001))
+        if line.dead:
+            failed: Failed = await line.post(body, timeout=timeout)  # which sends nothing
+            return failed
+        again = not booked
+        expected = booked.pop() if booked else self.pace.book(question)
+        reply = await line.post(body, timeout=timeout)
+        result = reply if isinstance(reply, Failed) else read_reply(reply, question)
+        if isinstance(result, Failed):
+            tokens = 0 if isinstance(reply, Failed) else tokens_of(reply)  # an answer of no use costs all the same
+            USAGE.add(again=again, tokens=tokens)
+        else:
+            tokens = result.tokens
+            USAGE.add(again=again, tokens=tokens, seconds=time.monotonic() - begun)
+        self.pace.settle(expected, tokens if tokens or isinstance(result, Failed) else self._guessed(expected))
+        return result
+
+    def _guessed(self, expected: float) -> int:
+        """The tokens of an answer whose server does not say them."""
+        limits = self.pace.limits
+        if "usage" not in self._told and (limits.tokens_per_minute is not None or limits.tokens is not None):
+            self._told.add("usage")
+            _log.warning(
+                "judge %s does not say how many tokens its answers cost (`usage`): limits of tokens hold for a guess",
+                self.options.model,
+            )
+        return math.ceil(expected)
+
+    def _body(self, question: Question, messages: bytes, attempt: int) -> bytes:
+        given = self.options
         body: dict[str, Any] = {
-            "model": self.options.model,
-            "messages": messages,
-            self.options.tokens_key: question.max_tokens,
-            "temperature": question.temperature,
-        }
+            "model": given.model, given.tokens_key: question.max_tokens, "temperature": question.temperature,
+        }  # fmt: skip
         if question.top_logprobs:
             body |= {"logprobs": True, "top_logprobs": question.top_logprobs}
-        return body | dict(self.options.extra_body or {})
-
-    def _try(self, question: Question, body: dict[str, Any], attempt: int, left: float) -> Answer | Failed:
+        if given.structured and question.schema is not None:
+            form = {"name": "answer", "schema": dict(question.schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        body |= dict(given.extra_body or {})
         if question.seed is not None:
             seed = counter_seed(question.seed, "again", attempt) if attempt and question.temperature else question.seed
-            body = body | {"seed": seed % 2**31}
-        reply = post_json(self.session, self.url, body, timeout=min(self.options.timeout, left))
-        return reply if isinstance(reply, Failed) else read_reply(reply, question)
+            body["seed"] = seed % 2**31
+        return json.dumps(body, allow_nan=False).encode()[:-1] + b', "messages": ' + messages + b"}"
 
     def _failed(self, failed: Failed) -> Answer:
         if failed.error not in self._told:  # once per kind: the message says what the short word cannot
             self._told.add(failed.error)
-            _log.warning("judge %s: %s %s", self.url, failed.error, failed.message)
+            hint = ""
+            if self.options.structured and failed.error in ("status_400", "status_422"):
+                hint = " (structured: true sends response_format; leave it out if the server does not know that)"
+            names = ", ".join(self.options.servers)
+            _log.warning("judge %s at %s: %s %s%s", self.options.model, names, failed.error, failed.message, hint)
         return Answer(error=failed.error)
 
 
-def data_url(image: np.ndarray, image_format: str) -> str:
-    """An 8-bit image [H, W, 3] as the data URL of a file."""
-    file = io.BytesIO()
-    if image_format == "png":
-        Image.fromarray(image).save(file, format="PNG", compress_level=1)  # the pixels are the same at every level
-    else:
-        Image.fromarray(image).save(file, format="JPEG", quality=95)
-    kind = "png" if image_format == "png" else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+async def messages_of(question: Question, images: EncodedImages) -> bytes:
+    """A question's messages as JSON. Images are put in as they are: to go through an encoder of JSON again would cost
+    as much as to encode them."""
+    parts = [
+        json.dumps({"type": "text", "text": part}).encode() if isinstance(part, str) else await images.part(part)
+        for part in question.parts
+    ]
+    system = b""
+    if question.system is not None:
+        system = json.dumps({"role": "system", "content": question.system}).encode() + b", "
+    return b"[" + system + b'{"role": "user", "content": [' + b", ".join(parts) + b"]}]"
+
+
+_OPEN: WeakValueDictionary[tuple[str, str | None, int, int], ServerJudge] = WeakValueDictionary()
+"""Judges in use, by options, key, number of processes and process."""
+_PACES: dict[tuple[str, str | None, int, int], Pace] = {}
+"""What each has been asked, by the same; it outlives them, since limits hold for the whole command."""
 
 
 def read_reply(reply: Any, question: Question) -> Answer | Failed:
@@ -198,6 +306,14 @@ def read_reply(reply: Any, question: Question) -> Answer | Failed:
         return Answer(text=text or "", error="no_logprobs", tokens=tokens)
     word = "truncated" if question.is_text and cut else None
     return Answer(text=text or "", logprobs=logprobs, error=word, tokens=tokens)
+
+
+def tokens_of(reply: Any) -> int:
+    """What a reply of any form says that it cost; 0 where it does not."""
+    try:
+        return max(int(reply["usage"]["total_tokens"]), 0)
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
+        return 0
 
 
 def _candidates(position: Mapping[str, Any]) -> dict[str, float]:

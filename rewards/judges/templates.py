@@ -1,15 +1,24 @@
 """The texts that judges are asked with: files of words with `{fields}`, shipped with the package or given by the user.
 
-A checkpoint that was trained as a judge gives its published scores only with its published template, because other
-words change the score. The texts in `templates/` are our own; copy a checkpoint's template from its repository into a
-file and name it by the reward's option `template`.
+A checkpoint that was trained as a judge gives its published scores only with its published text, because other words
+change the score. `templates/published/SOURCE/` holds published texts, byte for byte, with the licence and the commit
+they are from; a scorer with a published name asks with them unless its option `template` says otherwise:
+
+    null                       the published text; where there is none to publish, this package's own words
+    own                        this package's own words
+    published/SOURCE/NAME.txt  another of the published texts
+    a path                     a text file of yours; where several texts are asked with, a folder of them
+
+Where a published text may not be shipped, `template` must be given (`NOT_SHIPPED`).
 
 A template is plain UTF-8 text.
 
 - `{prompt}` and the other fields of the question are filled in; braces around anything else stay as they are, so JSON
   needs no escaping.
 - `<image>` marks where an image stands. Without any mark all images come first, in the order of the question.
+  `\\<image>` is no mark but these seven letters, which some published texts hold.
 - A line `=== user ===` ends the system turn. Without it there is none.
+- White space at its ends is cut off, but not of a published text.
 """
 
 from __future__ import annotations
@@ -23,14 +32,23 @@ from pathlib import Path
 
 import numpy as np
 
+from flowrl.config.options import unknown_name
 from flowrl.rewards.judges.chat import Pixels, Question
 
 IMAGE = "<image>"
 USER = "=== user ==="
+OWN = "own"
+PUBLISHED = "published"
+NOT_SHIPPED = {
+    "paco_rl": "X-GenGroup/PaCo-RL at 08caac6 (paco_grpo/rewards/consistency_scorer.py, for edits "
+    "consistency_for_editing.py), which states no licence",
+}
+"""Source -> where its published texts are, which may not be shipped."""
 
 BLANK: Pixels = np.zeros((1, 1, 3), dtype=np.uint8)
 """Stands for an image where it is checked whether a template has a place for each."""
 
+_MARK = re.compile(r"(?<!\\)<image>")
 _NEEDED: dict[str, tuple[str, ...]] = {
     "": ("aesthetic", "anomaly", "consistency", "edit_quality", "yes_no"),
     "criterion": ("consistency_edit",),
@@ -82,8 +100,9 @@ class Template:
         Raises:
             ValueError: if the template marks places for another number of images.
         """
-        pieces = self.user.split(IMAGE)
-        texts = [fill(piece, fields) for piece in pieces]  # filled after splitting: a prompt may say <image>
+        pieces = _MARK.split(self.user)
+        # Filled after splitting: a prompt may say <image>, escaped or not.
+        texts = [fill(piece.replace(f"\\{IMAGE}", IMAGE), fields) for piece in pieces]
         if len(pieces) == 1:
             return (*images, texts[0])
         if len(pieces) - 1 != len(images):
@@ -103,30 +122,67 @@ def fill(text: str, fields: Mapping[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), text)
 
 
-def parse_template(text: str) -> Template:
-    """A template's text cut into its turns."""
+def parse_template(text: str, *, exact: bool = False) -> Template:
+    """A template's text cut into its turns; `exact` keeps the white space at their ends."""
     system, mark, user = text.replace("\r\n", "\n").partition(f"{USER}\n")
-    return Template(user=user.strip(), system=system.strip() or None) if mark else Template(user=system.strip())
+    turns = [system.removesuffix("\n"), user] if exact else [system.strip(), user.strip()]
+    return Template(user=turns[1], system=turns[0] or None) if mark else Template(user=system if exact else turns[0])
 
 
-def read_template(name: str, given: str | None, *, once: Collection[str] = ()) -> str:
+def template_path(name: str, given: str | None, source: str | None) -> Path:
+    """Where a template is, or a folder of templates; see the module.
+
+    Raises:
+        ValueError: the published text may not be shipped and no other is given, or it is none of the published ones.
+    """
+    shipped = Path(str(resources.files("flowrl.rewards"))) / "templates"
+    if given == OWN or (given is None and source is None):
+        return shipped / f"{name}.txt"
+    if given is None and source in NOT_SHIPPED:
+        raise ValueError(
+            f"template must be given: the published text is that of {NOT_SHIPPED[source]}, so it is not shipped. Copy "
+            f"it into a text file and name it by template, or ask in this package's own words, whose scores are "
+            f"others: template: {OWN}."
+        )
+    if given is None:
+        return shipped / PUBLISHED / str(source) / f"{name}.txt"
+    if not given.startswith(f"{PUBLISHED}/"):
+        return Path(given).expanduser()
+    known = sorted(str(path.relative_to(shipped)) for path in (shipped / PUBLISHED).glob("*/*.txt"))
+    if given not in known and not any(path.startswith(f"{given.rstrip('/')}/") for path in known):
+        raise ValueError(unknown_name("published template", given, known))
+    return shipped / given
+
+
+def published_file(source: str, name: str) -> Path:
+    """A file of the shipped published texts that is no template."""
+    return Path(str(resources.files("flowrl.rewards"))) / "templates" / PUBLISHED / source / name
+
+
+def is_published(path: Path) -> bool:
+    """Whether a file is one of the shipped published texts, which are asked with as they stand."""
+    return path.is_relative_to(Path(str(resources.files("flowrl.rewards"))) / "templates" / PUBLISHED)
+
+
+def read_template(name: str, given: str | None, *, source: str | None = None, once: Collection[str] = ()) -> str:
     """A template's text exactly as it stands in its file.
 
     Args:
         name: a shipped template.
-        given: the user's file that takes its place, None for the shipped one.
+        given: the option `template`, see the module.
+        source: the folder of the published text, None where nothing is published.
         once: what must stand in it exactly once.
 
     Raises:
         ValueError: if it cannot be read, is empty, or lacks a field.
     """
-    path = Path(str(resources.files("flowrl.rewards") / "templates" / f"{name}.txt"))
-    path = path if given is None else Path(given).expanduser()
+    path = template_path(name, given, source)
     try:
         text = path.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"template {str(path)!r} cannot be read as UTF-8 text ({error}): give a text file, or leave template out."
+            f"template {str(path)!r} cannot be read as UTF-8 text ({error}): give a text file, {OWN}, or leave "
+            f"template out."
         ) from error
     if not parse_template(text).user:
         raise ValueError(f"the template {str(path)!r} is empty.")
@@ -139,39 +195,52 @@ def read_template(name: str, given: str | None, *, once: Collection[str] = ()) -
     return text
 
 
-def load_template(name: str, given: str | None, *, images: int | None = None) -> Template:
+def load_template(name: str, given: str | None, *, source: str | None = None, images: int | None = None) -> Template:
     """A template of questions about `images` images each; None leaves the places for them unchecked.
 
     Raises:
         ValueError: as `read_template`, or it marks places for another number of images.
     """
-    template = parse_template(read_template(name, given))
+    text = read_template(name, given, source=source)
+    template = parse_template(text, exact=is_published(template_path(name, given, source)))
     if images is not None:
         template.parts([BLANK] * images, {})
     return template
 
 
-def load_templates(images: Mapping[str, int], given: str | None) -> dict[str, Template]:
+def load_templates(images: Mapping[str, int], given: str | None, *, source: str | None = None) -> dict[str, Template]:
     """The templates of a reward by name: the shipped ones, or those that take their place.
 
     Args:
         images: keys of `FIELDS`, and of how many images each asks.
-        given: null for the shipped ones; a text file where there is one name; else a folder with `NAME.txt` for the
-            names that it replaces.
+        given: as the module says; a text file where there is one name; else a folder with `NAME.txt` for the names
+            that it replaces.
+        source: the folder of the published texts, None where nothing is published.
 
     Raises:
-        ValueError: as `load_template`, or a file is given where a folder is needed.
+        ValueError: as `load_template`, a file is given where a folder is needed, or a folder with none of the names.
     """
     files: dict[str, str | None] = dict.fromkeys(images, given)
-    if given is not None and Path(given).expanduser().is_dir():
-        own = {name: Path(given).expanduser() / f"{name}.txt" for name in images}
-        files = {name: str(path) if path.is_file() or len(images) == 1 else None for name, path in own.items()}
-    elif given is not None and len(images) > 1:
-        raise ValueError(
-            f"several templates are asked with: template must be a folder that holds the files to replace, got "
-            f"{given!r}."
-        )
-    return {name: load_template(name, files[name], images=number) for name, number in images.items()}
+    if given is not None and given != OWN:
+        place = template_path("", given, source)
+        if place.is_dir():
+            own = {name: place / f"{name}.txt" for name in images}
+            if not any(path.is_file() for path in own.values()):
+                wanted = ", ".join(path.name for path in own.values())
+                raise ValueError(
+                    f"template {given!r} is a folder that holds none of the files that are asked with: {wanted}."
+                )
+            # Its name, not its path: whether a text is a published one goes by that.
+            files = {
+                name: f"{given.rstrip('/')}/{name}.txt" if path.is_file() or len(images) == 1 else None
+                for name, path in own.items()
+            }
+        elif len(images) > 1:
+            raise ValueError(
+                f"several templates are asked with: template must be a folder that holds the files to replace, got "
+                f"{given!r}."
+            )
+    return {name: load_template(name, files[name], source=source, images=number) for name, number in images.items()}
 
 
 def template_name(text: str) -> str:

@@ -9,18 +9,19 @@
     edit            quality and instruction, two of 0 .. 25 each   weighted mean, raw     Pref-GRPO, UnifiedReward-Edit
 
 UnifiedReward (arXiv 2503.05236): checkpoints CodeGoat24/UnifiedReward-* on the hub, TIGER-Lab/RationalRewards-8B-*.
-The shipped templates are our own words. Scores of a published checkpoint need its published template: CodeGoat24/
-Pref-GRPO and CodeGoat24/UnifiedReward for the former, X-GenGroup/Flow-Factory for RationalRewards, yifan123/flow_grpo
-for the aesthetic judge; see `flowrl.rewards.judges.templates`.
+Each style is asked in its published words: final_score and aesthetic in those of yifan123/flow_grpo, dimensions and
+edit in those of CodeGoat24/UnifiedReward, rational in those of X-GenGroup/Flow-Factory; see
+`flowrl.rewards.judges.templates`. Checkpoints before UnifiedReward 2.0 rate each word too: for these take `template:
+published/unified_reward/dimensions_words.txt`. An answer without a score has failed; most published code scores it 0.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -42,7 +43,7 @@ from flowrl.rewards.judges.asking import (
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat
+from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
@@ -55,7 +56,8 @@ RATING = r"(\d+(?:\.\d+)?)"
 class Asked:
     """A style: its templates, the range of its scores, how it is usually scaled, and how long its answers are.
 
-    `pattern` finds a rating in the answer; it holds NAME where there are several `dimensions`.
+    `pattern` finds a rating in the answer; it holds NAME where there are several `dimensions`. `source` is whose words
+    are asked, and `size` what images are resized to there.
     """
 
     templates: tuple[str, ...]
@@ -67,29 +69,35 @@ class Asked:
     dimensions: tuple[str, ...] = ()
     edits: bool = False
     pattern: str = ""
+    source: str
+    size: int | None = None
 
 
 STYLES: dict[str, Asked] = {
     "final_score": Asked(
-        templates=("final_score",), low=1, high=5, scale="divided", max_tokens=4096,
+        templates=("final_score",), source="flow_grpo", size=512, low=1, high=5, scale="divided", max_tokens=4096,
         pattern=rf"final score\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}",
     ),
     "dimensions": Asked(
-        templates=("dimensions",), low=1, high=5, scale="raw", max_tokens=4096,
+        templates=("dimensions",), source="unified_reward", low=1, high=5, scale="raw", max_tokens=4096,
         dimensions=("alignment", "coherence", "style"),
         # "Alignment Score (1-5): 4" and "Alignment: 4", with the colon of either width and bold marks around.
         pattern=rf"(?m)^\W*NAME\W{{0,4}}(?:score)?\W{{0,4}}(?:\(1\s*-\s*5\))?\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}",
     ),
     "aesthetic": Asked(
-        templates=("aesthetic",), low=1, high=5, scale="divided", max_tokens=2048,
+        templates=("aesthetic",), source="flow_grpo", low=1, high=5, scale="divided", max_tokens=2048,
         pattern=r"<score>\s*(\d+)\s*</score>",
     ),
-    "rational": Asked(templates=("rational",), low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1),
+    "rational": Asked(
+        templates=("rational",), source="flow_factory", low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1
+    ),
     "rational_edit": Asked(
-        templates=("rational_edit",), low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1, edits=True
+        templates=("rational_edit",), source="flow_factory", low=1, high=4, scale="unit", max_tokens=2048,
+        temperature=0.1, edits=True,
     ),
     "edit": Asked(
-        templates=("edit_quality", "edit_instruction"), low=0, high=25, scale="raw", max_tokens=4096,
+        templates=("edit_quality", "edit_instruction"), source="unified_reward", low=0, high=25, scale="raw",
+        max_tokens=4096,
         dimensions=("quality", "instruction"), edits=True,
     ),
 }  # fmt: skip
@@ -103,8 +111,14 @@ class UnifiedReward:
     ("missing_field"). A number outside the scale is cut to its end. Sub-scores are unscaled.
     """
 
+    reproduces: ClassVar[str] = (
+        "UnifiedReward (arXiv 2503.05236), RationalRewards and Flow-GRPO's aesthetic judge, in their texts byte for "
+        "byte; requests, reading and scaling were checked on scripted answers, no published judge was asked."
+    )
+
     judge: Mapping[str, Any]
-    """Which one, see `flowrl.rewards.judges.chat`."""
+    """Which one, see `flowrl.rewards.judges.chat`. Unless it has a `size`, or `template` is given, style final_score
+    resizes images to 512 x 512, as its published use does."""
     style: Style = "dimensions"
     """What is asked for, see the module."""
     scale: Scale | None = None
@@ -116,7 +130,8 @@ class UnifiedReward:
     num_frames: int = 1
     """Frames of a video shown in one question, evenly spaced; 1 shows `images`."""
     template: str | None = None
-    """A text file, or for `edit` a folder with edit_quality.txt and edit_instruction.txt."""
+    """A text file instead of the published text, for `edit` a folder with edit_quality.txt and edit_instruction.txt;
+    or `own`."""
     max_tokens: int | None = None
     """Length of an answer; null is the style's own."""
     temperature: float | None = None
@@ -157,7 +172,7 @@ class UnifiedReward:
     def templates(self) -> dict[str, Template]:
         """The style's templates, or those that take their place, by name."""
         images = {name: 2 if name in _BOTH else self.num_frames for name in self.ask.templates}
-        return load_templates(images, self.template)
+        return load_templates(images, self.template, source=self.ask.source)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""
@@ -168,7 +183,7 @@ class UnifiedReward:
         return judged_reward(
             "unified_reward",
             partial(_score, options=self, templates=templates),
-            judge=self.judge,
+            judge=self.judge if self.template is not None or ask.size is None else {"size": ask.size, **self.judge},
             device=device,
             needs=({"source_images"} if ask.edits else set()) | ({"videos"} if self.num_frames > 1 else set()),
             version=f"{self.style}:{self.scale or ask.scale}:{listed}:frames-{self.num_frames}:"
@@ -224,7 +239,7 @@ def _score(
     def ask(item: int) -> list[Question]:
         shown = shown_of(inputs, item, options.num_frames if options.num_frames > 1 else None)
         both = [source_of(inputs, item), *shown] if style.edits else shown
-        return [
+        asked = [
             words.question(
                 shown if name == "edit_quality" else both,
                 {"prompt": inputs.prompts[item]},
@@ -234,6 +249,9 @@ def _score(
             )
             for name, words in templates.items()
         ]
+        if options.style != "edit":
+            return asked
+        return [replace(question, schema=score_schema(2, int(style.low), int(style.high))) for question in asked]
 
     def read(item: int, answers: list[Answer]) -> Scored:
         if (error := first_error(answers)) is not None:

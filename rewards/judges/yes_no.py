@@ -1,7 +1,8 @@
 """Questions with a short answer: does the judge say yes, or what the prompt's record expects?
 
 {name: yes_no, judge: {...}}                                              does the image match the prompt?
-{name: yes_no, judge: {...}, score: mass}                                 VQAScore (arXiv 2404.01291)
+{name: yes_no, judge: {...}, score: mass}                                 VQAScore (arXiv 2404.01291), asked as it asks
+                                                      with template: published/t2v_metrics/vqascore_chat.txt
 {name: yes_no, judge: {...}, questions_field: vqa_list, aggregation: gm}  Soft-TIFA, of GenEval 2
 {name: yes_no, judge: {...}, inverted: true, num_frames: 8}               anomalies in videos, as Cosmos-Reason1
 {name: yes_no, judge: {...}, score: word, average: 4, temperature: 0.7}   of judges that reason, or lack logprobs
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -47,11 +48,18 @@ Forms = tuple[str, ...]
 class YesNo:
     """A judge's answer to a question about the image, in [0, 1]; greedy, one token, unless the word is read."""
 
+    reproduces: ClassVar[str] = (
+        "VQAScore (arXiv 2404.01291) with score: mass and template: published/t2v_metrics/vqascore_chat.txt, Soft-TIFA "
+        "of GenEval 2, whose licence keeps its words out, with questions_field; the arithmetic was checked on "
+        "scripted answers. Without template our own questions are asked and no published number is met."
+    )
+
     judge: Mapping[str, Any]
     """Which model answers, see `flowrl.rewards.judges.chat`."""
     template: str | None = None
     """A text file with the question, see `flowrl.rewards.judges.templates`; its fields are {prompt}, and {question}
-    with `questions_field`. Null takes ours: does the image match the prompt, for `inverted` is there an anomaly."""
+    with `questions_field`. Null takes our own words: does the image match the prompt, for `inverted` is there an
+    anomaly."""
     score: Literal["odds", "mass", "word"] | None = None
     """`odds` (null without questions): `sigmoid(lp_yes - lp_no)`; `mass` (null with them): the probability of yes, or
     of the expected answer, as it is, so that a judge which would say something else gives little; `word`: 1 if the last

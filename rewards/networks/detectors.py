@@ -16,10 +16,16 @@ from flowrl.rewards import Model, load_target
 
 
 class Detector(Protocol):
-    """What a detector looks like; `version` says in the run's manifest which one it is."""
+    """What a detector looks like.
+
+    `version` says in the run's manifest which one it is; `remarks` what a table of its verdicts has to say about them,
+    a sentence each: with what its numbers compare.
+    """
 
     @property
     def version(self) -> str: ...
+    @property
+    def remarks(self) -> tuple[str, ...]: ...
 
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
         """All detections of each image, unfiltered: the rules apply their own thresholds."""
@@ -40,6 +46,7 @@ class DetectorOptions(Protocol):
 
 DETECTORS: dict[str, str] = {
     "mask2former": "flowrl.rewards.networks.mask2former:Mask2Former",
+    "openmmlab": "flowrl.rewards.networks.openmmlab:OpenMMLab",
     "shapes": "flowrl.rewards.networks.detectors:Shapes",
 }
 """Name -> "module:Class", the options of the detector: a frozen dataclass as in `flowrl.rewards.REWARDS`."""
@@ -61,6 +68,7 @@ class FunctionDetector:
     find: Callable[[UInt8[np.ndarray, " b h w 3"]], list[list[Detection]]]
     color: Callable[[UInt8[np.ndarray, " h w 3"], Detection], str]
     version: str
+    remarks: tuple[str, ...] = ()
 
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
         return self.find(images)

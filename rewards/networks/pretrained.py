@@ -18,7 +18,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import pickle
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -31,6 +34,7 @@ from torch import Tensor
 
 from flowrl.failures import out_of_memory
 from flowrl.precision import network_autocast
+from flowrl.rewards.networks.blanks import blanked
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -77,8 +81,9 @@ def load_network(
     what: str,
     shared: bool = True,
     dtype: torch.dtype = torch.float32,
+    unread: Sequence[str] = (),
 ) -> Any:
-    """A frozen network in evaluation mode, every weight of which comes from the checkpoint.
+    """A frozen network in evaluation mode, every weight of which that enters an output comes from the checkpoint.
 
     Args:
         kind: the class of transformers.
@@ -86,6 +91,8 @@ def load_network(
         shared: one copy for all who ask for the same class, model, revision, device and dtype; False gives a fresh
             copy, which the caller may change and train.
         dtype: of the weights; scorers take float32.
+        unread: names of parameters of the class, `*` for any text, that no output depends on: a checkpoint may lack
+            them, such as one of an older release whose class did not have them.
 
     Raises:
         ValueError: if it cannot be had, or parameters are missing, which transformers would fill with random numbers.
@@ -99,7 +106,8 @@ def load_network(
             if out_of_memory(error):
                 raise
             raise cannot_load(model, error, owner=owner, option=option, what=what) from error
-        missing = sorted(set(info["missing_keys"]) & {name for name, _ in network.named_parameters()})
+        lacking = set(info["missing_keys"]) & {name for name, _ in network.named_parameters()}
+        missing = sorted(name for name in lacking if not any(fnmatchcase(name, pattern) for pattern in unread))
         if missing:
             raise ValueError(
                 f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would "
@@ -191,10 +199,15 @@ def fetch_file(source: str, name: str | None, *, revision: str | None = None, ow
         ) from error
 
 
-def read_weights(path: Path, *, owner: str) -> dict[str, Tensor]:
+def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, Tensor]:
     """The tensors of a checkpoint by name, on the host: safetensors, or a file of torch that holds nothing else.
 
-    A file of torch may keep them under the key `state_dict`. It is read without running any code from it.
+    A file of torch may keep them under the key `state_dict` or `model`. It is read without running any code from it.
+
+    Args:
+        path: the file.
+        owner: who wants it, for messages.
+        others: whether objects of other programs may lie beside the tensors; they are left out, see `blanks`.
 
     Raises:
         ValueError: if it is neither, or damaged.
@@ -205,19 +218,34 @@ def read_weights(path: Path, *, owner: str) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with blanked(path) if others else nullcontext():
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(
-            f"{owner} could not read {path.name}: {first_line(error)} Fetch it again, or give one that holds "
+            f"{owner} could not read {path.name}: {_reason(error)} Fetch it again, or give one that holds "
             f"nothing but tensors."
         ) from error
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
+    if isinstance(content, Mapping):
+        content = next(
+            (content[key] for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), content
+        )
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(
             f"{owner}: {path.name} is not a checkpoint: it must hold tensors by name, or state_dict: them."
         )
     return dict(content)
+
+
+def _reason(error: Exception) -> str:
+    """What the safe reader objects to. Its own words advise to read the file unsafely."""
+    named = re.search(r"GLOBAL ([\w.]+)", str(error))
+    if named:
+        return f"it asks to run {named[1]}, and no code of a file is run."
+    if filled := re.search(r"Can only (?:SETITEM|append|extend).*<class '(?:\w+\.)*(\w+)'>", str(error)):
+        return f"it holds a dictionary or list of the class {filled[1]}, and no code of a file is run."
+    if "weights_only" in str(error):
+        return "it holds objects that the safe reader does not take."
+    return first_line(error)
 
 
 def check_shapes(

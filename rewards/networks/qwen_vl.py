@@ -1,4 +1,4 @@
-"""Qwen2-VL as a scorer: a small head reads the last hidden state at special tokens (HPSv3, VideoAlign).
+"""Qwen-VL as a scorer: a small head reads the last hidden state at special tokens (HPSv3, VideoAlign, EditReward).
 
 The text that the model reads is a template with `{prompt}` and one or more reward tokens. The templates in this
 package's folder `templates` have the structure that such models expect and wording of their own; a checkpoint's
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,21 @@ PositionMode = Literal["sequential", "mrope"]
 Dtype = Literal["bfloat16", "float32"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
+
+class Family(NamedTuple):
+    """A generation of Qwen-VL: what messages call it, and its classes in transformers."""
+
+    what: str
+    config: str
+    processor: str
+    model: str
+
+
+QWEN2_VL = Family("Qwen2-VL", "Qwen2VLConfig", "Qwen2VLProcessor", "Qwen2VLModel")
+QWEN25_VL = Family("Qwen2.5-VL", "Qwen2_5_VLConfig", "Qwen2_5_VLProcessor", "Qwen2_5_VLModel")
+QWEN3_VL = Family("Qwen3-VL", "Qwen3VLConfig", "Qwen3VLProcessor", "Qwen3VLModel")
+
+HEAD = ("rm_head.",)
 PROMPT = "{prompt}"
 FACTOR = 28  # pixels of a merged token's side: patches of 14, merged two by two
 MAX_ASPECT = 200
@@ -98,18 +113,21 @@ def resized_frames(
 
 
 def newer_name(name: str) -> str:
-    """The name of a weight of `Qwen2VLModel`, from the older `visual.*`, `model.*` or the newer `model.visual.*`,
-    `model.language_model.*`.
+    """The name of a weight of `Qwen2VLModel` or a later one, from the older `visual.*`, `model.*` or the newer
+    `model.visual.*`, `model.language_model.*`.
     """
     if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
         return "language_model." + name.removeprefix("model.")
     return name.removeprefix("model.")
 
 
-def split_weights(weights: Mapping[str, Tensor], *, owner: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A checkpoint's weights under the names of transformers' `Qwen2VLModel`, and those of its head `rm_head`.
+def split_weights(
+    weights: Mapping[str, Tensor], *, owner: str, heads: tuple[str, ...] = HEAD
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A checkpoint's weights under the names of transformers' `Qwen2VLModel`, and those of its head.
 
-    The language model's output layer is left out, nothing reads it.
+    `heads` is what names of the head's weights begin with; where that is one word, their names come without it. The
+    language model's output layer is left out, nothing reads it.
 
     Raises:
         ValueError: for a name that such a checkpoint does not have, or no head.
@@ -117,41 +135,42 @@ def split_weights(weights: Mapping[str, Tensor], *, owner: str) -> tuple[dict[st
     backbone, head, unknown = {}, {}, []
     for given, weight in weights.items():
         name = newer_name(given)
-        if name.startswith("rm_head."):
-            head[name.removeprefix("rm_head.")] = weight
+        if name.startswith(heads):
+            head[name.removeprefix(heads[0]) if len(heads) == 1 else name] = weight
         elif name.startswith(("visual.", "language_model.")):
             backbone[name] = weight
         elif not name.startswith("lm_head."):
             unknown.append(given)
     if unknown or not head:
-        what = f"holds {unknown[0]!r}" if unknown else "has no weights rm_head.*"
+        what = f"holds {unknown[0]!r}" if unknown else f"has no weights {heads[0]}*"
         raise ValueError(
-            f"{owner}: the checkpoint {what}, so it is not a Qwen2-VL with a reward head: give another file."
+            f"{owner}: the checkpoint {what}, so it is not a Qwen-VL with a reward head: give another file."
         )
     return backbone, head
 
 
 def load_base(
-    base: str, tokens: Sequence[str], *, revision: str | None, owner: str
+    base: str, tokens: Sequence[str], *, revision: str | None, owner: str, family: Family = QWEN2_VL
 ) -> tuple[Any, Any, tuple[int, ...]]:
     """The base model's configuration, its processor with the reward tokens added, and the ids of those.
 
     Raises:
         ValueError: if they cannot be had.
     """
-    from transformers import Qwen2VLConfig, Qwen2VLProcessor
+    import transformers
 
     load = partial(
-        pretrained.load_processor, model=base, revision=revision, owner=owner, option="base", what="Qwen2-VL"
+        pretrained.load_processor, model=base, revision=revision, owner=owner, option="base", what=family.what
     )
-    config, processor = load(Qwen2VLConfig), load(Qwen2VLProcessor)  # both come by the same call
+    # Both come by the same call.
+    config, processor = load(getattr(transformers, family.config)), load(getattr(transformers, family.processor))
     processor.tokenizer.padding_side = "right"  # causal: what follows a token cannot change it
     processor.tokenizer.add_tokens(list(tokens), special_tokens=True)
     return config, processor, tuple(processor.tokenizer.convert_tokens_to_ids(list(tokens)))
 
 
 class TokenReward(nn.Module):
-    """A Qwen2-VL backbone and a float32 head that reads its last hidden state at given tokens."""
+    """A Qwen-VL backbone and a float32 head that reads its last hidden state at given tokens."""
 
     backbone: Any
     head: nn.Module
@@ -162,9 +181,14 @@ class TokenReward(nn.Module):
         self.head = head
 
     def forward(
-        self, batch: Mapping[str, Tensor], token_ids: Sequence[int], *, position_mode: PositionMode
+        self,
+        batch: Mapping[str, Tensor],
+        token_ids: Sequence[int],
+        *,
+        position_mode: PositionMode,
+        read: Callable[[Tensor], Tensor] | None = None,
     ) -> Float[Tensor, " b k o"]:
-        """The head's outputs for a batch of the processor, at each of the tokens, in their order."""
+        """The outputs of the head, or of `read`, for a batch of the processor, at each token, in their order."""
         places = token_places(batch["input_ids"], token_ids)
         positions = None
         if position_mode == "sequential":
@@ -172,18 +196,26 @@ class TokenReward(nn.Module):
             positions = torch.arange(length, device=batch["input_ids"].device).expand(3, b, length)
         hidden = self.backbone(**batch, position_ids=positions, use_cache=False).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
-        return self.head(hidden[rows, places].float())
+        return (read or self.head)(hidden[rows, places].float())
 
 
 def build_backbone(
-    config: Any, weights: Mapping[str, Tensor], token_ids: Sequence[int], *, dtype: torch.dtype, owner: str
+    config: Any,
+    weights: Mapping[str, Tensor],
+    token_ids: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    owner: str,
+    family: Family = QWEN2_VL,
 ) -> Any:
-    """A `Qwen2VLModel` on the host, every weight of which is one of those given; the vocabulary's size is theirs.
+    """A `Qwen2VLModel`, or that of another family, on the host, every weight of which is one of those given.
+
+    The vocabulary's size is theirs.
 
     Raises:
         ValueError: if weights are missing or left over, or are of another size than the base model.
     """
-    from transformers import Qwen2VLModel
+    import transformers
 
     if (name := "language_model.embed_tokens.weight") not in weights:
         raise ValueError(f"{owner}: the checkpoint lacks {name}: give a complete one.")
@@ -195,7 +227,7 @@ def build_backbone(
             f"model that the checkpoint was trained from."
         )
     config.text_config.vocab_size = rows
-    network, info = Qwen2VLModel.from_pretrained(
+    network, info = getattr(transformers, family.model).from_pretrained(
         None, config=config, state_dict=dict(weights), dtype=dtype, output_loading_info=True
     )
     for what in ("missing", "unexpected"):
@@ -216,14 +248,16 @@ def build_network(
     dtype: Dtype,
     device: torch.device,
     owner: str,
+    family: Family = QWEN2_VL,
+    heads: tuple[str, ...] = HEAD,
 ) -> TokenReward:
     """The frozen network of a checkpoint: `build_backbone`, and `make_head`'s head for its weights in float32.
 
     Raises:
         ValueError: as `split_weights` and `build_backbone`, or if the head does not fit.
     """
-    backbone_weights, head_weights = split_weights(weights, owner=owner)
-    backbone = build_backbone(config, backbone_weights, token_ids, dtype=DTYPES[dtype], owner=owner)
+    backbone_weights, head_weights = split_weights(weights, owner=owner, heads=heads)
+    backbone = build_backbone(config, backbone_weights, token_ids, dtype=DTYPES[dtype], owner=owner, family=family)
     head = make_head(head_weights)
     try:
         head.load_state_dict({name: weight.float() for name, weight in head_weights.items()})
@@ -268,16 +302,24 @@ def encode(
     *,
     images: Sequence[Image.Image] | None = None,
     videos: Sequence[Tensor] | None = None,
+    resize: bool = False,
 ) -> dict[str, Tensor]:
-    """What the model reads: per sample one user turn of image or clip, if given, then text, and the answer begun.
+    """What the model reads: per sample one user turn of images or clip, if given, then text, and the answer begun.
 
-    Images and clips are taken at their size; bring them to it before.
+    Every sample has as many images as any other, one after the other. Images and clips are taken at their size; bring
+    them to it before. With `resize` the processor brings images to a size that it takes.
     """
-    kind = [{"type": "image"}] if images is not None else [{"type": "video"}] if videos is not None else []
+    kind = (
+        [{"type": "image"}] * (len(images) // len(texts))
+        if images is not None
+        else [{"type": "video"}]
+        if videos is not None
+        else []
+    )
     turns = [[{"role": "user", "content": [*kind, {"type": "text", "text": text}]}] for text in texts]
     given: dict[str, Any] = {}
     if images is not None:
-        given = {"images": list(images), "images_kwargs": {"do_resize": False}}
+        given = {"images": list(images), "images_kwargs": {"do_resize": resize}}
     elif videos is not None:
         given = {"videos": list(videos), "videos_kwargs": {"do_resize": False, "do_sample_frames": False}}
     chats = processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -286,7 +328,11 @@ def encode(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scorer:
-    """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs."""
+    """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs.
+
+    `resize` says that the processor brings images to a size that it takes; `read` is the head, told more than it
+    knows by itself.
+    """
 
     network: TokenReward
     processor: Any
@@ -295,6 +341,8 @@ class Scorer:
     position_mode: PositionMode
     device: torch.device
     owner: str
+    resize: bool = False
+    read: Callable[[Tensor], Tensor] | None = None
 
     @torch.no_grad()
     def outputs(
@@ -307,7 +355,7 @@ class Scorer:
     ) -> Float[Tensor, " b k o"]:
         """The head's outputs at each of the reward tokens, `batch_size` samples at a time.
 
-        `images` or `videos` give the resized images, or clips, of some of the samples.
+        `images` or `videos` give the resized images, or clips, of some of the samples; see `encode`.
         """
         check_prompts(prompts, self.processor.tokenizer, owner=self.owner)
         texts = [self.template.replace(PROMPT, prompt) for prompt in prompts]
@@ -315,9 +363,10 @@ class Scorer:
         for start in range(0, len(texts), batch_size):
             part = slice(start, start + batch_size)
             batch = encode(
-                self.processor, texts[part], images=images and images(part), videos=videos and videos(part)
+                self.processor, texts[part], images=images and images(part), videos=videos and videos(part),
+                resize=self.resize,
             )  # fmt: skip
             batch = {name: value.to(self.device) for name, value in batch.items()}
             with torch.autocast(self.device.type, enabled=False):
-                pieces.append(self.network(batch, self.token_ids, position_mode=self.position_mode))
+                pieces.append(self.network(batch, self.token_ids, position_mode=self.position_mode, read=self.read))
         return torch.cat(pieces)

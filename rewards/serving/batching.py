@@ -2,7 +2,8 @@
 
 While a batch is scored the next one gathers, so batches are small when there is little to do and full when there is
 much, without any waiting. Items of pointwise rewards are taken one by one, in order of arrival, as many as have the
-same sizes; a request for any other reward is scored whole and by itself.
+same sizes and fit into one call, a video that is larger alone; a request for any other reward is scored whole and by
+itself.
 """
 
 from __future__ import annotations
@@ -23,11 +24,9 @@ from torch import Tensor
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output
 from flowrl.rewards.serving.server_metrics import Metrics
-from flowrl.rewards.serving.wire import Item, Limits, Score, ScoreRequest
+from flowrl.rewards.serving.wire import IN_FLIGHT, Item, Limits, Score, ScoreRequest
 from flowrl.rewards.serving.wire_images import Pixels, queue_full
 
-IN_FLIGHT = 8
-"""Bodies of full size that may be in memory at once, and queued pixels likewise."""
 POINTWISE = ("pointwise", "remote")
 _LOG = logging.getLogger("flowrl.commands.serve")
 
@@ -134,18 +133,24 @@ class RewardQueue:
                 self._changed.wait_for(lambda: bool(self._entries) or self._closing)
                 batch: list[_Entry] = []
                 kept: deque[_Entry] = deque()
+                pixels = 0
                 while self._entries and (self._whole or len(batch) < self._limits.batch_size):
                     entry = self._entries.popleft()
+                    size = entry[0].items[entry[1]].num_pixels
                     if entry[0].future.cancelled():
-                        self._pixels -= entry[0].items[entry[1]].num_pixels
+                        self._pixels -= size
                     elif not batch or (entry[0] is batch[0][0] if self._whole else _sizes(entry) == _sizes(batch[0])):
+                        if batch and not self._whole and pixels + size > self._limits.max_pixels:
+                            kept.append(entry)
+                            break
                         batch.append(entry)
+                        pixels += size
                     else:
                         kept.append(entry)
                         if self._whole:
                             break
                 self._entries.extendleft(reversed(kept))
-                self._pixels -= sum(job.items[place].num_pixels for job, place in batch)
+                self._pixels -= pixels
                 self._queued.set(len(self))
                 if batch or (self._closing and not self._entries):
                     return batch

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import requests
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards.serving.retries import Failed, call_with_retries, failed_exception, failed_status, post_json
+from flowrl.rewards.serving.retries import (
+    Failed,
+    call_with_retries,
+    failed_exception,
+    failed_status,
+    post_json,
+    retry_delay,
+)
 from flowrl.rewards.serving.server_pool import VERSION_CHANGED, ServerPool
 from flowrl.rewards.serving.wire import Item, Reply
 from flowrl.rewards.serving.wire_adapters import Adapter
+from flowrl.rewards.serving.wire_bodies import Room, Way
 from flowrl.rewards.serving.wire_images import short
 
 # What repeating cannot help and no item is to blame for: the run should stop and say so.
@@ -23,20 +31,24 @@ _ADVICE = {
         ("status_401", "status_403"), "give token_env, the environment variable that holds the server's token"
     ),
     **dict.fromkeys(("status_404", "status_405", "status_415"), "check url and protocol"),
-    "status_413": "lower batch_size, or raise the server's limits",
+    "status_413": "raise the server's limits (--max-items, --max-mib, --max-mpixels, for videos --max-video-mib and "
+    "--max-video-mpixels), or lower batch_size where it states none",
 }
+_NO_ROOM = "status_429"
 _HEALTH_TIMEOUT = 10.0
 _BACK_TIMEOUT = 2.0  # of the question whether a server is back, which is asked again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """What the server said about the reward, as far as it says such things."""
+    """What the server said about the reward, as far as it says such things; `room` and `videos` may change."""
 
     name: str | None = None
     version: str | None = None
     kind: str = "remote"
     needs: frozenset[str] = frozenset()
+    room: Room = field(default=Room(), compare=False)
+    videos: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -50,32 +62,18 @@ class Server:
     retries: int
 
 
-def chunks_of(items: Sequence[Item], batch_size: int, groups: str | None) -> list[list[Item]]:
-    """Requests of at most `batch_size` items; of whole groups, as `Adapter.groups` says, unless that is None."""
-    if groups is None:
-        return [list(items[i : i + batch_size]) for i in range(0, len(items), batch_size)]
-    members: dict[int, list[Item]] = {}
-    for item in items:
-        members.setdefault(item.group_id, []).append(item)
-    chunks: list[list[Item]] = []
-    for group in members.values():
-        if chunks and groups == "several" and len(chunks[-1]) + len(group) <= batch_size:
-            chunks[-1].extend(group)
-        else:
-            chunks.append(list(group))
-    return chunks
-
-
 def ask_scores(
-    pool: ServerPool[Server], about: Told, chunk: Sequence[Item], iteration: int, end: float
+    pool: ServerPool[Server], about: Told, chunk: Sequence[Item], iteration: int, end: float, way: Way
 ) -> Reply | Failed:
     """One request, to another server or again where that may help, until the time `end`.
+
+    A server without room (429) is no failure: the request waits and comes again, as often as the time allows.
 
     Raises:
         ValueError: the refusal of a server that only the configuration can be blamed for.
     """
     first = pool.servers[0]
-    body = first.adapter.encode(chunk, about.name, iteration)
+    body = first.adapter.encode(chunk, about.name, iteration, way)
     ids = [item.id for item in chunk]
 
     def send(server: Server) -> Reply | Failed:
@@ -100,23 +98,40 @@ def ask_scores(
     if left <= 0:
         return Failed(error="timeout")
     seed = counter_seed("remote", iteration, ids[0])
-    return call_with_retries(lambda attempt, _: pool.ask(send), deadline=left, retries=first.retries, seed=seed)
+
+    def ask(attempt: int, seconds: float) -> Reply | Failed:
+        waits = 0
+        while isinstance(result := pool.ask(send), Failed) and result.error == _NO_ROOM:
+            # A little later than told, each by its own counter: all that were refused together would come together.
+            delay = (result.retry_after or 0.0) + retry_delay(0, counter_seed("room", seed, attempt, waits))
+            if time.monotonic() + delay >= end:
+                return replace(result, again=False)
+            time.sleep(delay)
+            waits += 1
+        return result
+
+    return call_with_retries(ask, deadline=left, retries=first.retries, seed=seed)
 
 
-def ask_all(servers: Sequence[Server], reward: str | None, batch_size: int, deadline: float) -> Told:
-    """What all servers say of the reward, as `ask_health`.
+def ask_all(servers: Sequence[Server], reward: str | None, deadline: float) -> Told:
+    """What all servers say of the reward, as `ask_health`, and the room that each of them has.
 
     Raises:
         ValueError: as `ask_health`, or they do not say the same.
     """
-    said = [ask_health(server, reward, batch_size, deadline) for server in servers]
+    said = [ask_health(server, reward, deadline) for server in servers]
     for server, told in zip(servers, said, strict=True):
         if told != said[0]:
             raise wrong(
                 f"the servers serve different rewards: {servers[0].url} says {_words(said[0])}, and {server.url} "
                 f"{_words(told)}: start them with the same reward, options and flowrl, or list one of the two"
             )
-    return said[0]
+    rooms = [told.room for told in said]
+    least = Room(**{
+        one.name: min((number for room in rooms if (number := getattr(room, one.name)) is not None), default=None)
+        for one in fields(Room)
+    })  # fmt: skip
+    return replace(said[0], room=least, videos=all(told.videos for told in said))
 
 
 def _words(told: Told) -> str:
@@ -128,12 +143,12 @@ def is_back(server: Server, reward: str | None, told: Told) -> bool:
     """Whether a server that did not answer takes requests again and still serves what it did."""
     try:
         once = replace(server, retries=0)
-        return ask_health(once, reward, 1, _BACK_TIMEOUT) == told
+        return ask_health(once, reward, _BACK_TIMEOUT) == told
     except ValueError:
         return False
 
 
-def ask_health(server: Server, reward: str | None, batch_size: int, deadline: float) -> Told:
+def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
     """Waits, as long as retries go, until the server is ready, and reads what it says of the reward.
 
     Raises:
@@ -165,18 +180,21 @@ def ask_health(server: Server, reward: str | None, batch_size: int, deadline: fl
         return Told()
     rewards: Any = health.get("rewards") if isinstance(health, dict) else None
     if not isinstance(rewards, dict if adapter.health_says == "all" else list) or not rewards:
-        raise wrong(f"{url} does not say which rewards it serves: protocol must be that of the server")
+        also = ", or token_env is missing" if isinstance(health, dict) and health.keys() == {"status"} else ""
+        raise wrong(f"{url} does not say which rewards it serves: protocol must be that of the server{also}")
     name = reward if reward is not None or len(rewards) > 1 else next(iter(rewards))
     if name is None or name not in rewards:
         raise wrong(f"reward must be one of {', '.join(map(str, rewards))}, which {url} serves, got {reward!r}")
     if adapter.health_says == "names":
         return Told(name=name)
-    most = health["limits"]["max_items"]
-    if batch_size > most:
-        raise wrong(f"batch_size ({batch_size}) is more than the server takes in one request: set it to {most}")
+    limits = health["limits"]
     about: dict[str, Any] = dict(rewards)[name]
     kind = "remote" if about["kind"] == "pointwise" else about["kind"]
-    return Told(name=name, version=about["version"], kind=kind, needs=frozenset(about["needs"]))
+    return Told(
+        name=name, version=about["version"], kind=kind, needs=frozenset(about["needs"]),
+        room=Room(**{one.name: limits.get(one.name) for one in fields(Room)}),
+        videos="ffv1" in about.get("videos", health.get("videos", ())),
+    )  # fmt: skip
 
 
 def _detail(message: str) -> str:

@@ -14,7 +14,7 @@ import ipaddress
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -50,6 +50,14 @@ class Failed:
     message: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """A request's body that is not JSON text, and its content type."""
+
+    data: bytes
+    content_type: str
+
+
 def call_with_retries(
     send: Callable[[int, float], T | Failed],
     *,
@@ -72,13 +80,38 @@ def call_with_retries(
     end = time.monotonic() + deadline
     for attempt in range(retries + 1):
         result = send(attempt, max(end - time.monotonic(), 0.001))
-        if not isinstance(result, Failed) or not result.again or attempt == retries:
-            return result
-        delay = max(retry_delay(attempt, seed), result.retry_after or 0.0)
-        if time.monotonic() + delay >= end:
+        delay = _delay_before_next(result, attempt, retries, end, seed)
+        if delay is None:
             return result
         time.sleep(delay)
     raise ValueError(f"retries must be 0 or more, got {retries}.")
+
+
+async def await_with_retries(
+    send: Callable[[int, float], Awaitable[T | Failed]],
+    pause: Callable[[float], Awaitable[None]],
+    *,
+    deadline: float = 120.0,
+    retries: int = 4,
+    seed: int = 0,
+) -> T | Failed:
+    """`call_with_retries` for a `send` that is awaited; `pause` waits so many seconds, and holds no thread."""
+    end = time.monotonic() + deadline
+    for attempt in range(retries + 1):
+        result = await send(attempt, max(end - time.monotonic(), 0.001))
+        delay = _delay_before_next(result, attempt, retries, end, seed)
+        if delay is None:
+            return result
+        await pause(delay)
+    raise ValueError(f"retries must be 0 or more, got {retries}.")
+
+
+def _delay_before_next(result: object, attempt: int, retries: int, end: float, seed: int) -> float | None:
+    """Seconds before the next try; None where there is none."""
+    if not isinstance(result, Failed) or not result.again or attempt == retries:
+        return None
+    delay = max(retry_delay(attempt, seed), result.retry_after or 0.0)
+    return None if time.monotonic() + delay >= end else delay
 
 
 def retry_delay(retry: int, seed: int) -> float:
@@ -147,17 +180,18 @@ def post_json(session: requests.Session, url: str, body: Any, *, timeout: float)
     Args:
         session: from `open_session`.
         url: where to.
-        body: what `json.dumps` takes.
+        body: what `json.dumps` takes, or a `Body`, which is sent as it is.
         timeout: seconds for the connection, for each wait for more of the reply, and for the reply as a whole, so that
             a server that sends a byte now and then cannot stretch it without end.
     """
-    data = json.dumps(body, allow_nan=False).encode()
-    headers = {"Content-Type": "application/json"}
+    if not isinstance(body, Body):
+        body = Body(data=json.dumps(body, allow_nan=False).encode(), content_type="application/json")
+    headers = {"Content-Type": body.content_type}
     end = time.monotonic() + timeout
     content = b""
     try:
         with session.post(
-            url, data=data, headers=headers, timeout=timeout, stream=True, allow_redirects=False
+            url, data=body.data, headers=headers, timeout=timeout, stream=True, allow_redirects=False
         ) as reply:
             while piece := reply.raw.read1(2**16, decode_content=True):
                 content += piece
@@ -167,9 +201,14 @@ def post_json(session: requests.Session, url: str, body: Any, *, timeout: float)
                     return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
     except (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
         return failed_exception(error)
+    return read_json_reply(reply.status_code, reply.headers, content)
+
+
+def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> Any | Failed:
+    """The JSON of a reply, or what is wrong with it."""
     text = content.decode(errors="replace")
-    if not 200 <= reply.status_code < 300:
-        return failed_status(reply.status_code, reply.headers, text)
+    if not 200 <= status < 300:
+        return failed_status(status, headers, text)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

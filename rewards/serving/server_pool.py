@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -65,9 +65,21 @@ class ServerPool(Generic[S]):
             finally:
                 self._give_back(place, result)
             tried.add(place)
-            if not isinstance(result, Failed) or not (result.again or result.error == VERSION_CHANGED):
+            if not self._others(tried, result):
                 return result
-            if not self._others(tried):
+
+    async def ask_awaited(self, send: Callable[[S], Awaitable[T | Failed]]) -> T | Failed:
+        """`ask` for a `send` that is awaited."""
+        tried: set[int] = set()
+        while True:
+            place = self._take(tried)
+            result: T | Failed = Failed(error="exception", again=False)
+            try:
+                result = await send(self.servers[place])
+            finally:
+                self._give_back(place, result)
+            tried.add(place)
+            if not self._others(tried, result):
                 return result
 
     def _take(self, tried: Collection[int]) -> int:
@@ -93,7 +105,10 @@ class ServerPool(Generic[S]):
     def _open(self, tried: Collection[int]) -> list[int]:
         return [i for i, desk in enumerate(self._desks) if desk.aside is None and i not in tried]
 
-    def _others(self, tried: Collection[int]) -> bool:
+    def _others(self, tried: Collection[int], result: object) -> bool:
+        """Whether another server may do better."""
+        if not isinstance(result, Failed) or not (result.again or result.error == VERSION_CHANGED):
+            return False
         with self._lock:
             return bool(self._open(tried))
 

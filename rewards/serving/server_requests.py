@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards import Reward
-from flowrl.rewards.serving.batching import IN_FLIGHT, RewardQueue
+from flowrl.rewards.serving.batching import RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
 from flowrl.rewards.serving.wire import Limits, Score, ScoreRequest, decode_request, encode_reply, too_many_bytes
 from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
@@ -19,6 +19,9 @@ from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+
+SLOWEST_BODY = 64 * 1024
+"""Bytes a second that a body has to come with after its first seconds."""
 
 
 class Service:
@@ -60,9 +63,12 @@ class Service:
             }
             for name, queue in self.queues.items()
         }  # fmt: skip
-        limits = {name: getattr(self.limits, name) for name in ("max_bytes", "max_pixels", "max_items")}
+        limits = {
+            name: getattr(self.limits, name)
+            for name in ("max_bytes", "max_pixels", "max_items", "max_video_bytes", "max_video_pixels")
+        }
         which = {} if self.replica is None else {"replica": self.replica}
-        return status | which | {"rewards": rewards, "limits": limits}
+        return status | which | {"rewards": rewards, "limits": limits, "videos": ["ffv1"]}
 
 
 async def answer(request: Request, content_type: str) -> Response:
@@ -100,48 +106,53 @@ async def _received(service: Service, request: Request, content_type: str) -> Sc
     """The decoded request; decoding runs in a thread, as images take time."""
     held: list[int] = []
     try:
-        async with asyncio.timeout(service.limits.body_timeout):
-            body = await _body(service, request, content_type, held)
+        body = await read_body(service, request, content_type, held)
         files = None
         if content_type == "multipart/form-data":
-            body, files = await _parts(request, body, service.limits.max_bytes)
+            body, files = await _parts(request, body, service.limits.most_bytes)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(service.decoders, decode_request, body, service.limits, files)
-    except TimeoutError as error:
-        seconds = service.limits.body_timeout
-        raise WireError(408, "slow_body", f"the body did not arrive within {seconds:g} s.") from error
     finally:
         service.bytes_held -= sum(held)
 
 
-async def _body(service: Service, request: Request, content_type: str, held: list[int]) -> bytes:
+async def read_body(service: Service, request: Request, content_type: str, held: list[int]) -> bytes:
     """The body of a request that may be answered; `held` gets the bytes that are kept in memory.
 
     What is refused is still read (and forgotten), as far as is bearable: a client that is cut off while it sends never
     reads why. What would not be bearable by its headers is not begun.
     """
-    most, seen, kept = service.limits.max_bytes, 0, bytearray()
-    against = _refused_at_once(service, request, content_type)
-    if against is not None and (against.status == 400 or _length(request) > 4 * most):
+    # JSON holds videos as text and is read as a whole: it has the room of images.
+    most = service.limits.max_bytes if content_type == "application/json" else service.limits.most_bytes
+    seen, kept, bearable = 0, bytearray(), max(4 * service.limits.max_bytes, most)
+    against = _refused_at_once(service, request, content_type, most)
+    if against is not None and (against.status == 400 or _length(request) > bearable):
         raise against
-    async for piece in request.stream():
-        seen += len(piece)
-        if against is None and seen > most:
-            against = too_many_bytes(service.limits)
-        if against is None and service.bytes_held + len(piece) > IN_FLIGHT * most:
-            against = queue_full(1)
-        if against is None:
-            held.append(len(piece))
-            service.bytes_held += len(piece)
-            kept += piece
-        elif seen > 4 * most:
-            break
+    start = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(service.limits.body_timeout) as clock:
+            async for piece in request.stream():
+                seen += len(piece)
+                clock.reschedule(start + service.limits.body_timeout + seen / SLOWEST_BODY)
+                if against is None and seen > most:
+                    against = too_many_bytes(service.limits)
+                if against is None and service.bytes_held + len(piece) > service.limits.most_held:
+                    against = queue_full(1)
+                if against is None:
+                    held.append(len(piece))
+                    service.bytes_held += len(piece)
+                    kept += piece
+                elif seen > bearable:
+                    break
+    except TimeoutError as error:
+        seconds = service.limits.body_timeout + seen / SLOWEST_BODY
+        raise WireError(408, "slow_body", f"{seen} bytes of the body arrived within {seconds:.0f} s.") from error
     if against is not None:
         raise against
     return bytes(kept)
 
 
-def _refused_at_once(service: Service, request: Request, content_type: str) -> WireError | None:
+def _refused_at_once(service: Service, request: Request, content_type: str, most: int) -> WireError | None:
     """What the headers alone say against a request."""
     if not has_token(service, request):
         return WireError(401, "unauthorized", "a valid token is needed: Authorization: Bearer TOKEN.")
@@ -152,7 +163,7 @@ def _refused_at_once(service: Service, request: Request, content_type: str) -> W
         return WireError(415, "content_type", f"send {content_type} without content encoding, not {given or 'none'}.")
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
         return WireError(400, "two_lengths", "give Content-Length or Transfer-Encoding, not both.")
-    if _length(request) > service.limits.max_bytes:
+    if _length(request) > most:
         return too_many_bytes(service.limits)
     if len(service.queues) == 1:  # else the body says which
         try:
@@ -178,6 +189,7 @@ async def _parts(request: Request, body: bytes, max_bytes: int) -> tuple[bytes, 
     parser = MultiPartParser(
         request.headers, stream(), max_files=10_000, max_fields=10_000, max_part_size=max_bytes  # type: ignore[arg-type]
     )  # fmt: skip
+    parser.spool_max_size = max_bytes  # files stay in memory, where the body is already
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
@@ -233,7 +245,7 @@ def refusal(error: WireError) -> Response:
     from starlette.responses import JSONResponse
 
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    if error.status in (400, 413):  # what follows may be the rest of a body that was not read
+    if error.status in (400, 408, 413):  # what follows may be the rest of a body that was not read
         headers["Connection"] = "close"
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

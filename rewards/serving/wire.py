@@ -1,13 +1,14 @@
 """The format in which images go to a reward server and scores come back: JSON, schema 1, no pickle.
 
     request  {"schema": 1, "reward": name, "iteration": 0, "group_ids": [...], "items": [{"id": 0, "prompt": "...",
-              "images": [image], "source_images": [...], "reference_images": [...], "frames": [...], "fps": 8.0,
-              "metadata": {}, "sample_id": 0}]}
+              "images": [image], "source_images": [...], "reference_images": [...], "frames": [...], "video": file,
+              "fps": 8.0, "metadata": {}, "sample_id": 0}]}
     reply    {"schema": 1, "version": "...", "items": [{"id": 0, "value": 0.5 or null, "parts": {}, "error": null}]}
 
 An image is base64 of a PNG (JPEG and WebP are read too), or in a multipart request the name of the part that holds the
-file. Replies are matched by id, never by position. `id`, `prompt` and either one image or frames must be given; the
-rest may be left out. Everything here is a pure function of bytes; what a stranger sent is refused with `WireError`.
+file. A video is a list of such images, `frames`, or one file, `video` (see `wire_videos`). Replies are matched by id,
+never by position. `id`, `prompt` and either one image, frames or a video must be given; the rest may be left out.
+Everything here is a pure function of bytes; what a stranger sent is refused with `WireError`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowrl.rewards.serving.wire_images import Pixels, WireError, bad_request, decode_image, encode_image, short
+from flowrl.rewards.serving.wire_videos import decode_video
 
 SCHEMA = 1
 
 _INT64 = 2**63
 _IMAGES = ("images", "source_images", "reference_images", "frames")
-_ITEM_KEYS = ("id", "prompt", *_IMAGES, "fps", "metadata", "sample_id")
+_ITEM_KEYS = ("id", "prompt", *_IMAGES, "video", "fps", "metadata", "sample_id")
 _REQUEST_KEYS = ("schema", "reward", "iteration", "group_ids", "items")
 _LONGEST_WORD = 60
 
@@ -34,6 +36,10 @@ SMALL_REQUEST = 16_000_000
 """Pixels that any request may hold, whatever its length."""
 PIXELS_A_BYTE = 500
 """Beyond that, a request buys its pixels with bytes: an RGB image of one colour has 350 a byte as PNG."""
+VIDEO_PIXELS_A_BYTE = 4000
+"""The same for videos: one of one colour has 800 a byte as FFV1 at 720 x 1280, and 2,900 at 2160 x 3840."""
+IN_FLIGHT = 8
+"""Bodies of full size that may be in memory at once, queued pixels and the videos of a request likewise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +47,14 @@ class Limits:
     """What a server takes: in one request, of waiting items, and in one call of a reward."""
 
     max_bytes: int = 64 * 2**20
-    """Bytes of a request's body."""
+    """Bytes of a request's body; without videos."""
     max_pixels: int = 64_000_000
-    """Pixels of all images of a request together."""
+    """Pixels of all images of a request together, and of one call of a pointwise reward that gets several items."""
+    max_video_bytes: int = 256 * 2**20
+    """Bytes of a multipart body with a video: 81 frames of 720 x 1280 of pure noise have 236 MiB as FFV1, by
+    extrapolation from three frames."""
+    max_video_pixels: int = 128_000_000
+    """Pixels of all frames of one item's video; those of a request have 8 * max_pixels together, or one has this."""
     max_items: int = 256
     """Items of a request."""
     queue_size: int = 1024
@@ -52,16 +63,28 @@ class Limits:
     """Items of one call of a pointwise reward."""
     header_timeout: float = 20.0
     """Seconds in which a request's headers must have arrived; the connection is closed then."""
-    body_timeout: float = 60.0
-    """Seconds in which a request's body must have arrived."""
+    body_timeout: float = 20.0
+    """Seconds in which a request's body must have arrived; one more for every 64 KiB of it that have."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_items", "queue_size", "batch_size"):
+        for name in (
+            "max_bytes", "max_pixels", "max_video_bytes", "max_video_pixels", "max_items", "queue_size", "batch_size",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: raise it.")
         for name in ("header_timeout", "body_timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be a positive number of seconds, got {getattr(self, name)}.")
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of any body."""
+        return max(self.max_bytes, self.max_video_bytes)
+
+    @property
+    def most_held(self) -> int:
+        """Bytes of all bodies that are in memory at once."""
+        return max(IN_FLIGHT * self.max_bytes, 2 * self.most_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -114,8 +137,22 @@ class Reply:
     scores: list[Score]
 
 
-def encode_request(items: Sequence[Item], reward: str | None, iteration: int = 0) -> dict[str, Any]:
+def encode_request(
+    items: Sequence[Item],
+    reward: str | None,
+    iteration: int = 0,
+    *,
+    image: Callable[[Pixels], str] = encode_image,
+    video: Callable[[Sequence[Pixels]], str] | None = None,
+) -> dict[str, Any]:
     """The body of a request, for `json.dumps`.
+
+    Args:
+        items: what to score.
+        reward: which reward; None leaves it to the server.
+        iteration: of the training.
+        image: what stands for an image: base64 of it, or the name of a part.
+        video: what stands for a video; None sends its frames as images.
 
     Raises:
         ValueError: an item's metadata cannot be written as JSON.
@@ -124,17 +161,21 @@ def encode_request(items: Sequence[Item], reward: str | None, iteration: int = 0
     if reward is not None:
         body["reward"] = reward
     return body | {
-        "items": [_encoded_item(item) for item in items], "group_ids": [item.group_id for item in items]
+        "items": [_encoded_item(item, image, video) for item in items], "group_ids": [item.group_id for item in items]
     }  # fmt: skip
 
 
-def _encoded_item(item: Item) -> dict[str, Any]:
+def _encoded_item(
+    item: Item, image: Callable[[Pixels], str], video: Callable[[Sequence[Pixels]], str] | None
+) -> dict[str, Any]:
     images = {
-        "images": () if item.frames else (item.image,), "frames": item.frames, "source_images": item.source_images,
-        "reference_images": item.reference_images,
+        "images": () if item.frames else (item.image,), "frames": () if video else item.frames,
+        "source_images": item.source_images, "reference_images": item.reference_images,
     }  # fmt: skip
     encoded: dict[str, Any] = {"id": item.id, "prompt": item.prompt, "sample_id": item.sample_id}
-    encoded |= {key: [encode_image(image) for image in value] for key, value in images.items() if value}
+    encoded |= {key: [image(one) for one in value] for key, value in images.items() if value}
+    if item.frames and video is not None:
+        encoded["video"] = video(item.frames)
     if item.fps is not None:
         encoded["fps"] = item.fps
     if item.metadata:
@@ -170,7 +211,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
         WireError: 413 for more than `limits` allows, 422 for anything that is not as the module describes.
     """
     size = len(body) + sum(map(len, (files or {}).values()))
-    if size > limits.max_bytes:
+    if size > limits.most_bytes:
         raise too_many_bytes(limits)
     data = _mapping(_json(body), "the request", _REQUEST_KEYS)
     if data.get("schema", SCHEMA) != SCHEMA:
@@ -189,16 +230,18 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     groups = data.get("group_ids")
     if groups is not None and not (isinstance(groups, list) and len(groups) == len(items)):
         raise bad_request(f"group_ids must be a list with one whole number for each of the {len(items)} items")
-    left = min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size))
-
-    def image(value: Any, where: str) -> Pixels:
-        nonlocal left
-        decoded = decode_image(_file(value, files, where), left, where)
-        left -= decoded.shape[0] * decoded.shape[1]
-        return decoded
-
+    has_video = any(isinstance(item, dict) and (item.get("frames") or item.get("video")) for item in items)
+    if size > limits.max_bytes and (files is None or not has_video):
+        raise too_many_bytes(limits)
+    purse = _Purse(
+        files=files, of_item=limits.max_video_pixels,
+        images=min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size)),
+        videos=min(
+            max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels), max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size)
+        ),
+    )  # fmt: skip
     decoded = [
-        _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), image)
+        _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), purse)
         for i, item in enumerate(items)
     ]
     if len({item.id for item in decoded}) != len(decoded):
@@ -208,10 +251,45 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
 
 def too_many_bytes(limits: Limits) -> WireError:
     """The refusal of a body that is too long."""
-    return WireError(413, "too_many_bytes", f"a request may hold {limits.max_bytes} bytes: send fewer items.")
+    return WireError(
+        413,
+        "too_many_bytes",
+        f"a request may hold {limits.max_bytes} bytes, and {limits.max_video_bytes} with a video as a part of its own: "
+        f"send fewer items.",
+    )
 
 
-def _item(value: Any, where: str, group: int | None, image: Callable[[Any, str], Pixels]) -> Item:
+@dataclass(kw_only=True, slots=True)
+class _Purse:
+    """Pixels that a request may still unpack: of images, of all its videos, and of each of them."""
+
+    files: Mapping[str, bytes] | None
+    images: int
+    videos: int
+    of_item: int
+
+    def image(self, value: Any, where: str) -> Pixels:
+        decoded = decode_image(_file(value, self.files, where), self.images, where)
+        self.images -= decoded.shape[0] * decoded.shape[1]
+        return decoded
+
+    def frames(self, value: Sequence[Any], where: str) -> tuple[Pixels, ...]:
+        left, found = min(self.of_item, self.videos), []
+        for j, one in enumerate(value):
+            found.append(decode_image(_file(one, self.files, f"{where}.frames[{j}]"), left, f"{where}.frames[{j}]"))
+            left -= found[-1].shape[0] * found[-1].shape[1]
+        return self._paid(tuple(found))
+
+    def video(self, value: Any, where: str) -> tuple[Pixels, ...]:
+        data = _file(value, self.files, f"{where}.video")
+        return self._paid(decode_video(data, min(self.of_item, self.videos), f"{where}.video"))
+
+    def _paid(self, frames: tuple[Pixels, ...]) -> tuple[Pixels, ...]:
+        self.videos -= sum(frame.shape[0] * frame.shape[1] for frame in frames)
+        return frames
+
+
+def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
     data = _mapping(value, where, _ITEM_KEYS)
     number, prompt, fps = _integer(data.get("id"), f"{where}.id"), data.get("prompt"), data.get("fps")
     if not isinstance(prompt, str) or any("\ud800" <= letter <= "\udfff" for letter in prompt):
@@ -225,15 +303,20 @@ def _item(value: Any, where: str, group: int | None, image: Callable[[Any, str],
     for key, given in lists.items():
         if not isinstance(given, list):
             raise bad_request(f"{where}.{key} must be a list of images, got {short(given)}")
-    if len(lists["images"]) > 1 or not (lists["images"] or lists["frames"]):
+    frames, video = lists.pop("frames"), data.get("video")
+    if len(lists["images"]) > 1 or not (lists["images"] or frames or video):
         raise bad_request(f"{where} must have one image in images, or frames, got {len(lists['images'])} images")
+    if frames and video:
+        raise bad_request(f"{where} has frames and a video: send one of them")
     images = {
-        key: tuple(image(value, f"{where}.{key}[{j}]") for j, value in enumerate(given)) for key, given in lists.items()
+        key: tuple(purse.image(value, f"{where}.{key}[{j}]") for j, value in enumerate(given))
+        for key, given in lists.items()
     }
-    if len({frame.shape for frame in images["frames"]}) > 1:
+    shown = purse.video(video, where) if video else purse.frames(frames, where)
+    if len({frame.shape for frame in shown}) > 1:
         raise bad_request(f"{where}.frames must all have one size")
     return Item(
-        id=number, prompt=prompt, image=(images["images"] or images["frames"])[0], frames=images["frames"],
+        id=number, prompt=prompt, image=(images["images"] or shown)[0], frames=shown,
         fps=None if fps is None else float(fps), source_images=images["source_images"],
         reference_images=images["reference_images"], metadata=metadata or {},
         group_id=number if group is None else group,

@@ -1,6 +1,6 @@
 """What reward servers of different projects are asked and how they answer, as pure functions of items and replies.
 
-    flowrl         POST /v1/score   see `flowrl.rewards.serving.wire`
+    flowrl         POST /v1/score/multipart   see `flowrl.rewards.serving.wire` and `wire_bodies`
     flow_factory   POST /compute    lists by field -> {"rewards": [...]} in their order; one reward per server
     unirl          POST /score      one entry per item -> {"results": [{reward: {metric: number}}], "errors": [{...}]}
 
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.rewards.serving.wire import Item, Reply, Score, decode_reply, encode_request, json_metadata, read_value
+from flowrl.rewards.serving.wire import Item, Reply, Score, decode_reply, json_metadata, read_value
+from flowrl.rewards.serving.wire_bodies import Way, pack_request
 from flowrl.rewards.serving.wire_images import encode_image, short
 
 
@@ -26,7 +27,8 @@ class Adapter:
         score: path of the request for scores.
         health: path that answers 200 when the server is ready.
         health_says: "all": names, versions, kinds and needs of the rewards; "names": a list; or "nothing".
-        encode: the body for items; the name of the reward, None where the server knows; the iteration.
+        encode: the body for items, as `post_json` takes it; the name of the reward, None where the server knows; the
+            iteration; the way of images and videos.
         decode: the scores in the reply's JSON, by the ids asked for; raises ValueError if it is not a reply.
         fields: of `RewardInputs` that the format can carry.
         groups: how groups are kept whole: several in one request, one per request, or not at all.
@@ -35,18 +37,18 @@ class Adapter:
     score: str
     health: str
     health_says: str
-    encode: Callable[[Sequence[Item], str | None, int], dict[str, Any]]
+    encode: Callable[[Sequence[Item], str | None, int, Way], Any]
     decode: Callable[[Any, Sequence[int], str | None], Reply]
     fields: frozenset[str]
     groups: str
 
 
-def _encode_flow_factory(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
-    videos = [[encode_image(frame) for frame in item.frames] for item in items]
-    conditions = [[encode_image(image) for image in item.source_images] for item in items]
+def _encode_flow_factory(items: Sequence[Item], reward: str | None, iteration: int, way: Way) -> dict[str, Any]:
+    videos = [[encode_image(frame, way.image_format) for frame in item.frames] for item in items]
+    conditions = [[encode_image(image, way.image_format) for image in item.source_images] for item in items]
     return {
         "prompt": [item.prompt for item in items],
-        "image": None if any(videos) else [encode_image(item.image) for item in items],
+        "image": None if any(videos) else [encode_image(item.image, way.image_format) for item in items],
         "video": videos if any(videos) else None,
         "condition_images": conditions if any(conditions) else None,
         "condition_videos": None,
@@ -65,10 +67,11 @@ def _decode_flow_factory(reply: Any, ids: Sequence[int], reward: str | None) -> 
     )
 
 
-def _encode_unirl(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
+def _encode_unirl(items: Sequence[Item], reward: str | None, iteration: int, way: Way) -> dict[str, Any]:
     def turns(item: Item) -> list[dict[str, str]]:
         # An image to be edited comes as an earlier turn; scorers of images look at the last one.
-        return [{"text": item.prompt, "image_b64": encode_image(p)} for p in (*item.source_images, item.image)]
+        images = (*item.source_images, item.image)
+        return [{"text": item.prompt, "image_b64": encode_image(image, way.image_format)} for image in images]
 
     return {
         "requests": [
@@ -100,7 +103,7 @@ def _decode_unirl(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
 
 ADAPTERS: dict[str, Adapter] = {
     "flowrl": Adapter(
-        score="/v1/score", health="/health", health_says="all", encode=encode_request,
+        score="/v1/score/multipart", health="/health", health_says="all", encode=pack_request,
         decode=lambda reply, ids, reward: decode_reply(reply, ids), groups="several",
         fields=frozenset({
             "prompts", "images", "metadata", "group_ids", "sample_ids", "videos", "fps", "source_images",

@@ -84,6 +84,16 @@ def test_a_reply_written_by_the_rules_is_read_back(entries: list[tuple[str, int]
     assert parse_reply(text, len(entries) + 1) is None
 
 
+def test_a_reply_that_is_json() -> None:
+    """Of a judge that is held to a form."""
+    text = '{"analysis": ["a <score> is 1", "b"], "score": [1, 0]}'
+    assert read_reply(text, 2) == Reply(["a <score> is 1", "b"], [1, 0])
+    assert read_reply(text, 3) is None
+    assert all(
+        read_reply(other, 2) is None for other in ('{"score": [1, 0]}', '["analysis", "score"]', "3", '{"analysis": 1')
+    )
+
+
 # ---- sums ------------------------------------------------------------------------------------------------------------
 
 ROWS: list[tuple[list[str], list[Any] | None]] = [

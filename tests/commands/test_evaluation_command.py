@@ -246,9 +246,28 @@ def test_settings_from_arguments(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images", samples=3, image=empty)
     (given,) = settings_of(parse("--images", folder))
     assert (given.samples, given.subject.images, given.subject.source) == (3, folder, None)
+    for name, count in (("wise", 1), ("drawbench", 3)):  # wise takes one of the folder's three
+        assert settings_of(parse("--images", folder, "--benchmark", name))[0].samples == count
+    for name, count in (("drawbench", 5), ("hpdv2", 1), ("wise", 1), ("panel", 4)):
+        assert settings_of(parse("a/b", "--benchmark", name))[0].samples == count
     several = settings_of(parse("a/b", "a/c", "--baseline", "d", "--out", "x"))
     assert [str(part.out) for part in several] == ["x/b", "x/c"]
     assert {str(part.base.folder) for part in several if part.base is not None} == {"x/base"}
+
+
+def test_a_baseline_may_be_a_folder_with_published_names(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "1.png").touch()
+
+    def base_of(benchmark: str) -> Path | None:
+        (one,) = settings_of(parse("a/b", "--benchmark", benchmark, "--baseline", mine))
+        assert one.base is not None
+        return one.base.images
+
+    assert base_of("wise") == base_of("vbench") == mine
+    (mine / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline"}))
+    assert base_of("wise") is None
 
 
 def test_tables_fit_a_terminal() -> None:

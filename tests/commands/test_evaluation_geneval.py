@@ -35,6 +35,7 @@ class Watched:
     """The judge of shapes, which remembers how many images it was shown at a time."""
 
     version: str = "watched-1"
+    remarks: tuple[str, ...] = ()
     batches: list[tuple[int, ...]] = field(default_factory=list)
 
     def detect(self, images: Any) -> list[list[Detection]]:
@@ -120,6 +121,7 @@ def test_kept_detections_follow_the_threshold_of_counting(tmp_path: Path) -> Non
     @dataclass(frozen=True)
     class Unsure:
         version: str = "unsure"
+        remarks: tuple[str, ...] = ()
 
         def detect(self, images: Any) -> list[list[Detection]]:
             return [[Detection("circle", box=(0, 0, 9, 9), score=s) for s in (0.95, 0.8, 0.2)] for _ in images]
@@ -277,8 +279,10 @@ def test_default_prompts_and_judges(tmp_path: Path) -> None:
     [
         ({"options": {"detectr": "x"}}, "unknown key 'detectr'"),
         ({"judge": "shape"}, "shapes"),
-        ({"judge": "shapes", "prompts": "published"}, "--judge shapes does not know airplane.*mask2former sees photos"),
+        ({"judge": "shapes", "prompts": "published"}, "--judge shapes does not know airplane.*openmmlab see photos"),
         ({"judge": "mask2former"}, "--judge mask2former does not know circle"),
+        ({"judge": "openmmlab"}, "--judge openmmlab does not know circle"),
+        ({"judge": "openmmlab", "prompts": "published"}, r"has no file to load: give detector: .*743b7d99\.pth"),
         ({"options": {"detector": "x"}}, "detector"),
     ],
 )

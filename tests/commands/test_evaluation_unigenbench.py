@@ -16,16 +16,18 @@ from unigenbench_files import record, write
 
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS
-from flowrl.commands.eval import unigenbench_judge
+from flowrl.commands.eval import kept_answers
 from flowrl.commands.eval import unigenbench_runner as unigenbench
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.commands.eval.kept_answers import RETRY_TEMPERATURE
+from flowrl.commands.eval.named_judges import read_judge
 from flowrl.commands.eval.result import as_text
 from flowrl.commands.eval.unigenbench_estimate import SECONDS
-from flowrl.commands.eval.unigenbench_judge import RETRY_TEMPERATURE, read_wording
+from flowrl.commands.eval.unigenbench_judge import read_wording
+from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import read_numbered
 from flowrl.generation.subject import Settings
-from flowrl.rewards.judges.chat import Answer, Question, check_chat
+from flowrl.rewards.judges.chat import Answer, Question, check_chat, identity_of
 
 JUDGE = "{server: http://127.0.0.1:1/v1, model: scripted}"
 ITEMS = {
@@ -106,7 +108,9 @@ def test_every_test_point_of_every_image_is_counted(
     assert list(result.intervals)[-1] == "overall"
     text = as_text(result)
     assert "Gemini-2.5-Pro" in text
-    assert "own words" in text
+    assert "published words" not in text, "it was asked in these"
+    own = as_text(run(settings(tmp_path / "own", prompts, images, options={"definitions": "own"})))
+    assert "asked in other than the" in own
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -134,7 +138,7 @@ def test_the_question_holds_all_that_is_asked_for(
     words = text_of(question)
     assert "「a cat left of a <image> {prompt} sign」" in words  # a prompt is never taken for a part of the template
     assert "['Entity Layout - Two-Dimensional Space', 'Text Generation']" in words
-    assert f"Text Generation: {MEANINGS['en']['Text Generation']}" in words
+    assert "Checkpoints Defination:「\nEntity Layout - Two-Dimensional Space: Arrangement and positioning of" in words
     assert "Text Generation: what Text Generation refers to" in words
     assert (question.max_tokens, question.temperature) == (4096, 0.0)
     assert level_of(question) == 2
@@ -150,7 +154,7 @@ def test_chinese_prompts_are_asked_about_in_chinese(
     assert result.metrics["eval/unigenbench/attribute"] == 1.0
     assert result.metrics["eval/unigenbench/style"] == 0.0
     assert result.facts["track"] == "zh"
-    assert MEANINGS["zh"]["风格"] in text_of(judge.asked[0])
+    assert "风格: 艺术、绘画、摄影" in text_of(judge.asked[0])
 
 
 def test_a_model_is_compared_to_its_base_on_the_same_prompts(
@@ -259,8 +263,8 @@ def test_images_whose_server_failed_are_asked_for_in_the_next_sitting(
 def test_a_judge_that_answers_nothing_is_an_error_and_nothing_is_lost(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unigenbench_judge, "AT_ONCE", 2)
-    monkeypatch.setattr(unigenbench_judge, "MANY", 2)
+    monkeypatch.setattr(kept_answers, "AT_ONCE", 2)
+    monkeypatch.setattr(kept_answers, "MANY", 2)
     asked = 0
 
     def dies(question: Question) -> Answer:
@@ -321,8 +325,43 @@ def test_answers_are_kept_by_image_question_and_judge(
 
 def test_how_a_judge_is_reached_is_no_part_of_what_it_is() -> None:
     judge = {"server": "http://a/v1", "model": "m"}
-    assert judge_identity({**judge, "concurrency": 3, "timeout": 9.0}) == judge_identity(judge)
-    assert judge_identity({**judge, "image_format": "jpeg95"}) != judge_identity(judge)
+    assert identity_of({**judge, "concurrency": 3, "timeout": 9.0}) == identity_of(judge)
+    assert identity_of({**judge, "server": ["http://b/v1", "http://c/v1"]}) == identity_of(judge)
+    assert identity_of({**judge, "image_format": "jpeg95"}) == identity_of(judge)  # as by default
+    kinds = ({"image_format": "png"}, {"model": "n"}, {"structured": True})
+    assert all(identity_of({**judge, **other}) != identity_of(judge) for other in kinds)
+    assert identity_of({"model": "m"}) != identity_of(judge)  # weights of this process are not a server's
+
+
+def test_answers_kept_with_an_address_are_taken_over_for_that_address_alone(
+    tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Journals of earlier versions name the server, and images went there as PNG."""
+    judge = judged_by(monkeypatch, met_if_even)
+    asked = {"server": "http://127.0.0.1:1/v1", "model": "scripted"}
+    run(settings(tmp_path / "now", prompts, images, judge=str({**asked, "image_format": "png"})))
+    (now,) = (tmp_path / "now").rglob("journal-*.jsonl")
+    head, _, rows = now.read_text().partition("\n")
+    identity = json.loads(head)["identity"] | {"judge": asked}
+    folder = (tmp_path / "then" / now.relative_to(tmp_path / "now")).parent
+    with Journal(folder, identity) as then:
+        pass
+    then.path.write_text(json.dumps({"identity": identity}) + "\n" + rows)
+    assert then.path.name != now.name
+    given = (
+        {"image_format": "jpeg95"},
+        {"image_format": "png", "server": "http://127.0.0.1:2/v1"},
+        {"image_format": "png"},
+    )
+    counts = []
+    for other in given:
+        for new in folder.glob("journal-*.jsonl"):
+            if new != then.path:
+                new.unlink()
+        before = len(judge.asked)
+        run(settings(tmp_path / "then", prompts, images, judge=str({**asked, **other})))
+        counts.append(len(judge.asked) - before)
+    assert counts == [6, 6, 0]
 
 
 # ---- a dry run -------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.cards import Size
+from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.known_checkpoints import tables
-from flowrl.pipelines.sd3 import FAMILY
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 

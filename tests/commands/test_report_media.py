@@ -14,6 +14,7 @@ import torch
 
 from flowrl.commands.report import shown_samples
 from flowrl.commands.report.run import write_report
+from flowrl.html import embedded_images
 from flowrl.media.kept import write_samples
 
 PROMPT = 'turn it <b>red</b> & "round"'
@@ -90,9 +91,9 @@ def test_clips_beyond_the_limit_are_linked_from_wherever_the_page_is(
 ) -> None:
     run = make_run(tmp_path / "a run", video=True, sources=0)
     total = sum(len(clip_bytes(run, mark, sample)) for mark in (0, 4) for sample in (0, 1))
-    monkeypatch.setattr(shown_samples, "MAX_EMBEDDED", total)
+    monkeypatch.setattr(embedded_images, "MAX_EMBEDDED", total)
     assert str(media_of(write_report(run))[0].clips[0]["src"]).startswith("data:")
-    monkeypatch.setattr(shown_samples, "MAX_EMBEDDED", total - 1)
+    monkeypatch.setattr(embedded_images, "MAX_EMBEDDED", total - 1)
     inside = write_report(run)
     outside = write_report(run, tmp_path / "pages" / "other.html")
     for page in (inside, outside):

@@ -80,9 +80,11 @@ def test_a_seed_gives_the_same_files_again(run: Path, tmp_path: Path) -> None:
 
 def test_an_image_does_not_depend_on_its_neighbours_seeds(run: Path, tmp_path: Path) -> None:
     assert main(["sample", str(run), "--prompt", "a red circle", "--seeds", "5,0,1", "--out", str(tmp_path / "c")]) == 0
-    other = {path.name: path.read_bytes() for path in (tmp_path / "c").glob("0*.png")}
-    together = _sample(run, tmp_path / "a")
-    assert other == {name: together[name] for name in other}
+    _sample(run, tmp_path / "a")
+    for path in (tmp_path / "c").glob("0*.png"):
+        with Image.open(path) as alone, Image.open(tmp_path / "a" / path.name) as together:
+            ours, theirs = (np.asarray(one, dtype=np.int64) for one in (alone, together))
+        assert abs(ours - theirs).max() <= 1, "a batch of another size rounds otherwise: one step of 255"
 
 
 def test_training_shows_and_base_is_the_model_before(run: Path, tiny_sd3_folder: Path, tmp_path: Path) -> None:

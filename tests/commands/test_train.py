@@ -55,6 +55,7 @@ def test_a_run_folder_holds_what_is_documented(runs: TinyRuns, capsys: pytest.Ca
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["finished"] >= manifest["started"]
     assert manifest["num_processes"] == 1
+    assert manifest["reproduces"] == {}, "brightness is nobody's published scorer"
     assert json.loads((run / "summary.json").read_text())["reward"]["last"] == rows[3]["reward"]
     shown = capsys.readouterr().out
     assert shown.count("4 of 4 evaluation prompts were also trained on.") == 2, "at the start and at the end"

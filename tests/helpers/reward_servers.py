@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -168,7 +169,11 @@ def scripted(script: Callable[[str, Any, int], Answer]) -> Iterator[Scripted]:
             self._reply(None)
 
         def do_POST(self) -> None:
-            self._reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if boundary := re.search("boundary=(.*)", self.headers["Content-Type"]):
+                # The JSON is the part `request`, which stands first.
+                body = body.split(f"--{boundary[1]}".encode())[1].partition(b"\r\n\r\n")[2]
+            self._reply(json.loads(body))
 
         def _reply(self, body: Any) -> None:
             with lock:

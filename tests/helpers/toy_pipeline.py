@@ -335,3 +335,18 @@ def quick_run(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
 def toy_config(path: Path, *overrides: str) -> TrainConfig:
     """The toy's configuration with overrides."""
     return load_config(path, overrides)
+
+
+FRAMES = 4
+"""Of the clips of `VideoToy`."""
+
+
+class VideoToy(Toy):
+    """The toy, whose images are clips that brighten from frame to frame and fall back in the last one."""
+
+    fps: float | None = 8.0
+
+    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
+        image = super().decode(latents, gradient=gradient)
+        levels = torch.tensor([0.2, 0.5, 0.8, 0.4])[:, None, None, None]
+        return image[:, None] * levels

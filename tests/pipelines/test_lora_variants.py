@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from flowrl.cli import main
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
+from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, lora_variant
-from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving

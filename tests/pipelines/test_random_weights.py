@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from flowrl.pipelines import family, known_checkpoints
+from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.random_weights import random_pipeline, vae_config
-from flowrl.pipelines.sd3 import FAMILY
 from flowrl.training.prompting import encode_prompts, guided
 
 MEDIUM = "stabilityai/stable-diffusion-3.5-medium"

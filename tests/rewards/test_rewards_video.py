@@ -15,6 +15,7 @@ from pretend_gpu import pretend_gpu
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
+from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.rewards import Frames
 from flowrl.rewards import (
     FunctionReward,
@@ -26,7 +27,7 @@ from flowrl.rewards import (
     tensor_output,
 )
 from flowrl.rewards.frames import frame_places, framewise
-from flowrl.rewards.motion import frame_change, smoothness
+from flowrl.rewards.motion import smoothness
 from flowrl.rewards.outputs import check_output
 from flowrl.rewards.physics import soft_min, window_starts
 from flowrl.rewards.specs import parse_reward_specs

@@ -56,7 +56,9 @@ def test_video_align_is_the_sum_of_normalised_outputs(base: Path, align: dict[st
     processor = tiny_processor()
     processor.tokenizer.add_tokens([f"<|{name}_reward|>" for name in DIMENSIONS], special_tokens=True)
     head = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(2))[0]
-    template = (Path(video_align.__file__).parent / "templates" / "video_align.txt").read_text()
+    template = (
+        Path(video_align.__file__).parent / "templates" / "published" / "video_align" / "video_align.txt"
+    ).read_text()
     for i in range(len(PROMPTS)):
         frames = to_uint8(inputs.videos[i])[[0, 2, 3, 5]]
         pixels = torch.stack([torch.from_numpy(f.copy()).permute(2, 0, 1) for f in frames])

@@ -170,7 +170,7 @@ def test_hpsv3_is_the_first_output_of_the_head(base: Path, hps: dict[str, Any]) 
     processor = tiny_processor()
     processor.tokenizer.add_tokens(["<|Reward|>"], special_tokens=True)
     head = random_head(hpsv3.preference_head(WIDTH)).eval()
-    template = (Path(hpsv3.__file__).parent / "templates" / "hpsv3.txt").read_text()
+    template = (Path(hpsv3.__file__).parent / "templates" / "published" / "hpsv3" / "hpsv3.txt").read_text()
     for i, image in enumerate(to_uint8(inputs.images)):
         drawn = Image.fromarray(image).resize((28 * 20, 28 * 14), Image.Resampling.BICUBIC)  # of 48 x 72
         text = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>" + template.replace(

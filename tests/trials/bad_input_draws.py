@@ -121,7 +121,7 @@ _POSITIONALS: dict[str, list[str]] = {
     "sweep": ["run", f"--rewards=target={_JPEG},heldout=jpeg_incompressibility"], "report": ["run"], "serve": [_JPEG],
     "reward score": [_JPEG, "images"], "reward card": [_JPEG, "images"], "reward train": ["pairs.jsonl"],
     "reward rubric": ["pairs.jsonl", "--judge", "{server: 'http://127.0.0.1:9', model: m}"],
-    "reward realism": ["run"], "pretrain": ["prompts"],
+    "reward realism": ["run"], "reward published": [], "pretrain": ["prompts"],
 }  # fmt: skip
 
 

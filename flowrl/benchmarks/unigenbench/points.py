@@ -3,8 +3,8 @@
 The counts are those of the published prompt files, of 600 prompts each; the English and the Chinese file of a length
 agree. A label `Primary - Sub` belongs to the primary dimension before its first hyphen; one without is both.
 
-The explanations are our own words. A judge that was trained on the published ones is asked with those: see
-`flowrl.commands.eval.unigenbench_runner`, option `definitions`.
+The explanations are our own words, for `--option definitions=own`; judges are asked with the published ones, see
+`flowrl.commands.eval.unigenbench_judge`.
 """
 # ruff: noqa: RUF001  (Chinese punctuation, as it should be)
 

@@ -10,6 +10,7 @@ The published judge is Gemini-2.5-Pro. Numbers of another judge, or of other wor
 from __future__ import annotations
 
 import ast
+import json
 import re
 import warnings
 from dataclasses import dataclass
@@ -41,13 +42,24 @@ def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
 def read_reply(text: str | None, num_points: int) -> Reply | None:
     """The first `<analysis>` and the first `<score>` of a reply: Python lists with an entry for each test point.
 
-    What stands around them does not matter. A missing element, a list of another length, or something that is not a
+    What stands around them does not matter. A reply that is one JSON object holds them under these names (judges that
+    are held to a form, `structured: true`). A missing element, a list of another length, or something that is not a
     Python literal (such as text without quotes) makes the whole reply unreadable.
     """
-    analysis, score = (_tagged_list(text or "", tag) for tag in ("analysis", "score"))
+    given = text or ""
+    analysis, score = _json_lists(given) or (_tagged_list(given, tag) for tag in ("analysis", "score"))
     if analysis is None or score is None or not len(analysis) == len(score) == num_points:
         return None
     return Reply(analysis, score)
+
+
+def _json_lists(text: str) -> tuple[list[Any], list[Any]] | None:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    analysis, score = (record.get(name) if isinstance(record, dict) else None for name in ("analysis", "score"))
+    return (analysis, score) if isinstance(analysis, list) and isinstance(score, list) else None
 
 
 def _tagged_list(text: str, tag: str) -> list[Any] | None:

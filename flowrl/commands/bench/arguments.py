@@ -36,5 +36,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="folder of bench.json and bench.html (default: runs/bench-<config>-<n>)",
     )
-    add("--compare", nargs=2, metavar=("A", "B"),
+    add("--compare", nargs=2, metavar="RESULT",
         help="set two benches beside each other, folders or bench.json files, and measure nothing")  # fmt: skip

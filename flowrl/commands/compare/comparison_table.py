@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from flowrl.commands.compare.measure import DIVERSITY_TEXT
 from flowrl.commands.compare.result import MethodResult, Results
-from flowrl.commands.terminal_text import COLUMNS, Table, as_table
+from flowrl.commands.terminal_text import COLUMNS, Table, as_markdown, as_table
 from flowrl.statistics.crossed import Estimate
 from flowrl.training.drift import KL_TEXT
 from flowrl.training.evaluation_rows import SCORE
@@ -55,10 +55,7 @@ def markdown(results: Results, *, command: str, provenance: Sequence[str]) -> st
     parts = [f"# {name[0].upper()}{name[1:]} by method", heading(results)]
     parts += [conclusion(results), *results.notes]
     for table in tables(results):
-        head = "| " + " | ".join(table.head) + " |"
-        rule = "|" + "|".join([":--", *["--:"] * (len(table.head) - 1)]) + "|"
-        rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
-        parts += [f"## {table.title}", "\n".join([head, rule, *rows])]
+        parts += [f"## {table.title}", as_markdown(table)]
         parts += [table.note] if table.note else []
     if results.missing:
         parts += ["## Not in the tables", "\n".join(f"- {name}: {state}" for name, state in results.missing)]

@@ -21,7 +21,7 @@ from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.named_judges import check_alive, judge_identity, read_judge
+from flowrl.commands.eval.named_judges import check_alive, check_tokens, earlier_identities, read_judge
 from flowrl.commands.eval.runner_parts import metrics_of, options_of
 from flowrl.commands.terminal_text import Table
 from flowrl.config.train import resolve_path
@@ -35,7 +35,7 @@ from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.judges.answers import parse_word
 from flowrl.rewards.judges.asking import ask_all
-from flowrl.rewards.judges.chat import Chat, Question, build_chat
+from flowrl.rewards.judges.chat import Chat, Question, build_chat, identity_of
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import mean_interval
 
@@ -108,7 +108,7 @@ def run(settings: Settings) -> Result:
     if plan.judge is None:
         return Result(
             headline=f"DPG-Bench: {plural(count, 'grid')} of 2 x 2 images in {folder}; no judge was named.",
-            rows=(), metrics={"eval/dpg_bench/grids": float(count)}, tables=(),
+            rows=(), metrics={}, tables=(),
             notes=("The benchmark's own script takes this folder; or give --judge.",), facts={"folder": folder},
         )  # fmt: skip
     chat = build_chat(plan.judge, device=torch.device(settings.device), owner="dpg_bench, --judge")
@@ -143,8 +143,8 @@ def ask_items(chat: Chat, plan: Plan, images: Sequence[ImageFile], subject: Subj
         for place, item in enumerate(plan.items) for crop in range(plan.crops) for question in item.questions
     ]  # fmt: skip
     keys = [image.key_with(text) for _, _, text, image in work]
-    identity = {"benchmark": "dpg_bench", "version": _VERSION, "judge": judge_identity(plan.judge), "asked": ASKED}
-    with Journal(subject.folder, identity) as journal:
+    identity = {"benchmark": "dpg_bench", "version": _VERSION, "judge": identity_of(plan.judge), "asked": ASKED}
+    with Journal(subject.folder, identity, earlier_identities(identity, plan.judge)) as journal:
         missing = [place for place, key in enumerate(keys) if key not in journal.rows]
         batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
         with progress(f"judging {subject.label}", len(batches), enabled=show) as advance:
@@ -156,6 +156,7 @@ def ask_items(chat: Chat, plan: Plan, images: Sequence[ImageFile], subject: Subj
                     word = None if answer.error is not None else parse_word(answer.text, (YES, "no"))
                     if word is not None:
                         journal.add(keys[place], {"yes": word == YES})
+                check_tokens(answer.error for answer in answers)
                 advance("")
         found: Answers = {item.id: [{} for _ in range(plan.crops)] for item in plan.items}
         for (item, question, _, image), key in zip(work, keys, strict=True):

@@ -17,6 +17,7 @@ from flowrl.generation.subject import Settings, Subject
 from flowrl.html.embedded_images import image_element
 from flowrl.html.markup import bounds, esc, number, plural, section
 from flowrl.prompts.overlap import Overlap
+from flowrl.rewards.networks.detectors import Detector
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, claim, pooled
 from flowrl.statistics.paired import Comparison, Summary, compare, detectable, summarise
@@ -33,10 +34,6 @@ REASONS: dict[str, str] = {
 """Kind of failure -> the lines of a reason that are of this kind (GenEval's wording)."""
 
 EXAMPLES = 6
-NOT_REFERENCE = (
-    "The judge follows GenEval's rules with the detector of transformers, whose weights are not those of the "
-    "benchmark's own: compare numbers of this judge with each other, not with published ones."
-)
 
 
 def result_of(
@@ -44,8 +41,7 @@ def result_of(
     rows: Sequence[Sequence[Row]],
     images: Sequence[Sequence[ImageFile]],
     *,
-    judge: str,
-    judge_version: str,
+    judge: Detector,
     seconds: Mapping[str, Mapping[str, float]],
     is_published: bool,
 ) -> Result:
@@ -57,7 +53,7 @@ def result_of(
         change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS)
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
     shared = trained_on(settings, (row["prompt"] for row in rows[0]))
-    notes = _notes(settings, judge, is_published=is_published and samples == 4, shared=shared)
+    notes = _notes(settings, judge.remarks, is_published=is_published and samples == 4, shared=shared)
     spoken = claim(score_rows(rows[0]))
     if spoken != "prompts of this kind":
         notes.append(f"Intervals speak of {spoken}.")
@@ -74,7 +70,7 @@ def result_of(
         tables=(_scores(rows, names, summaries, change, samples), _failures(rows, names)),
         notes=tuple(notes),
         facts={
-            "judge": judge_version, "prompts": len({row["prompt"] for row in rows[0]}), "samples": samples,
+            "judge": judge.version, "prompts": len({row["prompt"] for row in rows[0]}), "samples": samples,
             "seed": settings.seed, "seconds": {name: dict(part) for name, part in seconds.items()},
             "detectable_difference": _detectable(summaries[0], change),
             **({} if change is None else {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}),
@@ -179,10 +175,8 @@ def _failures(rows: Sequence[Sequence[Row]], names: Sequence[str]) -> Table:
     return Table(title="Why images fail", head=head, rows=tuple(body), note=note if body else "None failed.")
 
 
-def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overlap | None) -> list[str]:
-    notes = []
-    if judge == "mask2former":
-        notes.append(NOT_REFERENCE)
+def _notes(settings: Settings, remarks: Sequence[str], *, is_published: bool, shared: Overlap | None) -> list[str]:
+    notes = [*remarks]
     if not is_published:
         notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
     if not _share_noise(settings.subjects):

@@ -23,6 +23,7 @@ from flowrl.benchmarks.geneval.published import CLASSES, published_records
 from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.geneval_result import result_of
+from flowrl.commands.eval.runner_parts import option_values
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
 from flowrl.generation.folders import ImageFile
@@ -32,7 +33,7 @@ from flowrl.generation.models import WORLD_MODELS
 from flowrl.generation.subject import Settings, Subject
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
-from flowrl.rewards.networks.detectors import Detector, detector_options
+from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
 from flowrl.world.scenes import SHAPES
 
 WORLD, PUBLISHED = "world", "published"
@@ -46,21 +47,26 @@ def check(settings: Settings) -> None:
     Raises:
         ValueError: an unknown judge or option, prompts without GenEval records, a judge that cannot see their objects.
     """
-    records = [prompt.metadata for prompt in benchmark_prompts(settings)]
-    detector_options(judge_name(settings.judge, records), settings.options)
+    _judge_options(settings, benchmark_prompts(settings))
+
+
+def _judge_options(settings: Settings, prompts: Sequence[Prompt]) -> DetectorOptions:
+    """The options of the judge that is asked for, or that fits the prompts; see `judge_name`."""
+    name = judge_name(settings.judge, [prompt.metadata for prompt in prompts])
+    return detector_options(name, option_values(settings))
 
 
 def run(settings: Settings) -> Result:
     """Draws or reads the images of subject and base, judges them and sums up; see `flowrl.commands.eval`."""
     prompts = benchmark_prompts(settings)
-    judge_key = judge_name(settings.judge, [prompt.metadata for prompt in prompts])
+    options = _judge_options(settings, prompts)
     seconds: dict[str, dict[str, float]] = {}
     images = []
     for subject in settings.subjects:
         start = time.monotonic()
         images.append(images_of(settings, subject, prompts))
         seconds[subject.label] = {"drawing": round(time.monotonic() - start, 2)}
-    judge = detector_options(judge_key, settings.options).build(torch.device(settings.device))
+    judge = options.build(torch.device(settings.device))
     rows = []
     for subject, of_subject in zip(settings.subjects, images, strict=True):
         start = time.monotonic()
@@ -68,7 +74,7 @@ def run(settings: Settings) -> Result:
         seconds[subject.label]["judging"] = round(time.monotonic() - start, 2)
         write_atomically(subject.folder / "results.jsonl", published_text(rows[-1], of_subject))
     return result_of(
-        settings, rows, images, judge=judge_key, judge_version=judge.version, seconds=seconds,
+        settings, rows, images, judge=judge, seconds=seconds,
         is_published={prompt.text for prompt in prompts} == {record["prompt"] for record in published_records()},
     )  # fmt: skip
 
@@ -101,21 +107,21 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
     """
     parsed = [parse_record(record) for record in records]
     objects = {clause.label for record in parsed for clause in (*record.include, *record.exclude)}
-    known = {"shapes": set(SHAPES), "mask2former": set(CLASSES)}
+    known = {"shapes": set(SHAPES), "mask2former": set(CLASSES), "openmmlab": set(CLASSES)}
     if given is None:
         fitting = [name for name, labels in known.items() if objects <= labels]
         if not fitting:
             strange = sorted(objects - known["mask2former"])
             raise ValueError(
                 f"the prompts ask for {', '.join(strange[:5])}, which no judge knows: shapes sees {', '.join(SHAPES)}, "
-                f"mask2former the 80 classes of COCO. Give other prompts, or --judge."
+                f"mask2former and openmmlab the 80 classes of COCO. Give other prompts, or --judge."
             )
         return fitting[0]
     unseen = sorted(objects - known.get(given, objects))
     if unseen:
         raise ValueError(
             f"--judge {given} does not know {', '.join(unseen[:5])}, so every such prompt would fail: "
-            f"{'mask2former sees photos' if given == 'shapes' else 'shapes sees the embedded world'}."
+            f"{'mask2former and openmmlab see photos' if given == 'shapes' else 'shapes sees the embedded world'}."
         )
     return given
 

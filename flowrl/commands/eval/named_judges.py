@@ -9,15 +9,12 @@ The mapping is the option `judge` of the rewards that ask one; see `flowrl.rewar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import parse_yaml, read_mapping
-from flowrl.rewards.judges.chat import Answer, check_chat
-
-PRACTICAL = ("api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size")
-"""Settings of a judge that do not change what it says."""
+from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, check_chat, is_server
 
 
 def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owner: str) -> dict[str, Any]:
@@ -47,9 +44,31 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
     return judge
 
 
-def judge_identity(judge: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a judge decides its answers: all but how and how fast it is reached."""
-    return {key: judge[key] for key in sorted(judge) if key not in PRACTICAL}
+def earlier_identities(identity: Mapping[str, Any], judge: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How versions whose identity of a judge held its address wrote the same one, which was asked at the same address.
+
+    Images went as PNG then where `image_format` did not say otherwise.
+    """
+    if not is_server(judge) or not isinstance(judge["server"], str) or judge.get("structured"):
+        return []
+    known = ("server", "model", "image_format", "tokens_key", "seed", "extra_body")
+    said = {key: judge[key] for key in known if key in judge}
+    unsaid = {key: value for key, value in said.items() if key != "image_format"}
+    forms = {"png": [said, unsaid]}.get(said.get("image_format", DEFAULT_FORMAT), [said] if said != unsaid else [])
+    return [{**identity, "judge": form} for form in forms]
+
+
+def check_tokens(errors: Iterable[str | None]) -> None:
+    """Stops where a judge has used all its tokens; called when what it did answer has been kept.
+
+    Raises:
+        ValueError: one of the errors of some questions says so.
+    """
+    if NO_TOKENS in errors:
+        raise ValueError(
+            "the judge has used all tokens that max_tokens_total gives it: raise it, or remove it. What was answered "
+            "before is kept, and the same command goes on from there."
+        )
 
 
 def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (None,)) -> None:

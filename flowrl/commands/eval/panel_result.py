@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from flowrl.benchmarks.diversity import Diversity
-from flowrl.benchmarks.panels import PANELS, Panel, ScorerMean, panel_differences, panel_means
+from flowrl.benchmarks.panels import Panel, ScorerMean, panel_differences, panel_means
 from flowrl.commands.eval.benchmark import NO_TRAINING, Result
 from flowrl.commands.eval.runner_parts import claim_of, metrics_of, score_table
 from flowrl.generation.folders import ImageFile
@@ -38,7 +38,8 @@ class Scored:
 
 def result_of(
     settings: Settings, panel: Panel, scored: Sequence[Scored], spread: Sequence[Diversity],
-    versions: Mapping[str, str], *, own_scorers: bool,
+    versions: Mapping[str, str], *, own_scorers: bool, noun: str = "image", sections: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """Means, intervals and tables of a subject, or of a subject and a base.
 
@@ -49,6 +50,9 @@ def result_of(
         spread: their diversity, or nothing.
         versions: of the scorers.
         own_scorers: whether they are the benchmark's own.
+        noun: what is scored.
+        sections: further parts of the page.
+        notes: what else a reader has to know.
 
     Raises:
         ValueError: subject and base have other prompts or samples.
@@ -58,12 +62,16 @@ def result_of(
     found = [{name: mean.interval for name, mean in part.items()} for part in means]
     for place, part in enumerate(spread):
         found[place][DIVERSITY] = part.interval
+        first = {row["prompt"]: row for row in reversed(scored[place].rows)}
+        for prompt, row in first.items():  # one row of each prompt has it: comparisons pair prompts
+            row[DIVERSITY] = part.by_prompt.get(prompt)
     change = _change(settings, scored, spread) if len(scored) > 1 else {}
     failed = {name: mean.failed for name, mean in means[0].items()}
     labels = [part.label for part in scored]
     spoken = claim_of({"": subject.images})
     return Result(
-        headline=_headline(settings, panel, labels, found, change, subject.images),
+        headline=_headline(settings, panel, labels, found, change, plural(len(subject.images), noun),
+                           len(set(subject.prompts))),
         rows=tuple(subject.rows), base_rows=tuple(scored[1].rows) if change else (),
         metrics=_metrics(settings.benchmark, found[0], failed),
         base_metrics=_metrics(settings.benchmark, found[1], {}) if change else {},
@@ -73,11 +81,12 @@ def result_of(
         differences=change if len(change) == 1 else {}, claim=spoken + NO_TRAINING,
         tables=(score_table(
             labels, [(name, [part[name] for part in found], change.get(name)) for name in found[0]],
-            note=f"Means over images; intervals speak of {spoken}. {panel.scale}".strip(),
+            note=f"Means over {noun}s; intervals speak of {spoken}. {panel.scale}".strip(),
             extra=("failed", {name: str(failed.get(name, 0)) for name in found[0]}),
         ),),
-        notes=tuple(_notes(settings, panel, means, labels, subject, own_scorers=own_scorers)),
-        facts={"versions": dict(versions), "prompts": len(set(subject.prompts)), "images": len(subject.images)},
+        notes=(*_notes(panel, means, labels, subject, own_scorers=own_scorers, noun=noun), *notes),
+        facts={"versions": dict(versions), "prompts": len(set(subject.prompts)), f"{noun}s": len(subject.images)},
+        sections=tuple(sections),
     )  # fmt: skip
 
 
@@ -106,13 +115,13 @@ def _metrics(benchmark: str, found: Mapping[str, Interval], failed: Mapping[str,
 
 def _headline(
     settings: Settings, panel: Panel, labels: Sequence[str], found: Sequence[Mapping[str, Interval]],
-    change: Mapping[str, Interval], images: Sequence[ImageFile],
+    change: Mapping[str, Interval], counted: str, prompts: int,
 ) -> str:  # fmt: skip
     first, interval = next(iter(found[0].items()))
-    title = panel.title if settings.benchmark in PANELS else settings.benchmark
+    title = panel.title if panel.prompts else settings.benchmark
     said = (
-        f"{title}: {first} {number(interval.mean, 4)} (95 % {bounds(interval)}) for {labels[0]}, "
-        f"{plural(len(images), 'image')} of {plural(len({p.prompt for p in images}), 'prompt')}."
+        f"{title}: {first} {number(interval.mean, 4)} (95 % {bounds(interval)}) for {labels[0]}, {counted} of "
+        f"{plural(prompts, 'prompt')}."
     )
     if not change:
         return said
@@ -122,15 +131,15 @@ def _headline(
 
 
 def _notes(
-    settings: Settings, panel: Panel, means: Sequence[Mapping[str, ScorerMean]], labels: Sequence[str],
-    subject: Scored, *, own_scorers: bool,
+    panel: Panel, means: Sequence[Mapping[str, ScorerMean]], labels: Sequence[str], subject: Scored, *,
+    own_scorers: bool, noun: str,
 ) -> list[str]:  # fmt: skip
     notes = []
     for label, part in zip(labels, means, strict=True):
         for name, mean in part.items():
             if mean.failed:
                 notes.append(
-                    f"{label}: {name} failed on {mean.failed} of {mean.scored + mean.failed} images, which are in no "
+                    f"{label}: {name} failed on {mean.failed} of {mean.scored + mean.failed} {noun}s, which are in no "
                     f"mean."
                 )
     count = len(set(subject.prompts))

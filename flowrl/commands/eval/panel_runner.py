@@ -34,7 +34,7 @@ from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward
 
 OPTIONS = ("rewards", "features", "feature_model")
-_OWN = Panel(title="Panel", rewards=(), samples=1, prompts=0, where="a file of your own", scale="")
+_OWN = Panel(title="Panel", rewards=(), prompts=0, where="a file of your own", scale="")
 _WORLD = "asset:prompts/world_heldout.jsonl"
 
 
@@ -92,7 +92,15 @@ def scored_by(
     """What every scorer says of a subject's images, taken from the journal where it is known."""
     values = {}
     rows: list[dict[str, Any]] = [
-        {"file": p.file, "index": p.index, "sample": p.sample, "prompt": p.prompt, "values": {}, "error": {}}
+        {
+            "file": p.file,
+            "index": p.index,
+            "sample": p.sample,
+            "prompt": p.prompt,
+            "values": {},
+            "parts": {},
+            "error": {},
+        }
         for p in images
     ]
     for name, reward in scorers.items():
@@ -102,6 +110,7 @@ def scored_by(
         values[name] = values_of(scores)
         for row, score in zip(rows, scores, strict=True):
             row["values"][name] = score["value"]
+            row["parts"] |= {f"{name}.{part}": value for part, value in score["parts"].items()}
             if score["error"] is not None:
                 row["error"][name] = score["error"]
     return Scored(label=subject.label, images=images, values=values, rows=rows)

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.benchmark import REPRODUCES, Result
 from flowrl.commands.eval.page import render
 from flowrl.commands.terminal_text import COLUMNS, Table, as_table
 from flowrl.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, estimate, number, signed
 from flowrl.statistics.paired import over_runs
+from flowrl.versions import version_of
 
 
 def with_notes(result: Result, settings: Settings) -> Result:
@@ -52,7 +53,11 @@ def write(result: Result, settings: Settings, command: str) -> None:
     if settings.base is not None:
         names.append(settings.base.label)
         _write_rows(settings.base.folder, result.base_rows)
-    write_result(result, settings.out, settings.benchmark, names, command)
+    images = {
+        side: str(subject.images.resolve())
+        for side, subject in zip(("model", "base"), settings.subjects, strict=False) if subject.images is not None
+    }  # fmt: skip
+    write_result(result, settings.out, settings.benchmark, names, command, images)
 
 
 def _write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -74,11 +79,14 @@ def refuse_foreign_result(out: Path) -> None:
         refuse_foreign(out / name, own=own)
 
 
-def write_result(result: Result, out: Path, benchmark: str, names: Sequence[str], command: str) -> None:
-    """result.json and the page."""
+def write_result(
+    result: Result, out: Path, benchmark: str, names: Sequence[str], command: str, images: Mapping[str, str]
+) -> None:
+    """result.json and the page; `images` are the folders of images that were given, by side."""
     out.mkdir(parents=True, exist_ok=True)
     content = {
-        "benchmark": benchmark, "names": list(names), "command": command,
+        "benchmark": benchmark, "names": list(names), "command": command, "version": version_of("flowrl-toolkit"),
+        "reproduces": REPRODUCES.get(benchmark), "images": dict(images),
         **{key: plain(getattr(result, key)) for key in ("headline", "metrics", "base_metrics", "intervals",
            "base_intervals", "differences", "tables", "notes", "facts")},
     }  # fmt: skip
@@ -89,6 +97,11 @@ def write_result(result: Result, out: Path, benchmark: str, names: Sequence[str]
 
 def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     """Several trainings of one method as one: means of all metrics, and of their changes, with t intervals."""
+    if not any(result.metrics for result in results):  # drawn for a judge that is to come
+        return Result(
+            headline=" ".join(result.headline for result in results), rows=(), metrics={}, tables=(),
+            notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        )  # fmt: skip
     means = over_runs([result.metrics for result in results])
     changes = over_runs([_changes(result) for result in results])
     short = {name: name.split("/", 2)[-1] for name in means}

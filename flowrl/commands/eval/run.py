@@ -14,19 +14,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.commands.eval.benchmark import BENCHMARKS
+from flowrl.commands.eval.benchmark import BENCHMARKS, OF_ONE_IMAGE, OF_OWN_NAMES, OF_VIDEOS, USUAL_SAMPLES
+from flowrl.commands.eval.board.run_board import card, compare
 from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_result, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.generation.drawing import find_device
-from flowrl.generation.folders import is_folder_of_images, read_folder
-from flowrl.generation.models import EMBEDDED, WORLD_MODELS, Source, check_source, find_source, label_of
+from flowrl.generation.folders import IMAGES, is_folder_of_images, read_folder
+from flowrl.generation.models import (
+    EMBEDDED,
+    EMBEDDED_VIDEO,
+    WORLD_MODELS,
+    Source,
+    check_source,
+    find_source,
+    label_of,
+)
 from flowrl.generation.subject import Settings, Subject
+from flowrl.media.lossless import CLIPS
 from flowrl.rewards import load_target
 
 BASE = "base"
-SAMPLES, BATCH, SMALL_BATCH = 4, 64, 8
+MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json", "adapter_config.json")
+SAMPLES, BATCH, SMALL_BATCH, VIDEO_BATCH = 4, 64, 8, 16
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -38,6 +49,12 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: before weights load for what can be known then.
     """
+    if parsed.compare is not None:
+        return compare(parsed)
+    if parsed.model_card is not None:
+        return card(parsed)
+    if parsed.across is not None:
+        raise ValueError("--across says what may differ under --compare: give that, or leave --across out.")
     if parsed.benchmark not in BENCHMARKS:
         raise ValueError(f"--benchmark {parsed.benchmark}: {unknown_name('benchmark', parsed.benchmark, BENCHMARKS)}")
     check = load_target(f"{BENCHMARKS[parsed.benchmark]}:check")
@@ -46,7 +63,7 @@ def run(parsed: argparse.Namespace) -> int:
     for settings in plans:
         for subject in (settings.subject, settings.base):
             if subject is not None and subject.source is not None:
-                check_source(subject.source, judging="flowrl eval")
+                check_source(subject.source, judging="flowrl eval", videos=parsed.benchmark in OF_VIDEOS)
         check(settings)
     for out in dict.fromkeys([plans[0].out if len(plans) == 1 else plans[0].out.parent, *(one.out for one in plans)]):
         refuse_foreign_result(out)
@@ -60,7 +77,7 @@ def run(parsed: argparse.Namespace) -> int:
     if len(plans) > 1:
         out = plans[0].out.parent
         whole = over_models(results, [settings.subject.label for settings in plans])
-        write_result(whole, out, parsed.benchmark, [f"{len(plans)} models"], command)
+        write_result(whole, out, parsed.benchmark, [f"{len(plans)} models"], command, {})
         print("\n" + as_text(whole))
         print(f"\nwrote {out / 'page.html'} and result.json")
     else:
@@ -78,7 +95,8 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
         given = given_flags(parsed, ["lora"] if parsed.baseline is not None else ["lora", *SAMPLING, "batch_size"])
         if words := ", ".join([*(["MODEL"] if parsed.models else []), *given]):
             raise ValueError(f"--images judges images that exist, so {words} has no place beside it: leave it out.")
-    models = parsed.models or ([EMBEDDED] if parsed.images is None else [None])
+    shipped = EMBEDDED_VIDEO if parsed.benchmark in OF_VIDEOS else EMBEDDED
+    models = parsed.models or ([shipped] if parsed.images is None else [None])
     labels = _labels(parsed, models)
     out = parsed.out or Path("evaluations") / f"{parsed.benchmark}-{labels[0]}"
     plans = []
@@ -122,7 +140,7 @@ def _base(parsed: argparse.Namespace, own: Source | None, label: str, out: Path)
     folder = out / "base"
     if parsed.baseline != BASE:
         images = Path(parsed.baseline)
-        if is_folder_of_images(images):
+        if is_folder_of_images(images) or (parsed.benchmark in OF_OWN_NAMES and _holds_no_model(images)):
             return Subject(label=_other(_folder_label(images), label), folder=folder, images=images)
         source = find_source(parsed.baseline, **sampling_options(parsed))
         return Subject(label=_other(label_of(parsed.baseline), label), folder=folder, source=source)
@@ -134,17 +152,26 @@ def _base(parsed: argparse.Namespace, own: Source | None, label: str, out: Path)
     return Subject(label=_other(BASE, label), folder=folder, source=own.before_training())
 
 
+def _holds_no_model(folder: Path) -> bool:
+    """Whether a folder is neither a run, nor a model, nor a LoRA."""
+    return (
+        folder.is_dir()
+        and not any((folder / name).is_file() for name in MODEL_FILES)
+        and not any(folder.glob("*.safetensors"))
+    )
+
+
 def _other(label: str, taken: str) -> str:
     return f"{label} (base)" if label == taken else label
 
 
 def _samples(parsed: argparse.Namespace) -> int:
-    """As given, else as many as a folder in GenEval's layout has, else 4."""
+    """As given, else as many as a folder in GenEval's layout has that a benchmark takes, else the benchmark's."""
     if parsed.samples is not None:
         return int(parsed.samples)
-    if parsed.images is None or not is_folder_of_images(parsed.images):
-        return SAMPLES
-    images = read_folder(parsed.images)
+    if parsed.benchmark in OF_ONE_IMAGE or parsed.images is None or not is_folder_of_images(parsed.images):
+        return USUAL_SAMPLES.get(parsed.benchmark, SAMPLES)
+    images = read_folder(parsed.images, CLIPS if parsed.benchmark in OF_VIDEOS else IMAGES)
     return sum(image.index == images[0].index for image in images)
 
 
@@ -152,6 +179,8 @@ def _batch_size(parsed: argparse.Namespace, *subjects: Subject | None) -> int:
     if parsed.batch_size is not None:
         return int(parsed.batch_size)
     sources = [subject.source for subject in subjects if subject is not None and subject.source is not None]
+    if parsed.benchmark in OF_VIDEOS:
+        return VIDEO_BATCH if sources and all(source.model == EMBEDDED_VIDEO for source in sources) else 1
     return BATCH if all(source.model in WORLD_MODELS for source in sources) else SMALL_BATCH
 
 

@@ -27,10 +27,15 @@ def options_of(settings: Settings, cls: type[Options]) -> Options:
     Raises:
         ValueError: an unknown option, a wrong type, or a value that the class refuses.
     """
+    return build_options(cls, option_values(settings), owner=f"--option of {settings.benchmark}")
+
+
+def option_values(settings: Settings) -> dict[str, Any]:
+    """What --option says, by name, read as values of the configuration are."""
     values: dict[str, Any] = {}
     for name, text in settings.options.items():
         apply_override(values, f"{name}={text}")
-    return build_options(cls, values, owner=f"--option of {settings.benchmark}")
+    return values
 
 
 def trained_on(settings: Settings, prompts: Iterable[str]) -> Overlap | None:

@@ -27,7 +27,7 @@ PIXELS_PER_TOKEN = 28 * 28  # of the vision towers of Qwen2.5-VL; others are nea
 SIDE = 1024  # of an image whose size is not known
 ANSWER_BASE, ANSWER_PER_POINT = 60, 45  # tokens besides the repeated text
 SECONDS = 10.0  # of one answer, where none was measured
-CONCURRENCY = 16  # requests at a time where the judge does not say, as in `flowrl.rewards.judges.server_chat`
+CONCURRENCY = 64  # requests at a time where the judge does not say, as in `flowrl.rewards.judges.server_chat`
 
 
 def estimate_of(

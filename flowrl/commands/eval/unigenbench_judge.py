@@ -2,43 +2,35 @@
 
 One question per image. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
 {definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks where the image stands, else it
-comes first.
+comes first, or last where the judge is a hosted Gemini, as in the published code.
 
-**The shipped templates and definitions are our own words.** The published judges were asked with others, and the
-offline ones were trained on them: a judge that is asked in other words is another judge. Before comparing numbers with
-the leaderboard take the published words from the benchmark's repository (eval/*.py of CodeGoat24/UniGenBench) into
-files, name these by the options `template` and `definitions`, or measure on a fixed set of images how often the two
-wordings agree.
+Template and definitions are the published ones (CC BY 4.0, `rewards/templates/published/unigenbench`), on which the
+benchmark's offline judges were trained: a judge that is asked in other words is another judge. The options `template`
+and `definitions` put other words in their place; `own` takes this package's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS, Language
 from flowrl.benchmarks.unigenbench.replies import Reply, read_reply
-from flowrl.commands.eval.named_judges import check_alive
+from flowrl.commands.eval.kept_answers import Tries, ask_kept
 from flowrl.files import read_json
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
-from flowrl.progress import progress
 from flowrl.randomness import counter_seed
-from flowrl.rewards.judges.asking import UNPARSED, ask_all
-from flowrl.rewards.judges.chat import Answer, Chat, Question
-from flowrl.rewards.judges.templates import Template, load_template
+from flowrl.rewards.judges.asking import UNPARSED
+from flowrl.rewards.judges.chat import Answer, Chat, Question, array_schema, object_schema
+from flowrl.rewards.judges.templates import IMAGE, OWN, Template, load_template, published_file
 
-AT_ONCE = 64  # questions asked together; at most that many answers are lost when a run is cut short
-MANY = 8  # questions that all failed, after others were answered: the judge is gone
-READABLE_ERRORS = (None, "truncated")  # the judge answered, if not to the end
-KEPT_ERRORS = (*READABLE_ERRORS, UNPARSED)
-RETRY_TEMPERATURE = 0.7  # of tries after the first: a greedy answer would come out the same again
+SOURCE = "unigenbench"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +40,7 @@ class Wording:
     template: Template
     meanings: Mapping[str, str]
     own: bool
-    """Whether any of it is the shipped wording, and not the user's files alone."""
+    """Whether any of it is other than the published wording."""
 
     @property
     def digest(self) -> str:
@@ -65,26 +57,40 @@ class Wording:
             "definitions": "\n".join(f"{point}: {self.meanings[point]}" for point in item.points),
             "descriptions": "\n".join(f"{point}: {text}" for point, text in described),
         }
-        return self.template.question([image], fields, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        asked = self.template.question([image], fields, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        lists = {
+            "analysis": array_schema({"type": "string"}, len(item.points)),
+            "score": array_schema({"type": "integer", "enum": [0, 1]}, len(item.points)),
+        }
+        return replace(asked, schema=object_schema(lists))
 
 
-def read_wording(language: Language, template: str | None, definitions: str | None) -> Wording:
-    """The shipped words, or those of the user's files.
+def read_wording(
+    language: Language, template: str | None, definitions: str | None, *, image_last: bool = False
+) -> Wording:
+    """The published words, our own, or those of the user's files.
 
     Args:
         language: of the prompts.
-        template: a text file with the four fields.
-        definitions: a JSON file `{test point: what it means}` with all 27 of the language.
+        template: a text file with the four fields, `own`, or None for the published one.
+        definitions: a JSON file `{test point: what it means}` with all 27 of the language, `own`, or None likewise.
+        image_last: whether the image follows the text where the template does not mark its place.
 
     Raises:
         ValueError: a file that is not there, a field or a test point that is missing.
     """
     try:
-        words = load_template(f"unigenbench_{language}", template, images=1)
+        words = load_template(f"unigenbench_{language}", template, source=SOURCE, images=1)
     except ValueError as error:
         raise ValueError(f"--option template={template}: {error}") from error
-    meanings = MEANINGS[language] if definitions is None else _definitions(Path(definitions).expanduser(), language)
-    return Wording(template=words, meanings=meanings, own=template is None or definitions is None)
+    if image_last and IMAGE not in words.user:
+        words = replace(words, user=words.user + IMAGE)
+    if definitions == OWN:
+        meanings: Mapping[str, str] = MEANINGS[language]
+    else:
+        file = published_file(SOURCE, f"definitions_{language}.json") if definitions is None else Path(definitions)
+        meanings = _definitions(file.expanduser(), language)
+    return Wording(template=words, meanings=meanings, own=template is not None or definitions is not None)
 
 
 def _definitions(path: Path, language: Language) -> dict[str, str]:
@@ -107,7 +113,7 @@ class Asking:
     Attributes:
         attempts: tries for an image; each after the first has another seed.
         max_tokens: length of an answer.
-        temperature: of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least.
+        temperature: of the first try; 0 is greedy.
         seed: of sampled answers.
     """
 
@@ -143,55 +149,19 @@ def ask_images(
         ValueError: the judge answers nothing at all: it is not there, or refuses. What it said before is kept.
     """
     keys = [judge_key(image, item) for image, item in work]
-    missing = [place for place, key in enumerate(keys) if key not in journal.rows]
-    batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
-    lost: dict[str, Row] = {}
-    done = len(work) - len(missing)
-    skipped = sum(journal.rows[key]["error"] is not None for key in keys if key in journal.rows)
-    heard = done > 0
-    with progress(f"judging {label}", len(work), done, enabled=show) as advance:
-        for batch in batches:
-            # A single image may be refused for what it shows; many at once, or the very first, mean the judge.
-            enough = MANY if heard else 1
-            rows = _ask(chat, wording, [work[place] for place in batch], asking, stop_at=enough)
-            heard = heard or any(row["error"] in KEPT_ERRORS for row in rows)
-            for place, row in zip(batch, rows, strict=True):
-                if row["error"] in KEPT_ERRORS:
-                    journal.add(keys[place], row)
-                else:
-                    lost[keys[place]] = row
-                skipped += row["error"] is not None
-                advance(f"{skipped} without scores" if skipped else "")
-    return [journal.rows.get(key) or lost[key] for key in keys]
 
+    def build(place: int, attempt: int, temperature: float) -> Question:
+        image, item = work[place]
+        return wording.question(
+            item, image.pixels(), max_tokens=asking.max_tokens, temperature=temperature,
+            seed=_seed(asking, image, attempt),
+        )  # fmt: skip
 
-def _ask(
-    chat: Chat, wording: Wording, batch: Sequence[tuple[ImageFile, Item]], asking: Asking, *, stop_at: int
-) -> list[Row]:
-    start = time.monotonic()
-    pixels = [image.pixels() for image, _ in batch]
-    rows: list[Row] = [{} for _ in batch]
-    tokens = [0] * len(batch)
-    waiting = list(range(len(batch)))
-    for attempt in range(asking.attempts):
-        if not waiting:
-            break
-        temperature = asking.temperature if attempt == 0 else max(asking.temperature, RETRY_TEMPERATURE)
-        questions = [
-            wording.question(batch[place][1], pixels[place], max_tokens=asking.max_tokens, temperature=temperature,
-                             seed=_seed(asking, batch[place][0], attempt))
-            for place in waiting
-        ]  # fmt: skip
-        answers = ask_all(chat, questions)
-        if attempt == 0 and len(answers) >= stop_at:
-            check_alive(answers, READABLE_ERRORS)
-        for place, answer in zip(waiting, answers, strict=True):
-            tokens[place] += answer.tokens
-            error = _error(answer, batch[place][1])
-            rows[place] = {"output": answer.text, "attempts": attempt + 1, "error": error, "tokens": tokens[place]}
-        waiting = [place for place in waiting if rows[place]["error"] is not None]
-    share = round((time.monotonic() - start) / len(batch), 3)
-    return [{**row, "seconds": share} for row in rows]
+    def read(place: int, answer: Answer) -> tuple[str | None, Row]:
+        return _error(answer, work[place][1]), {}
+
+    tries = Tries(attempts=asking.attempts, temperature=asking.temperature)
+    return ask_kept(chat, keys, build, read, journal, tries, label=label, show=show)
 
 
 def _seed(asking: Asking, image: ImageFile, attempt: int) -> int:
@@ -199,8 +169,6 @@ def _seed(asking: Asking, image: ImageFile, attempt: int) -> int:
 
 
 def _error(answer: Answer, item: Item) -> str | None:
-    if answer.error not in READABLE_ERRORS:
-        return answer.error
     if read_reply(answer.text, len(item.points)) is not None:
         return None  # cut off after its end, or not at all
     return answer.error or UNPARSED

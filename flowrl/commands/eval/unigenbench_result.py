@@ -14,6 +14,7 @@ from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.runner_parts import compared, metrics_of, score_table, trained_on
+from flowrl.commands.eval.unigenbench_judge import Asking
 from flowrl.commands.terminal_text import Table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Row
@@ -24,8 +25,8 @@ from flowrl.statistics.bootstrap import Interval
 LEADERBOARD_JUDGE = "gemini-2.5-pro"
 NOT_LEADERBOARD = "The judge is {judge}, the leaderboard's is Gemini-2.5-Pro: compare numbers of one judge only."
 OWN_WORDS = (
-    "The judge was asked in this toolkit's own words (options template and definitions change them). Numbers are not "
-    "those of the published wording until the agreement of the two was measured on one set of images."
+    "The judge was asked in other than the published words (options template and definitions). Numbers are not those "
+    "of the published wording until the agreement of the two was measured on one set of images."
 )
 MANY_SKIPPED = 0.02
 
@@ -46,7 +47,7 @@ class Judging:
 
 def result_of(
     settings: Settings, file: PromptFile, judgings: Sequence[Judging], *, judge: str, model: str, own_words: bool,
-    whole: bool,
+    whole: bool, asking: Asking, digest: str,
 ) -> Result:  # fmt: skip
     """The result of a subject, or of a subject and a base.
 
@@ -56,8 +57,10 @@ def result_of(
         judgings: of the subject, and then of the base.
         judge: its version, for the facts.
         model: its name.
-        own_words: whether it was asked in the shipped words.
+        own_words: whether it was asked in other than the published words.
         whole: whether all prompts of the file took part.
+        asking: how replies were asked for.
+        digest: a hash of the words.
     """
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
     if any(not found.primary for found in scores):
@@ -82,7 +85,8 @@ def result_of(
         notes=tuple(_notes(settings, file, judgings, scores, model=model, own_words=own_words, whole=whole)),
         facts={
             "judge": judge, "track": file.track, "prompts": len(set(judgings[0].prompts)),
-            "samples": settings.samples, "repairs": list(file.repairs),
+            "samples": settings.samples, "repairs": list(file.repairs), "temperature": asking.temperature,
+            "tries": asking.attempts, "max_tokens": asking.max_tokens, "words_digest": digest,
             "skipped": {part.label: found.skipped for part, found in zip(judgings, scores, strict=True)},
             "attempts": {part.label: round(fmean(row["attempts"] for row in part.answers), 3) for part in judgings},
             "tokens": {part.label: sum(row["tokens"] for row in part.answers) for part in judgings},

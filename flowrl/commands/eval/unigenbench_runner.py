@@ -4,8 +4,8 @@
     flowrl eval --images FOLDER ...          images {index}_{sample}.png, or in GenEval's layout with these prompts
 
 The prompt files are not shipped, see `flowrl.benchmarks.unigenbench.items`. Judges by name are in `JUDGES`, others
-are given as a mapping. **Numbers of another judge than Gemini-2.5-Pro, or asked in other words than the published ones,
-are not leaderboard numbers**; see `flowrl.commands.eval.unigenbench_judge` and docs/unigenbench.md.
+are given as a mapping. Judges are asked in the published words. **Numbers of another judge than Gemini-2.5-Pro, or in
+other words, are not leaderboard numbers**; see `flowrl.commands.eval.unigenbench_judge` and docs/unigenbench.md.
 
 In the subject's folder: `<track>/{index}_{sample}.png`, the journal of all replies, and `results/<label>_<track>.csv`
 and `.json` in the published format.
@@ -24,7 +24,7 @@ from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, rea
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
 from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.commands.eval.named_judges import earlier_identities, read_judge
 from flowrl.commands.eval.runner_parts import options_of
 from flowrl.commands.eval.unigenbench_estimate import estimate_of
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording, ask_images, read_wording, reply_of
@@ -37,7 +37,7 @@ from flowrl.generation.journal import Journal, Row
 from flowrl.generation.layouts import numbered_name, put, read_numbered
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.judges.chat import Chat, build_chat
+from flowrl.rewards.judges.chat import Chat, build_chat, identity_of
 
 JUDGES: dict[str, dict[str, Any]] = {
     "offline": {
@@ -49,7 +49,7 @@ JUDGES: dict[str, dict[str, Any]] = {
     },
     "gemini": {
         "server": "https://generativelanguage.googleapis.com/v1beta/openai", "model": "gemini-2.5-pro",
-        "api_key_env": "GEMINI_API_KEY", "timeout": 200.0, "deadline": 600.0, "concurrency": 20,
+        "api_key_env": "GEMINI_API_KEY", "timeout": 200.0, "deadline": 600.0, "concurrency": 20, "image_format": "png",
     },
 }  # fmt: skip
 """`offline`: the benchmark's 32B judge in this process, in about 64 GB; `vllm`: the same, or the 72B one, behind a
@@ -65,9 +65,9 @@ class Options:
     en_variant: EnVariant = "head"
     """Which version of the English file is meant, see `flowrl.benchmarks.unigenbench.items`."""
     template: str | None = None
-    """Text file with the question; None takes the shipped one."""
+    """Text file with the question instead of the published one, or `own`."""
     definitions: str | None = None
-    """JSON file {test point: what it means}; None takes the shipped ones."""
+    """JSON file {test point: what it means} instead of the published ones, or `own`."""
     attempts: int = 11
     """Tries per image whose answer cannot be read."""
     max_tokens: int = 4096
@@ -99,7 +99,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What an answer depends on besides the image and the item."""
         return {
-            "benchmark": "unigenbench", "version": _VERSION, "judge": judge_identity(self.judge),
+            "benchmark": "unigenbench", "version": _VERSION, "judge": identity_of(self.judge),
             "wording": self.wording.digest, "attempts": self.asking.attempts, "max_tokens": self.asking.max_tokens,
             "temperature": self.asking.temperature, "seed": self.asking.seed,
         }  # fmt: skip
@@ -134,7 +134,8 @@ def run(settings: Settings) -> Result:
         judgings.append(judged(subject, of_subject, plan, chat, show=settings.show))
     return result_of(
         settings, plan.file, judgings, judge=chat.version, model=str(plan.judge["model"]),
-        own_words=plan.wording.own, whole=len(plan.items) == len(plan.file.items),
+        own_words=plan.wording.own, whole=len(plan.items) == len(plan.file.items), asking=plan.asking,
+        digest=plan.wording.digest,
     )  # fmt: skip
 
 
@@ -151,10 +152,12 @@ def plan_of(settings: Settings) -> Plan:
             "repository CodeGoat24/UniGenBench; the files are not shipped."
         )
     file = read_prompt_file(resolve_path(settings.prompts), en_variant=options.en_variant)
+    judge = read_judge(settings.judge, JUDGES, owner="unigenbench")
+    # As the published code asks: Gemini is shown the text first, judges behind vLLM the image.
+    image_last = str(judge["model"]).startswith("gemini")
     return Plan(
-        file=file, items=tuple(some(file.items, settings.num_prompts)),
-        judge=read_judge(settings.judge, JUDGES, owner="unigenbench"),
-        wording=read_wording(file.language, options.template, options.definitions),
+        file=file, items=tuple(some(file.items, settings.num_prompts)), judge=judge,
+        wording=read_wording(file.language, options.template, options.definitions, image_last=image_last),
         asking=Asking(
             attempts=options.attempts, max_tokens=options.max_tokens, temperature=options.temperature,
             seed=settings.seed,
@@ -202,7 +205,7 @@ def judged(subject: Subject, images: Sequence[ImageFile], plan: Plan, chat: Chat
     """Asks about every image and writes the result files in the published format."""
     by_index = {item.index: item for item in plan.items}
     work = [(image, by_index[image.index]) for image in images]
-    with Journal(subject.folder, plan.identity) as journal:
+    with Journal(subject.folder, plan.identity, earlier_identities(plan.identity, plan.judge)) as journal:
         answers = ask_images(chat, plan.wording, work, journal, plan.asking, label=subject.label, show=show)
     rows = [_judged(image, item, row) for (image, item), row in zip(work, answers, strict=True)]
     scores = aggregate(score_rows(rows))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from PIL import Image
 
 from flowrl.commands.report.run_data import Pair, RunData
-from flowrl.html.embedded_images import LARGE, UNREADABLE, data_address, image_element
+from flowrl.html.embedded_images import LARGE, UNREADABLE, clip_addresses, image_element
 from flowrl.html.markup import esc, plural, section
 
 MAX_PAIRS = 16
 MAX_CLIPS = 8  # prompts of a video run: each plays twice
-MAX_EMBEDDED = 3_000_000  # bytes of clips that go into the page; beyond that all are linked
 ROW = 1600  # longer rows of frames are reduced to this
 
 Side = tuple[str, Path, Path | None]  # what it is, its image, its clip
@@ -25,7 +21,8 @@ def images(run: RunData, home: Path) -> str:
     """The first pairs in the order of their numbers, never a selection by looks, for a page in the folder `home`."""
     video = run.sample_word == "video"
     chosen = run.pairs[: MAX_CLIPS if video else MAX_PAIRS]
-    address = _addresses(chosen, home)
+    clips = [clip for pair in chosen for clip in (pair.before_clip, pair.after_clip) if clip is not None]
+    address = clip_addresses(clips, home)
     shown = [cell for pair in chosen if (cell := _pair(pair, address))]
     if not shown:
         return ""
@@ -54,14 +51,6 @@ def _lead(run: RunData, video: bool, edits: bool) -> str:
         f"{source}{one} {start}, {other} after {plural(last, 'iteration')}: same prompt, same start noise. "
         "The first ones in order, not picked."
     )
-
-
-def _addresses(pairs: Sequence[Pair], home: Path) -> dict[Path, str]:
-    """What a page in `home` writes for every clip: all of them inside the page, or all as links."""
-    clips = [clip for pair in pairs for clip in (pair.before_clip, pair.after_clip) if clip is not None]
-    if sum(clip.stat().st_size for clip in clips) <= MAX_EMBEDDED:
-        return {clip: data_address(clip.read_bytes(), "video/mp4") for clip in clips}
-    return {clip: quote(Path(os.path.relpath(clip.resolve(), home.resolve())).as_posix()) for clip in clips}
 
 
 def _pair(pair: Pair, address: dict[Path, str]) -> str:

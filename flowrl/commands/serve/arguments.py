@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-items", type=count, default=256, metavar="N", help="images per request (default: 256)")
     add("--max-mib", type=count, default=64, metavar="N", help="MiB per request (default: 64)")
     add("--max-mpixels", type=count, default=64, metavar="N", help="million pixels per request (default: 64)")
+    add("--max-video-mib", type=count, default=256, metavar="N", help="MiB per request with videos (default: 256)")
+    add("--max-video-mpixels", type=count, default=128, metavar="N", help="million pixels per video (default: 128)")
     add("--grace", type=float, default=30.0, metavar="SECONDS",
         help="time to finish what was accepted, after Ctrl-C (default: 30)")  # fmt: skip
     add_batch_size(parser, "16")

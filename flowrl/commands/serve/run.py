@@ -6,14 +6,17 @@ import argparse
 import os
 import socket
 import time
+from typing import Any
 
 import torch
 
+from flowrl.commands.serve.environments import Environments, has_places
 from flowrl.commands.serve.replicas import Replicas
-from flowrl.commands.serve.served import Rows, load_app
+from flowrl.commands.serve.served import Rows, limits_of, load_app
 from flowrl.generation.drawing import find_device
 from flowrl.generation.named_rewards import reward_label, reward_list
 from flowrl.rewards.serving import server
+from flowrl.rewards.serving.front_door import make_door
 from flowrl.rewards.specs import validate_reward_specs
 
 
@@ -31,8 +34,10 @@ def run(parsed: argparse.Namespace) -> int:
     specs = reward_list(parsed.rewards)
     token = _token(parsed.token_env)
     server.check_extra()
-    validate_reward_specs(specs)
     devices = devices_of(parsed)
+    if has_places(specs):
+        return _serve_places(parsed, specs, token)
+    validate_reward_specs(specs)
     bound = server.open_socket(parsed.host, parsed.port, has_token=token is not None)
     try:
         start = time.monotonic()
@@ -49,6 +54,21 @@ def run(parsed: argparse.Namespace) -> int:
             server.make_server(app, grace=parsed.grace).run(sockets=[bound])
     finally:
         bound.close()
+    print("Stopped.", flush=True)
+    return 0
+
+
+def _serve_places(parsed: argparse.Namespace, specs: list[dict[str, Any]], token: str | None) -> int:
+    """As `run`, for rewards in environments of their own."""
+    environments = Environments(parsed, specs)
+    with server.open_socket(parsed.host, parsed.port, has_token=token is not None) as bound, environments:
+        start = time.monotonic()
+        for child in environments.children:
+            print(f"Starting {child.label} with {child.command[0]} ...", flush=True)
+        rows = environments.start()
+        _listen(parsed, bound, rows, time.monotonic() - start)
+        door = make_door(environments.backends, inner=environments.token, token=token, limits=limits_of(parsed))
+        server.make_server(door, grace=parsed.grace).run(sockets=[bound])
     print("Stopped.", flush=True)
     return 0
 

@@ -30,12 +30,17 @@ def load_app(
     """Loads the rewards; the application that serves them, and what it serves."""
     torch.set_num_threads(parsed.threads or default_threads(parsed.replicas))
     rewards = load_rewards(specs, device)
-    limits = Limits(
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
+    return server.make_app(rewards, token=token, limits=limits_of(parsed), replica=replica), rows_of(rewards)
+
+
+def limits_of(parsed: argparse.Namespace) -> Limits:
+    """The limits that a command line asks for."""
+    return Limits(
         max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6, max_items=parsed.max_items,
+        max_video_bytes=parsed.max_video_mib * 2**20, max_video_pixels=parsed.max_video_mpixels * 10**6,
         queue_size=parsed.queue_size, batch_size=parsed.batch_size,
     )  # fmt: skip
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
-    return server.make_app(rewards, token=token, limits=limits, replica=replica), rows_of(rewards)
 
 
 def rows_of(rewards: Mapping[str, Reward]) -> Rows:

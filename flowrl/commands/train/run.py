@@ -298,6 +298,8 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
     check_optimizer(config, kind)
     known, location = check_pipeline(config.pipeline), model_location(config.pipeline.model)
+    if config.eval.temporal and not known.videos:
+        raise ValueError(f"eval.temporal measures videos, but family {known.name} makes images: remove it")
     if config.policy.train == "full":
         check_full(config, known, location)
     else:

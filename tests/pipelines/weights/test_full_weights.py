@@ -18,7 +18,7 @@ from toy_pipeline import Net
 
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
-from flowrl.pipelines.sd3 import FAMILY
+from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.weights.full_checks import check_full
 from flowrl.pipelines.weights.full_weights import FullWeights, trained_names
 from flowrl.randomness import counter_normal

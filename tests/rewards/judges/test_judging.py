@@ -315,7 +315,10 @@ def test_yes_no_reward_refuses_contradictions(tmp_path: Path) -> None:
     (tmp_path / "plain.txt").write_text("Is it {prompt}?")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"judge": {"server": "http://127.0.0.1:9"}}, "judge: required key 'model' is missing"),
-        ({"judge": {**JUDGE, "modle": 1}}, "judge: unknown key 'modle': did you mean 'model'"),
+        (
+            {"judge": {**JUDGE, "modle": 1}},
+            r"judge: unknown option 'modle' \(did you mean 'model'\?\); allowed: .* size",
+        ),
         ({"questions_field": "q", "score": "odds"}, "goes with score: mass"),
         ({"questions_field": "q", "inverted": True}, "goes with score: mass and inverted: false"),
         ({"aggregation": "gm"}, "set questions_field too"),

@@ -116,6 +116,17 @@ def test_answers_do_not_depend_on_the_batch(tiny_vlm: Path) -> None:
                 assert found == pytest.approx(wanted, abs=1e-5)
 
 
+def test_words_that_are_the_models_mark_of_an_image_fail_alone(tiny_vlm: Path) -> None:
+    """Its processor would look for an image there, and the whole batch would be lost."""
+    chat = chat_of(tiny_vlm)
+    token = chat.processor.image_token
+    (image,) = images(1)
+    bad, good = Question(parts=(image, f"a {token} b")), Question(parts=(image, "a b"), top_logprobs=2)
+    answers = chat.ask([bad, good, replace(good, system=token)])
+    assert [answer.error for answer in answers] == ["image_token", None, "image_token"]
+    assert answers[1].logprobs == chat.ask([good])[0].logprobs
+
+
 def test_sampled_answers_follow_the_softmax_at_the_temperature() -> None:
     """Frequencies of 4000 draws from counters, within 4 standard errors; the scores themselves do not vary."""
     draws, scores = 4000, torch.tensor([2.0, 0.0, 1.0, -30.0])
@@ -243,7 +254,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 def test_a_served_judge_answers_as_the_one_in_this_process(served: tuple[Path, str]) -> None:
     """`transformers serve` gives texts, with images and system turns; unlike vLLM it leaves out log-probabilities."""
     folder, address = served
-    remote = build_chat({"server": address, "model": str(folder)}, device=CPU, owner="reward 'x'")
+    remote = build_chat(
+        {"server": address, "model": str(folder), "image_format": "png"}, device=CPU, owner="reward 'x'"
+    )
     first, second = images(2)
     questions = [
         Question(parts=(first, "Is it?"), max_tokens=6),
@@ -256,5 +269,5 @@ def test_a_served_judge_answers_as_the_one_in_this_process(served: tuple[Path, s
     assert [answer.error for answer in there] == [answer.error for answer in here]
     assert len({answer.text for answer in there}) == 3
     assert remote.ask([replace(questions[0], top_logprobs=20)])[0].error == "no_logprobs"
-    other = build_chat({"server": address, "model": "another"}, device=CPU, owner="reward 'x'")
+    other = build_chat({"server": address, "model": "another", "image_format": "png"}, device=CPU, owner="reward 'x'")
     assert other.ask(questions[:1])[0].error == "status_400"

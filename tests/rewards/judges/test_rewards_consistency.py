@@ -36,7 +36,9 @@ def test_grid_consistency_is_the_mean_over_pairs_and_criteria(monkeypatch: pytes
     judge = script(monkeypatch, answer)
     levels = [[10, 20, 30, 40], [200, 100, 50, 90], [10, 20, 30, 40]]
     inputs = grids(levels, ["2x2 cats", "2x2 dogs", "one cat"])
-    reward = build_reward("grid_consistency", options={"judge": JUDGE, "criteria": ["style", "identity"]})
+    reward = build_reward(
+        "grid_consistency", options={"judge": JUDGE, "template": "own", "criteria": ["style", "identity"]}
+    )
     output = reward(inputs)
     expected = [np.mean([(a + 2 * b) / 1000 for a, b in combinations(row, 2)]) + 0.05 for row in levels[:2]]
     np.testing.assert_allclose(output.values[:2], expected, rtol=1e-5)
@@ -46,7 +48,7 @@ def test_grid_consistency_is_the_mean_over_pairs_and_criteria(monkeypatch: pytes
     assert judge.asked[0].max_tokens == 1
     assert_pointwise(reward, inputs[[0, 1]])
     inputs.metadata[0]["criteria"] = "logic"
-    fixed = build_reward("grid_consistency", options={"judge": JUDGE, "grid": "1x2"})
+    fixed = build_reward("grid_consistency", options={"judge": JUDGE, "template": "own", "grid": "1x2"})
     judge.asked.clear()
     assert fixed(inputs).valid.all()
     assert len(judge.asked) == 3
@@ -64,11 +66,11 @@ def test_criteria_by_dimension_count_as_dimensions(monkeypatch: pytest.MonkeyPat
 
     judge = script(monkeypatch, answer)
     inputs = grids([[10, 20, 30, 40]], ["2x2 cats"])
-    reward = build_reward("grid_consistency", options={"judge": JUDGE})
+    reward = build_reward("grid_consistency", options={"judge": JUDGE, "template": "own"})
     inputs.metadata[0]["criteria"] = {"style": {"a": "colours", "b": "light"}, "identity": ["face"], "logic": "logic"}
     np.testing.assert_allclose(reward(inputs).values, [(0.3 + 0.9 + 0.5) / 3], rtol=1e-5)
     assert len(judge.asked) == 4 * 6
-    edit = build_reward("grid_consistency", options={"judge": JUDGE, "mode": "edit"})
+    edit = build_reward("grid_consistency", options={"judge": JUDGE, "template": "own", "mode": "edit"})
     changed = edits([50])
     changed.metadata[0]["criteria"] = inputs.metadata[0]["criteria"]
     judge.answer = lambda q: yes(0.36) if "Instruction:" in str(q.parts[-1]) else answer(q)
@@ -97,7 +99,7 @@ def test_a_template_without_criterion_asks_once_a_pair_about_the_theme(
 
 def test_consistency_of_edits_is_the_geometric_mean_with_following(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = script(monkeypatch, lambda q: yes(0.36 if "Instruction:" in str(q.parts[-1]) else level(q) / 250))
-    reward = build_reward("grid_consistency", options={"judge": JUDGE, "mode": "edit"})
+    reward = build_reward("grid_consistency", options={"judge": JUDGE, "template": "own", "mode": "edit"})
     output = reward(edits())
     kept = np.array([50, 100, 150, 200]) / 250
     np.testing.assert_allclose(output.values, np.sqrt(0.36 * kept), rtol=1e-5)

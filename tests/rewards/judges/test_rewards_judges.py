@@ -46,6 +46,9 @@ def test_shipped_templates_hold_their_fields(name: str) -> None:
 def test_templates_fill_once_and_place_images(tmp_path: Path) -> None:
     """What is filled in is never read again: a prompt with a field's name or a mark in it stays as it is."""
     first, second = np.zeros((1, 1, 3), np.uint8), np.ones((1, 1, 3), np.uint8)
+    literal = Template(user="\\<image>\nLook: <image> and {prompt}.").parts([first], {"prompt": "\\<image>"})
+    assert (literal[0], literal[2]) == ("<image>\nLook: ", " and \\<image>.")
+    assert Template(user="\\<image>\n{prompt}").parts([first], {"prompt": "p"})[1:] == ("<image>\np",)
     template = Template(user='A <image> then <image>: {prompt} {"json": {other}}')
     parts = template.parts([first, second], {"prompt": "say <image> {other} {prompt}"})
     assert parts[0] == "A "
@@ -150,7 +153,7 @@ def test_unified_reward_weighs_dimensions_and_is_pointwise(monkeypatch: pytest.M
     assert isinstance(image, np.ndarray)
     assert np.array_equal(image, to_uint8(inputs.images)[0])
     assert isinstance(text, str)
-    assert "\na\n" in text
+    assert text.endswith("Your task is provided as follows:\nText Caption: [a]")
     assert (question.max_tokens, question.temperature, question.seed) == (4096, 0.0, None)
     assert (reward.kind, reward.waits, sorted(reward.needs)) == ("remote", True, ["images", "prompts"])
     assert "alignment-1.4,coherence-0,style-0.7" in reward.version
@@ -283,9 +286,11 @@ def test_edit_ratings_are_the_geometric_mean_averaged_over_draws(monkeypatch: py
     output = reward(edits([150, 200]))
     assert output.valid.tolist() == [True, False]
     assert output.errors == {"timeout": 1}
-    assert float(output.values[0]) == pytest.approx(math.sqrt(1.0 * 0.32))
+    assert float(output.values[0]) == pytest.approx(math.sqrt(1.0 * 0.28)), "the lower of 9 and 7, of 25"
     assert float(output.parts["consistency"][0]) == 1.0
-    assert float(output.parts["quality"][0]) == pytest.approx(0.32)
+    assert float(output.parts["quality"][0]) == pytest.approx(0.28)
+    mean = build_reward("edit_score", options={"judge": JUDGE, "method": "ratings", "of_pair": "mean"})(edits([90]))
+    assert float(mean.values[0]) == pytest.approx(math.sqrt(1.0 * 0.32))
 
 
 PLAN = """Here they are:

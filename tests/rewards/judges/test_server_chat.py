@@ -23,6 +23,7 @@ from PIL import Image
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.judges.chat import Answer, Question, build_chat, check_chat
 from flowrl.rewards.judges.server_chat import ServerJudge
+from flowrl.rewards.judges.server_lines import Lines
 from flowrl.rewards.serving import retries
 from flowrl.rewards.serving.retries import (
     Failed,
@@ -122,6 +123,11 @@ class Waits:
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     waits = Waits()
     monkeypatch.setattr(retries, "time", waits)
+
+    async def pause(lines: Lines, seconds: float) -> None:
+        waits.sleep(seconds)
+
+    monkeypatch.setattr(Lines, "pause", pause)
     return waits
 
 
@@ -152,7 +158,12 @@ def test_request_of_a_judge(server: Scripted, monkeypatch: pytest.MonkeyPatch) -
     for proxy in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     server.play(GOOD)
-    chat, _ = chat_of(server, api_key_env="JUDGE_KEY", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    chat, _ = chat_of(
+        server,
+        api_key_env="JUDGE_KEY",
+        image_format="png",
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+    )
     images = [np.full((3, 5, 3), level, dtype=np.uint8) for level in (10, 200)]
     question = Question(parts=(images[0], "between", images[1], "Yes?"), system="Judge.", top_logprobs=20)
     (answer,) = chat.ask([question])
@@ -175,13 +186,12 @@ def test_request_of_a_judge(server: Scripted, monkeypatch: pytest.MonkeyPatch) -
         assert head == "data:image/png;base64"
         image = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
         np.testing.assert_array_equal(image, np.full((3, 5, 3), level))
-    assert "secret" not in chat.version
-    assert "enable_thinking" in chat.version
+    assert chat.version == 'server_chat:judge:png:extra-{"chat_template_kwargs": {"enable_thinking": false}}'
 
 
-def test_images_travel_as_jpeg_where_asked(server: Scripted) -> None:
+def test_images_travel_as_jpeg_unless_asked(server: Scripted) -> None:
     server.play(Reply(completion("fine", finish_reason="stop")))
-    chat, _ = chat_of(server, image_format="jpeg95", tokens_key="max_completion_tokens")
+    chat, _ = chat_of(server, tokens_key="max_completion_tokens")
     image = np.full((16, 16, 3), 90, dtype=np.uint8)
     chat.ask([Question(parts=(image, "Well?"), max_tokens=9)])
     (body,) = server.requests
@@ -213,7 +223,7 @@ def test_yes_no_reward_of_an_edit_over_the_wire(server: Scripted) -> None:
     """Source, edited image, text; the three ways to write yes add up to 0.6 of 0.8."""
     top = {"Yes": math.log(0.3), " yes": math.log(0.2), "YES": math.log(0.1), "No": math.log(0.2), "The": math.log(0.1)}
     server.play(Reply(completion(top=top)), Reply(completion()))
-    judge = {"server": f"{server.address}/v1", "model": "judge", "concurrency": 1}
+    judge = {"server": f"{server.address}/v1", "model": "judge", "concurrency": 1, "image_format": "png"}
     reward = build_reward("yes_no", options={"judge": judge, "with_sources": True})
     inputs = RewardInputs(
         prompts=["make it red"] * 2, images=torch.ones(2, 3, 4, 4), metadata=[{}, {}],
@@ -281,12 +291,11 @@ def test_other_refusals_are_final_errors(server: Scripted, status: int) -> None:
 
 def test_server_that_hangs_or_is_not_there_is_an_error(server: Scripted) -> None:
     server.play(Reply(hang=True))
-    chat, waits = chat_of(server, timeout=0.03, retries=1)
+    chat, waits = chat_of(server, timeout=0.3, retries=1)
     assert chat.ask([ASK])[0].error == "timeout"
     assert (len(server.requests), len(waits.slept)) == (2, 1)
     nobody = replace(chat.options, server="http://127.0.0.1:9/v1", retries=2)  # the discard port: nobody listens
-    gone = replace(chat, options=nobody)
-    assert gone.ask([ASK])[0].error == "connection"
+    assert nobody.build(CPU).ask([ASK])[0].error == "connection"
     assert len(waits.slept) == 3
 
 
@@ -432,7 +441,14 @@ def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"retries": -1}, "retries must be 0 or more"),
         ({"timeout": 0}, "timeout must be a positive number"),
         ({"deadline": math.inf}, "deadline must be a finite number"),
-        ({"image_format": "jpeg"}, "image_format must be one of png, jpeg95"),
+        ({"image_format": "jpeg"}, "image_format must be one of jpeg95, webp, png"),
+        ({"server": []}, "server is an empty list"),
+        ({"server": ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1/"]}, "server names an address twice"),
+        ({"down_after": 0}, "down_after must be a positive number, or null"),
+        ({"requests_per_minute": -1}, "requests_per_minute must be a positive number, or null"),
+        ({"tokens_per_minute": 0}, "tokens_per_minute must be a positive number"),
+        ({"max_tokens_total": 0}, "max_tokens_total must be a positive number"),
+        ({"structured": True, "extra_body": {"response_format": 1}}, "leave response_format to the reward"),
         ({"extra_body": [1]}, "extra_body must be a mapping"),
         ({"extra_body": {"temperature": 1, "top_p": 1}}, "leave temperature to the reward"),
     ]

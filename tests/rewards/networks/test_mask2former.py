@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from older_layouts import noise
 from PIL import Image
 from tiny_clip import write_tiny_clip
 from torch.nn.functional import interpolate
@@ -110,6 +112,23 @@ def test_preprocessing_fits_and_pads(size: tuple[int, int], fitted: tuple[int, i
         grey = (128 - mean[channel]) / std[channel]
         for outside in (pixels[0, channel, fitted[0] :], pixels[0, channel, :, fitted[1] :]):
             torch.testing.assert_close(outside, torch.full_like(outside, grey), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "checksum"),
+    [
+        ((64, 64), (100, 100), 3124594010),
+        ((128, 128), (100, 100), 1150414866),
+        ((60, 180), (89, 267), 3181451223),
+        ((31, 17), (47, 26), 2410401339),
+        ((20, 20), (20, 20), 3548648731),
+    ],
+)
+def test_images_are_resized_to_opencvs_very_bits(size: tuple[int, int], target: tuple[int, int], checksum: int) -> None:
+    """Checksums of what `cv2.resize(image, target, interpolation=cv2.INTER_LINEAR)` of OpenCV 5.0.0 returned."""
+    image = ((noise("image", (3, *size)) + 1) * 127.5).to(torch.uint8)
+    found = mask2former.opencv_resize(image[None], *target)[0]
+    assert crc32(found.to(torch.uint8).permute(1, 2, 0).contiguous().numpy().tobytes()) == checksum
 
 
 def test_preprocessing_keeps_the_channel_order_and_8_bits() -> None:

@@ -23,6 +23,7 @@ from flowrl.rewards import to_uint8
 from flowrl.rewards.serving.batching import inputs_of
 from flowrl.rewards.serving.wire import Item, Limits, Score, decode_reply, decode_request, encode_reply, encode_request
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
+from flowrl.rewards.serving.wire_bodies import Way
 from flowrl.rewards.serving.wire_images import WireError, decode_image, encode_image
 
 ROOMY = Limits()
@@ -296,12 +297,12 @@ def test_metadata_that_json_cannot_hold_is_refused() -> None:
 def test_flow_factory_bodies_and_replies() -> None:
     items = [Item(id=i, prompt=f"p{i}", image=noise(2, 2 + i, 3), source_images=(RED,)) for i in range(2)]
     adapter = ADAPTERS["flow_factory"]
-    body = adapter.encode(items, None, 0)
+    body = adapter.encode(items, None, 0, Way())
     assert body["prompt"] == ["p0", "p1"]
     assert [decode_image(base64.b64decode(text), 99).shape for text in body["image"]] == [(2, 2, 3), (2, 3, 3)]
     assert [len(images) for images in body["condition_images"]] == [1, 1]
     assert body["video"] is None
-    video = adapter.encode([replace(items[0], frames=(RED, RED), source_images=())], None, 0)
+    video = adapter.encode([replace(items[0], frames=(RED, RED), source_images=())], None, 0, Way())
     assert (video["image"], len(video["video"][0]), video["condition_images"]) == (None, 2, None)
     reply = adapter.decode({"rewards": [0.5, None]}, [5, 6], None)
     assert [(s.id, s.value, s.error) for s in reply.scores] == [(5, 0.5, None), (6, None, "null")]
@@ -313,7 +314,7 @@ def test_flow_factory_bodies_and_replies() -> None:
 def test_unirl_bodies_and_replies() -> None:
     adapter = ADAPTERS["unirl"]
     item = Item(id=4, prompt="p", image=noise(2, 3, 3), source_images=(RED,), metadata={"a": 1})
-    (request,) = adapter.encode([item], "clip", 0)["requests"]
+    (request,) = adapter.encode([item], "clip", 0, Way())["requests"]
     assert (request["required_rewards"], request["metadata"]) == (["clip"], {"a": 1})
     turns = [decode_image(base64.b64decode(turn["image_b64"]), 99) for turn in request["history"]]
     assert [turn.tolist() for turn in turns] == [RED.tolist(), item.image.tolist()]  # the generated one last

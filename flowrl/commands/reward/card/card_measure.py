@@ -14,7 +14,7 @@ from flowrl.generation.image_folder import POINTWISE, Scores, inputs_of, score_i
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.progress import progress
 from flowrl.randomness import counter_choice
-from flowrl.rewards import Reward
+from flowrl.rewards import Reward, reproduced_by
 from flowrl.rewards.comparing.tournaments import ring_pairs
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 from flowrl.statistics.means import mean_interval
@@ -58,6 +58,7 @@ class Card:
 
     name: str
     version: str
+    reproduces: str | None
     kind: str
     images: int
     prompts: int
@@ -111,7 +112,9 @@ def measure(
     reasons = [word for scores in (first, second) for word in scores.errors if word is not None]
     known = ~np.isnan(first.values)
     return Card(
-        name=name, version=reward.version, kind=reward.kind, images=len(items), prompts=len(np.unique(group)),
+        name=name, version=reward.version, kind=reward.kind,
+        reproduces=reproduced_by((spec or {}).get("name"), (spec or {}).get("options")),
+        images=len(items), prompts=len(np.unique(group)),
         failed=mean_interval(lost, group), errors={word: reasons.count(word) for word in sorted(set(reasons))},
         mean=mean_interval(first.values[known], group[known]) if known.any() else UNKNOWN,
         spread=spread(first.values, group), retest=retest(first.values, second.values, group),

@@ -249,6 +249,8 @@ def summary(card: Card) -> str:
         bounds = f"{short(value.low)} to {short(value.high)}" if value.known else ""
         rows.append([f"  {name}", short(value.mean), bounds])
     text += ["", aligned(["", "value", "95 % over prompts"], rows)]
+    if card.reproduces is not None:
+        text += ["", *textwrap.wrap(f"Reproduces: {card.reproduces}", COLUMNS)]
     for note in card.notes:
         text += textwrap.wrap(f"Note: {note}", COLUMNS)
     return "\n".join(text)

@@ -45,7 +45,7 @@ def render(card: Card) -> str:
                 "Prompts spread evenly over the list, not picked. Left the highest value, right the lowest."),
         section("numbers", "Numbers", f'<div class="numbers">{_numbers(card)}</div>',
                 "Intervals: 95 %, over prompts; those of the seconds over batches."),
-        section("version", "What was measured", code(card.version)),
+        section("version", "What was measured", code(card.version), esc(card.reproduces or "")),
     ])  # fmt: skip
     title = f"Reward card: {card.name}"
     facts = [plural(card.images, "image"), plural(card.prompts, "prompt"), f"kind {card.kind}"]

@@ -133,8 +133,8 @@ def as_json(measured: Card) -> dict[str, Any]:
     """The card as plain numbers, null where unknown, with one entry per image."""
     found = {
         key: plain(getattr(measured, key))
-        for key in ("name", "version", "kind", "images", "prompts", "failed", "errors", "mean", "spread", "retest",
-                    "repeat", "perturbed", "order", "others", "cost", "notes")
+        for key in ("name", "version", "reproduces", "kind", "images", "prompts", "failed", "errors", "mean", "spread",
+                    "retest", "repeat", "perturbed", "order", "others", "cost", "notes")
     }  # fmt: skip
     found["repeat"]["signal_to_noise"] = plain(measured.repeat.signal_to_noise)
     found["verdicts"] = [asdict(verdict) for verdict in verdicts(measured)]

@@ -1,0 +1,157 @@
+"""What the judged benchmarks have in common: cases, questions about an image, words, scores, and the rules as data.
+
+A benchmark is one `Protocol`. Its reader makes `Case`s from the user's copy of the published data; each case says which
+questions its image raises (`Ask`); replies become numbers (`Protocol.read_reply`), numbers become scores (`Score`),
+and scores are averaged over images, over tasks, or with published weights of tasks.
+
+None of the published data is shipped. Words that a judge is asked in are shipped where their licence allows it, and
+read from the user's copy of the repository otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Values = Mapping[str, Mapping[str, float]]
+"""What was read of the replies about one image: by the name of the question, number by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """One question about an image.
+
+    Attributes:
+        name: of the question; within a case no other has it.
+        words: the name of the words that it is asked in.
+        fields: what is filled in there.
+        source: whether the judge sees the source image too, before the result.
+        forms: answers whose probability at the first token is the value; none: the reply is read as text.
+    """
+
+    name: str
+    words: str
+    fields: Mapping[str, str]
+    source: bool = False
+    forms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One prompt or editing instruction, and what is asked about its image.
+
+    Attributes:
+        key: tells it from all others of the benchmark.
+        prompt: what is drawn.
+        task: the kind that published tables list it under.
+        asks: the questions about its image.
+        source: path of the image that is edited.
+        record: what else the published data say of it.
+    """
+
+    key: str
+    prompt: str
+    task: str
+    asks: tuple[Ask, ...]
+    source: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseFile:
+    """The cases of a benchmark, in the published order, and what is to be said of the user's copy."""
+
+    cases: tuple[Case, ...]
+    notes: tuple[str, ...] = ()
+    number: int | None = None
+    """Published cases, where the copy says which of several sets it is."""
+    keep_sources: bool = False
+    """Whether source images lie in files of this process, which go when it ends."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """A user turn with `{fields}` and marks `<image>` for images, and the system turn before it."""
+
+    user: str
+    system: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """A number of one image, or several, from `low` to `high`; None where the image is not one of those it is about.
+
+    Several numbers of one image are averaged together with those of all others; their unit is the prompt.
+    """
+
+    name: str
+    low: float
+    high: float
+    of: Callable[[Case, Values], float | Sequence[float] | None]
+    tasks: bool = True
+    """Whether its mean over the images of each task is listed."""
+    subset: bool = False
+    """Whether it is another score over some of the images: examples leave it out."""
+    shares: Literal["images", "tasks"] | Mapping[str, float] | Callable[[Collection[str]], Mapping[str, float]] = (
+        "images"
+    )
+    """What its overall number is: the mean over images, the mean over tasks, or a mean with these weights of tasks;
+    they may be a function of the tasks that have images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """A case with what its replies said; `values` is None where one of them could not be read."""
+
+    case: Case
+    replies: Mapping[str, str]
+    values: Values | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """A benchmark's rules.
+
+    Attributes:
+        title: as it is printed.
+        where: what `--prompts` names, for those who left it out.
+        number: published cases.
+        read: cases from `--prompts` and, for benchmarks that keep them apart, the folder of source images.
+        words: the words of all names, from the first of some folders that holds them; it may hold other names too.
+        read_reply: numbers of a reply by question and text; None where it cannot be read.
+        fits: whether what was read of a case's replies is an answer to all that was asked; None: always.
+        scores: the first is the headline.
+        judges: the published ones.
+        image_name: where the benchmark's own scripts look for the image of a case.
+        source_name: where they look for its source, None for nowhere.
+        folder: where in the subject's folder images and result files are put under the published names.
+        files: result files in the published formats, by name, from all judgements and the subject folder's name.
+        max_tokens: of a reply.
+        resize: whether the judge sees the result at its source's size.
+        edits: whether cases have source images.
+        images_dir: whether source images lie apart from the list of cases.
+        note: below the table.
+        remarks: what is to be said of a subject's judgements.
+    """
+
+    title: str
+    where: str
+    number: int
+    read: Callable[[str, Path | None], CaseFile]
+    words: Callable[[Sequence[Path]], Mapping[str, Words]]
+    read_reply: Callable[[str, str], dict[str, float] | None]
+    scores: tuple[Score, ...]
+    judges: tuple[str, ...]
+    folder: str
+    image_name: Callable[[Case], str]
+    files: Callable[[Sequence[Judgement], str], Mapping[str, str]]
+    source_name: Callable[[Case], str] | None = None
+    max_tokens: int = 1400
+    resize: bool = False
+    edits: bool = False
+    images_dir: bool = False
+    note: str = ""
+    fits: Callable[[Case, Values], bool] | None = None
+    remarks: Callable[[Sequence[Judgement]], list[str]] | None = None

@@ -1,0 +1,143 @@
+"""GenEval 2: 800 compositional prompts and, for each atom, a question with an expected answer (Soft-TIFA).
+
+Kamath et al. 2025 (arXiv 2512.16853); repository facebookresearch/GenEval2, CC BY-NC 4.0: the user brings
+`geneval2_data.jsonl`. The judge is asked each question for one word, greedily; its score is the probability of the
+expected answer at the first token. Of one image
+
+    Soft-TIFA AM   the arithmetic mean of its scores      (atoms)
+    Soft-TIFA GM   the geometric mean, 0 if any is 0      (prompts)
+
+and both are averaged over prompts. Skills pool atoms; atomicities are means of GM over prompts of so many atoms.
+
+The published script sums the probabilities of six spellings of a count and of four of yes from the whole vocabulary of
+Qwen3-VL-8B-Instruct. A server gives its 20 likeliest tokens, and what is not among them counts as 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.files import read_json_lines
+
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+SKILLS = ("object", "attribute", "count", "position", "verb")
+ONE_WORD = "<image>{question} Answer in one word."
+MASS = "mass"
+"""Name of the value of a question: the probability of the expected answer."""
+
+
+def expected_forms(question: str, answer: str) -> tuple[str, ...]:
+    """What counts as the expected answer, without case and surrounding space: a count also as a digit, else yes."""
+    if not question.startswith("How many"):
+        return ("yes",)
+    word = answer.strip().lower()
+    return (word, str(NUMBERS.index(word) + 1)) if word in NUMBERS else (word,)
+
+
+def am(scores: Sequence[float]) -> float:
+    """Soft-TIFA AM: the arithmetic mean."""
+    return fmean(scores)
+
+
+def gm(scores: Sequence[float]) -> float:
+    """Soft-TIFA GM: `(prod_i s_i)^(1/n)`, 0 if any is 0."""
+    return math.exp(fmean(math.log(score) for score in scores)) if min(scores) > 0 else 0.0
+
+
+def read_geneval2(given: str, images_dir: Path | None) -> CaseFile:
+    """The cases of `geneval2_data.jsonl`.
+
+    Raises:
+        ValueError: no such file, or a line without prompt, atom_count, vqa_list and skills that fit.
+    """
+    del images_dir
+    found: dict[str, Case] = {}
+    for number, record in enumerate(read_json_lines(Path(given)), start=1):
+        case = _case(record, number, f"{given}, record {number}")
+        if case.prompt in found:
+            raise ValueError(f"{given}, record {number}: the prompt {case.prompt!r} is there twice.")
+        found[case.prompt] = case
+    return CaseFile(cases=tuple(found.values()))
+
+
+def _case(record: dict[str, Any], number: int, where: str) -> Case:
+    prompt, atoms, listed, skills = (record.get(key) for key in ("prompt", "atom_count", "vqa_list", "skills"))
+    good = (
+        isinstance(prompt, str) and isinstance(atoms, int) and isinstance(listed, list) and len(listed) > 0
+        and all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair) for pair in listed)
+        and isinstance(skills, list) and len(skills) == len(listed)
+    )  # fmt: skip
+    if not good or not isinstance(prompt, str) or not isinstance(listed, list) or not isinstance(skills, list):
+        raise ValueError(f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
+                         f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2.")  # fmt: skip
+    if unknown := sorted(set(map(str, skills)) - set(SKILLS)):
+        raise ValueError(f"{where}: the skill {unknown[0]!r} is not one of {', '.join(SKILLS)}.")
+    asks = tuple(
+        Ask(name=str(place), words="geneval2", fields={"question": question}, forms=expected_forms(question, answer))
+        for place, (question, answer) in enumerate(listed)
+    )
+    return Case(key=str(number), prompt=prompt, task=f"{atoms} atoms", asks=asks, record={"skills": skills})
+
+
+def geneval2_words(folders: Sequence[Path]) -> dict[str, Words]:
+    """The question, and the request for one word after it."""
+    del folders
+    return {"geneval2": Words(user=ONE_WORD)}
+
+
+def read_nothing(name: str, text: str) -> dict[str, float] | None:
+    """No question of this benchmark is read as text."""
+    del name, text
+    return None
+
+
+def scores_of(case: Case, values: Values) -> list[float]:
+    """The scores of a case's questions, in their order."""
+    return [values[ask.name][MASS] for ask in case.asks]
+
+
+def _mean(case: Case, values: Values, *, rule: str) -> float:
+    return 100 * (gm if rule == "gm" else am)(scores_of(case, values))
+
+
+def _of_skill(case: Case, values: Values, *, skill: str) -> list[float] | None:
+    scores = zip(scores_of(case, values), case.record["skills"], strict=True)
+    return [100 * score for score, of in scores if of == skill] or None
+
+
+def image_name(case: Case) -> str:
+    """`<number of the line>.png`; the script takes any path, by the prompt."""
+    return f"{case.key}.png"
+
+
+def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
+    """`image_paths.json` and `score_lists.json` of the published scripts; null for a case without scores."""
+    del name
+    paths = {one.case.prompt: image_name(one.case) for one in judgements}
+    lists = [None if one.values is None else scores_of(one.case, one.values) for one in judgements]
+    return {
+        "image_paths.json": json.dumps(paths, indent=1, ensure_ascii=False) + "\n",
+        "score_lists.json": json.dumps(lists) + "\n",
+    }
+
+
+GENEVAL2 = Protocol(
+    title="GenEval 2", number=800, judges=("Qwen3-VL-8B-Instruct",),
+    where="geneval2_data.jsonl of facebookresearch/GenEval2",
+    read=read_geneval2, words=geneval2_words, read_reply=read_nothing,
+    scores=(
+        Score(name="soft_tifa_gm", low=0.0, high=100.0, of=partial(_mean, rule="gm")),
+        Score(name="soft_tifa_am", low=0.0, high=100.0, of=partial(_mean, rule="am"), tasks=False),
+        *(Score(name=skill, low=0.0, high=100.0, of=partial(_of_skill, skill=skill), tasks=False, subset=True)
+          for skill in SKILLS),
+    ),
+    folder="geneval2", image_name=image_name, files=result_files, max_tokens=1,
+    note="GM by the number of atoms of a prompt; skills are means over atoms. All x 100.",
+)  # fmt: skip

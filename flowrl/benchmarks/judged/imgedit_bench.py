@@ -1,0 +1,132 @@
+"""ImgEdit-Bench, the basic suite: 737 edits of 9 kinds, three ratings of 1 to 5 each.
+
+Ye et al. 2025 (arXiv 2505.20275); repository PKU-YuanGroup/ImgEdit, which states no licence: the user brings
+`Benchmark/Basic/basic_edit.json` with `prompts.json` beside it, and the source images of `Benchmark.tar`. Of one image
+the score is the mean of its three ratings, rounded to two digits as the published script does; a kind's is the mean
+over its images; the overall number is the mean over kinds ("averaging all scores across tasks": nine of the twelve
+rows of the repository's leaderboard are that, the others 0.02 to 0.04 less).
+
+The words forbid the second and third rating to exceed the first. No published script enforces it, nor does this one;
+in how many images the judge broke it is said in a note.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.published_words import IMAGE, first_file
+from flowrl.benchmarks.judged.score_replies import labelled_ratings
+from flowrl.files import parse_json, read_json, read_text
+
+KINDS = ("add", "adjust", "extract", "replace", "remove", "background", "style", "compose", "action")
+_EDIT = "edit"
+_RATINGS = ("first", "second", "third")
+
+
+def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
+    """The cases of `basic_edit.json`.
+
+    Raises:
+        ValueError: no such file, a record of another kind, or source images that are missing.
+    """
+    path = Path(given)
+    records = read_json(path)
+    first = next(iter(records.values()), None)
+    name = first.get("id") if isinstance(first, dict) else None
+    root = images_dir or _root(path.parent, name if isinstance(name, str) else "")
+    cases = [_case(key, record, f"{path}, key {key!r}", root) for key, record in records.items()]
+    missing = [case.record["id"] for case in cases if not Path(str(case.source)).is_file()]
+    if missing or not cases:
+        raise ValueError(
+            f"{root} lacks {len(missing)} of {len(cases)} source images ({', '.join(missing[:3])}): unpack "
+            f"Benchmark.tar of sysuyy/ImgEdit, and give --option images_dir=FOLDER, the one with animal/, style/ and "
+            f"the like."
+        )
+    return CaseFile(cases=tuple(cases))
+
+
+def _root(folder: Path, name: str) -> Path:
+    """The folder, or the one in it or beside it, that has the first source image."""
+    places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    return next((place for place in places if name and (place / name).is_file()), folder)
+
+
+def _case(key: str, record: Any, where: str, root: Path) -> Case:
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in ("id", "prompt")):
+        raise ValueError(f"{where}: must be an object with id, prompt and edit_type, as basic_edit.json has.")
+    kind, prompt = record.get("edit_type"), record["prompt"]
+    if kind not in KINDS:
+        raise ValueError(f"{where}: edit_type must be one of {', '.join(KINDS)}, got {kind!r}.")
+    ask = Ask(name=_EDIT, words=f"imgedit_{kind}", fields={"instruction": prompt}, source=True)
+    return Case(key=key, prompt=prompt, task=kind, asks=(ask,), source=root / record["id"], record={"id": record["id"]})
+
+
+def imgedit_words(folders: Sequence[Path]) -> dict[str, Words]:
+    """The published rubrics, one of each kind, out of `prompts.json`.
+
+    Raises:
+        ValueError: it is not an object of texts that hold `<edit_prompt>`.
+    """
+    file = first_file(folders, ("prompts.json", "Benchmark/Basic/prompts.json"))
+    if file is None:
+        return {}
+    found = parse_json(read_text(file), str(file))
+    if not isinstance(found, dict) or not all(isinstance(t, str) and "<edit_prompt>" in t for t in found.values()):
+        raise ValueError(f"{file}: must be an object {{edit_type: text with <edit_prompt>}}, the published file.")
+    return {f"imgedit_{kind}": Words(user=text.replace("<edit_prompt>", "{instruction}") + 2 * IMAGE)
+            for kind, text in found.items()}  # fmt: skip
+
+
+def read_ratings(name: str, text: str) -> dict[str, float] | None:
+    """The three ratings of 1 to 5."""
+    del name
+    ratings = labelled_ratings(text, 3, 1, 5)
+    return None if ratings is None else dict(zip(_RATINGS, ratings, strict=True))
+
+
+def image_score(ratings: Sequence[float]) -> float:
+    """The mean of the ratings, rounded to two digits."""
+    return round(fmean(ratings), 2)
+
+
+def _score(case: Case, values: Values) -> float:
+    del case
+    return image_score([values[_EDIT][name] for name in _RATINGS])
+
+
+def remarks(judgements: Sequence[Judgement]) -> list[str]:
+    """In how many images a later rating exceeds the first, where there are any."""
+    read = [[one.values[_EDIT][name] for name in _RATINGS] for one in judgements if one.values is not None]
+    broken = sum(max(later) > first for first, *later in read)
+    if not broken:
+        return []
+    return [f"In {broken} of {len(read)} images the second or third rating exceeds the first, which the words forbid; "
+            f"they are taken as they are, as the published scripts do."]  # fmt: skip
+
+
+def image_name(case: Case) -> str:
+    """`<key>.png`."""
+    return f"{case.key}.png"
+
+
+def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
+    """`result.json`, the judge's replies by key, as the published scripts that add up read it; unread ones left out."""
+    del name
+    replies = {one.case.key: one.replies[_EDIT] for one in judgements if one.values is not None}
+    return {"result.json": json.dumps(replies, indent=4) + "\n"}
+
+
+IMGEDIT = Protocol(
+    title="ImgEdit-Bench (basic)", number=737, judges=("gpt-4.1", "gpt-4o"),
+    where="Benchmark/Basic/basic_edit.json of PKU-YuanGroup/ImgEdit",
+    read=read_imgedit, words=imgedit_words, read_reply=read_ratings,
+    scores=(Score(name="overall", low=1.0, high=5.0, of=_score, shares="tasks"),),
+    folder="imgedit", image_name=image_name, files=result_files, max_tokens=1000, edits=True, images_dir=True,
+    remarks=remarks,
+    note="Mean of three ratings of 1 to 5 of each image; means over kinds; compose is the leaderboard's Hybrid.",
+)  # fmt: skip

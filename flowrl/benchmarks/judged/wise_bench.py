@@ -1,0 +1,155 @@
+"""WISE: prompts that need knowledge of the world, each with an explanation that the judge goes by.
+
+Niu et al. 2025 (arXiv 2503.07265); repository PKU-YuanGroup/WISE, which states no licence: the user brings prompts and
+words. Two versions, told apart by name, whose numbers do not compare:
+
+    wise            1000 prompts of `WISE_legacy/data`; consistency C, realism R and aesthetic quality A of 0 to 2 each,
+                    WiScore = (0.7 C + 0.2 R + 0.1 A) / 2; judged by GPT-4o. What papers of 2025 report.
+    wise_verified   1000 repaired prompts of `data_verified`; one verdict, 0 or 1; judged by Qwen3.5-35B-A3B.
+
+The overall number weighs six categories, which are ranges of prompt ids, by their published weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.published_words import first_file, messages
+from flowrl.benchmarks.judged.score_replies import named_ratings, verdict
+from flowrl.files import parse_json, read_text
+
+LEGACY_WEIGHTS = {"culture": 0.4, "time": 0.167, "space": 0.133, "biology": 0.1, "physics": 0.1, "chemistry": 0.1}
+VERIFIED_WEIGHTS = {"culture": 0.4, "time": 0.12, "space": 0.12, "biology": 0.12, "physics": 0.12, "chemistry": 0.12}
+LEGACY_LAST = {"culture": 400, "time": 567, "space": 700, "biology": 800, "physics": 900, "chemistry": 1000}
+VERIFIED_LAST = {"culture": 400, "time": 520, "space": 640, "biology": 760, "physics": 880, "chemistry": 1000}
+"""The last prompt id of each category."""
+
+RATINGS = ("Consistency", "Realism", "Aesthetic Quality")
+_FILES = ("cultural_common_sense", "spatio-temporal_reasoning", "natural_science")
+_NEEDED = ("prompt_id", "Prompt", "Explanation", "Subcategory")
+
+
+def wiscore(consistency: float, realism: float, aesthetic: float) -> float:
+    """`(0.7 C + 0.2 R + 0.1 A) / 2`, in [0, 1], of ratings of 0 to 2."""
+    return (0.7 * consistency + 0.2 * realism + 0.1 * aesthetic) / 2
+
+
+def read_wise(given: str, images_dir: Path | None, *, verified: bool) -> CaseFile:
+    """The cases of a folder with the three published files, or of one file.
+
+    Raises:
+        ValueError: nothing there, or a record that is not one of WISE's.
+    """
+    del images_dir
+    place = Path(given)
+    ending, last = ("_verified.json", VERIFIED_LAST) if verified else (".json", LEGACY_LAST)
+    files = [place / f"{name}{ending}" for name in _FILES] if place.is_dir() else [place]
+    if lacking := [file.name for file in files if not file.is_file()]:
+        folder = "data_verified" if verified else "WISE_legacy/data"
+        raise ValueError(
+            f"{place} lacks {', '.join(lacking)}: give the folder {folder} of PKU-YuanGroup/WISE, or a JSON file in it."
+        )
+    found: dict[int, Case] = {}
+    for file in files:
+        for number, record in enumerate(_records(file)):
+            case = _case(record, f"{file}, record {number}", last)
+            if int(case.key) in found:
+                raise ValueError(f"{file}, record {number}: prompt_id {case.key} is there twice.")
+            found[int(case.key)] = case
+    return CaseFile(cases=tuple(found[key] for key in sorted(found)))
+
+
+def _records(file: Path) -> list[Any]:
+    records = parse_json(read_text(file), str(file))
+    if not isinstance(records, list) or not records:
+        raise ValueError(f"{file}: must be a JSON list of records with {', '.join(_NEEDED)}.")
+    return records
+
+
+def _case(record: Any, where: str, last: Mapping[str, int]) -> Case:
+    if not isinstance(record, dict) or (lacking := [key for key in _NEEDED if key not in record]):
+        named = ", ".join(lacking) if isinstance(record, dict) else "all"
+        raise ValueError(f"{where}: must be an object with {', '.join(_NEEDED)}; lacks {named}.")
+    number, prompt, explanation = (record[key] for key in _NEEDED[:3])
+    task = next((name for name, end in last.items() if isinstance(number, int) and 1 <= number <= end), None)
+    if task is None or not isinstance(prompt, str) or not isinstance(explanation, str):
+        raise ValueError(f"{where}: prompt_id must be 1 to 1000, Prompt and Explanation texts, got {number!r}.")
+    fields = {"prompt": prompt, "explanation": explanation}
+    ask = Ask(name="score", words="wise", fields=fields)
+    return Case(key=str(number), prompt=prompt, task=task, asks=(ask,), record={"Subcategory": record["Subcategory"]})
+
+
+def wise_words(folders: Sequence[Path], *, verified: bool) -> dict[str, Words]:
+    """The published request, out of the script that makes it."""
+    names = ("vllm_eval.py",) if verified else ("gpt_eval.py", "WISE_legacy/gpt_eval.py")
+    file = first_file(folders, names)
+    return {} if file is None else {"wise": messages(file, "build_evaluation_messages")}
+
+
+def read_ratings(name: str, text: str) -> dict[str, float] | None:
+    """The three ratings of 0 to 2."""
+    del name
+    return named_ratings(text, RATINGS, 2)
+
+
+def read_verdict(name: str, text: str) -> dict[str, float] | None:
+    """0 or 1."""
+    del name
+    found = verdict(text)
+    return None if found is None else {"score": found}
+
+
+def _wiscore(case: Case, values: Values) -> float:
+    del case
+    ratings = values["score"]
+    return wiscore(*(ratings[name.lower()] for name in RATINGS))
+
+
+def _part(case: Case, values: Values, *, name: str) -> float:
+    del case
+    return values["score"][name]
+
+
+def image_name(case: Case) -> str:
+    """`<prompt_id>.png`."""
+    return f"{case.key}.png"
+
+
+def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
+    """`scores.jsonl`, as the published scripts that add up read it; cases without scores are left out."""
+    del name
+    lines = [
+        {"prompt_id": int(one.case.key), "Subcategory": one.case.record["Subcategory"],
+         **{name.replace(" ", "_"): value for name, value in one.values["score"].items()}}
+        for one in judgements if one.values is not None
+    ]  # fmt: skip
+    return {"scores.jsonl": "".join(json.dumps(line) + "\n" for line in lines)}
+
+
+WISE = Protocol(
+    title="WISE", number=1000, judges=("gpt-4o-2024-05-13",),
+    where="the folder WISE_legacy/data of PKU-YuanGroup/WISE",
+    read=partial(read_wise, verified=False), words=partial(wise_words, verified=False), read_reply=read_ratings,
+    scores=(
+        Score(name="wiscore", low=0.0, high=1.0, of=_wiscore, shares=LEGACY_WEIGHTS),
+        *(Score(name=name.lower().replace(" ", "_"), low=0.0, high=2.0, of=partial(_part, name=name.lower()),
+                tasks=False, shares=LEGACY_WEIGHTS) for name in RATINGS),
+    ),
+    folder="wise", image_name=image_name, files=result_files, max_tokens=2000,
+    note="WiScore = (0.7 consistency + 0.2 realism + 0.1 aesthetic quality) / 2; overall 0.4 culture + 0.167 time + "
+    "0.133 space + 0.1 each of biology, physics and chemistry.",
+)  # fmt: skip
+
+WISE_VERIFIED = Protocol(
+    title="WISE_Verified", number=1000, judges=("Qwen3.5-35B-A3B",),
+    where="the folder data_verified of PKU-YuanGroup/WISE",
+    read=partial(read_wise, verified=True), words=partial(wise_words, verified=True), read_reply=read_verdict,
+    scores=(Score(name="wiscore", low=0.0, high=1.0, of=partial(_part, name="score"), shares=VERIFIED_WEIGHTS),),
+    folder="wise", image_name=image_name, files=result_files, max_tokens=500,
+    note="Verdicts of 0 or 1; overall 0.4 culture + 0.12 each of time, space, biology, physics and chemistry.",
+)  # fmt: skip

@@ -1,0 +1,103 @@
+"""Clips that are scored: 8-bit frames kept exactly (FFV1 in Matroska), and the frames of any clip read back.
+
+H.264 (`flowrl.media.videos`) is for eyes: it halves the colour planes and smooths what differs little from frame to
+frame, which is what temporal scores are about.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.files import replacing
+from flowrl.media.images import to_pixels
+
+LOSSLESS, PLAYED = ".mkv", ".mp4"
+CLIPS = (LOSSLESS, PLAYED, ".webm", ".mov", ".avi", ".gif")
+"""How the names of clips end, those of other programs among them."""
+
+
+def save_lossless(video: Tensor, path: str | Path, fps: float) -> Path:
+    """Writes one video as FFV1 in RGB, rounded to 8 bits and kept exactly; returns its path. It appears whole or not
+    at all.
+
+    Args:
+        video: [F, 3, H, W] float in [0, 1].
+        path: the file; missing folders are made.
+        fps: frames per second.
+
+    Raises:
+        ValueError: another shape or range, or a rate that is not above 0.
+    """
+    import av
+
+    if video.ndim != 4 or not len(video):
+        raise ValueError(f"a clip must have the shape [F, 3, H, W] with F >= 1, got {list(video.shape)}.")
+    if not math.isfinite(fps) or fps <= 0:
+        raise ValueError(f"fps must be a number above 0, got {fps}: give the frames per second.")
+    frames = [to_pixels(frame) for frame in video]
+    with tempfile.TemporaryDirectory() as folder:  # the length is written into the header at the end
+        whole = Path(folder) / "clip.mkv"
+        with av.open(str(whole), "w", format="matroska", options={"fflags": "+bitexact"}) as container:
+            stream = container.add_stream("ffv1", rate=Fraction(fps).limit_denominator(1001))
+            assert isinstance(stream, av.VideoStream)
+            stream.height, stream.width = frames[0].shape[:2]
+            stream.pix_fmt = "bgr0"
+            stream.codec_context.thread_count = 1
+            for pixels in frames:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="bgr0")))
+            container.mux(stream.encode(None))
+        with replacing(Path(path)) as out:
+            out.write(whole.read_bytes())
+    return Path(path)
+
+
+def read_clip(path: str | Path) -> Float[Tensor, " f 3 h w"]:
+    """All frames of a clip, float32 in [0, 1].
+
+    Raises:
+        ValueError: the file is missing, no video, or not whole.
+    """
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(container.streams.video[0])]
+    except (av.FFmpegError, OSError, IndexError, ValueError) as error:
+        raise ValueError(f"{path} is not a clip that can be read ({error}): draw it again or replace it.") from error
+    if not frames:
+        raise ValueError(f"{path} has no frames: draw it again or replace it.")
+    return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).float() / 255
+
+
+def read_rate(path: str | Path) -> float | None:
+    """Frames per second; None where the file does not say."""
+    import av
+
+    with av.open(str(path)) as container:
+        return float(container.streams.video[0].average_rate or 0) or None
+
+
+def clip_size(path: str | Path) -> tuple[int, int, int] | None:
+    """Width, height and number of frames without decoding; None where the file cannot be read."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            count = sum(packet.size > 0 for packet in container.demux(stream))
+            return stream.width, stream.height, count
+    except (av.FFmpegError, OSError, IndexError, ValueError):
+        return None
+
+
+def is_clip(path: str | Path) -> bool:
+    """Whether a file's name is that of a clip."""
+    return Path(path).suffix.lower() in CLIPS

@@ -1,0 +1,1 @@
+"""The model families that are built by hand, one file each."""

@@ -1,0 +1,135 @@
+"""CogVideoX 1.0: any checkpoint that stock `CogVideoXPipeline` loads.
+
+A diffusion model: `CogVideoXTransformer3DModel` predicts v at variance-preserving latents. It runs in flow coordinates
+(`samplers/flow_coordinates.py`) on the scheduler's own noise levels, whose signal-to-noise ratio is shifted and whose
+last is noise alone. A T5 encoder; guidance is two-pass classifier-free guidance. Left out: the guidance that grows with
+time (`use_dynamic_cfg`), and CogVideoX 1.5, which pads and drops latent frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from diffusers import CogVideoXTransformer3DModel
+from diffusers.models.embeddings import get_3d_rotary_pos_embed
+from torch import Tensor
+
+from flowrl.pipelines import common
+from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
+from flowrl.pipelines.families import sd
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.samplers.flow_coordinates import alpha_bars
+from flowrl.trajectory import Conditioning, Schedule
+
+LORA_TARGETS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
+"""The projections of the attention over text and video."""
+
+
+def _grid(config: Any) -> Grid:
+    return Grid(channels=config.in_channels, patch=config.patch_size, odd_frames=True)
+
+
+def _own_size(card: Card) -> Size:
+    config, factor = card.network, card.factors[0]
+    height, width = config.sample_height * factor, config.sample_width * factor
+    return Size(height=height, width=width, num_frames=config.sample_frames, fps=8.0)
+
+
+def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
+    return common.pixels_per_latent(vae), int(vae.get("temporal_compression_ratio") or 4)
+
+
+def embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+    """A prompt's embedding by a T5 encoder, padded."""
+    embeds, _none = p.pipe.encode_prompt(
+        [prompt], do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length, device=p.device
+    )
+    return {"embeds": embeds.to(p.dtype)}
+
+
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    rotary = (p.positions["cos"], p.positions["sin"]) if p.positions else None
+    return {
+        "hidden_states": x.transpose(1, 2), "encoder_hidden_states": cond.tensors["embeds"], "timestep": timestep,
+        "image_rotary_emb": rotary,
+    }  # fmt: skip
+
+
+def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
+    """Rotations of tokens, where the network has no table of positions of its own.
+
+    Rows and columns go from 0 to the published number of tokens, with as many of them as are drawn, and the drawn
+    rectangle lies in the middle of the published one at its aspect ratio.
+    """
+    config, (frames, height, width) = p.card.network, p.latent_shape[1:]
+    if not config.use_rotary_positional_embeddings:
+        return {}
+    rows, columns = height // config.patch_size, width // config.patch_size
+    own_rows, own_columns = config.sample_height // config.patch_size, config.sample_width // config.patch_size
+    ratio = min(own_rows / rows, own_columns / columns)
+    kept = round(rows * ratio), round(columns * ratio)
+    start = round((own_rows - kept[0]) / 2), round((own_columns - kept[1]) / 2)
+    cos, sin = get_3d_rotary_pos_embed(
+        embed_dim=config.attention_head_dim, crops_coords=(start, (start[0] + kept[0], start[1] + kept[1])),
+        grid_size=(rows, columns), temporal_size=frames, device=p.device,
+    )  # fmt: skip
+    return {"cos": cos, "sin": sin}
+
+
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    _check_text(p.card, tokens)
+    return {"embeds": common.meta(1, tokens, p.card.network.text_embed_dim)}
+
+
+def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
+    return sd.own_levels(p.model, plain_config(p.pipe.scheduler.config), num_steps, grid, shift)
+
+
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A CogVideoX scheduler's configuration with its noise levels written out, for `samplers/flow_coordinates.py`.
+
+    With A the usual alpha_bar and k = snr_shift_scale, `A <- A / (k + (1 - k) A)`, which divides the signal-to-noise
+    ratio by k; then, with rescale_betas_zero_snr, `sqrt(A)` is moved and stretched so that the last is 0 and the first
+    stays (Lin et al., arXiv 2305.08891, algorithm 1).
+    """
+    usual, scale = alpha_bars({**config, "rescale_betas_zero_snr": False}), float(config.get("snr_shift_scale", 1.0))
+    a = usual / (scale + (1 - scale) * usual)
+    if config.get("rescale_betas_zero_snr"):
+        root = a.sqrt()
+        a = ((root - root[-1]) * root[0] / (root[0] - root[-1])).square()
+    beta = 1 - a / torch.cat([a.new_ones(1), a[:-1]])
+    return {**config, "trained_betas": beta.tolist(), "rescale_betas_zero_snr": False}
+
+
+def _refuse(card: Card) -> None:
+    if card.network.patch_size_t is not None:
+        raise ValueError(
+            f"{card.model} is a CogVideoX 1.5 (patch_size_t {card.network.patch_size_t}), which is not supported: take "
+            "CogVideoX-2b or 5b"
+        )
+
+
+def _check_text(card: Card, tokens: int) -> None:
+    own = card.network.max_text_seq_length
+    if tokens != own:
+        raise ValueError(
+            f"pipeline.max_sequence_length ({tokens}) must be {own} for {card.model}: its network attends to padding "
+            "as to words and was trained with so many tokens of text"
+        )
+
+
+def _tokens(card: Card, options: Any) -> int:
+    length = 226 if options.max_sequence_length is None else int(options.max_sequence_length)
+    _check_text(card, length)
+    return length
+
+
+FAMILY = Family(
+    name="cogvideox", title="CogVideoX", network=CogVideoXTransformer3DModel, lora_targets=LORA_TARGETS,
+    options=VideoOptions, encoders=("text_encoder",), own_size=_own_size, grid=_grid, factors=_factors, embed=embed,
+    arguments=_arguments, read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
+    constants=lambda p: sd.levels_on(p.device, plain_config(p.pipe.scheduler.config)), positions=_positions,
+    evaluate=sd.evaluate, schedule=_schedule, refuse=_refuse, tokens=_tokens,
+)  # fmt: skip

@@ -1,0 +1,121 @@
+"""Qwen-Image: any checkpoint that stock `QwenImagePipeline` loads.
+
+Velocity network `QwenImageTransformer2DModel`, fed sigma and 2 x 2 packed latents; one Qwen2.5-VL text encoder, whose
+prompts have different lengths: they are padded to `max_sequence_length` with a mask, and the network is not given the
+columns that are padding in all rows of a call, nor a mask where all rows are of one length, as in stock: attention
+kernels that take no mask are the fast ones. Lengths stay on the host, so that no call waits for its device. Positions
+of a prompt's tokens count from its start, so padding moves nothing. Guidance is two-pass, each token brought back to
+the norm of the positive output, with a call for each half, as in stock, so that the rows of a group have one length in
+either. Stock guides at scales above 1 only and ignores the others, here 1 alone is none and scales below it mix. Noise
+levels are shifted by the image's size and stretched to end at the checkpoint's terminal value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from diffusers import QwenImageTransformer2DModel
+from torch import Tensor, nn
+
+from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines.arithmetic.attention_words import Attends
+from flowrl.pipelines.cards import square
+from flowrl.pipelines.common import pack, unpack
+from flowrl.pipelines.families.flux import packed_grid, read
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.samplers.guidance_rules import qwen_norm_rescale
+from flowrl.trajectory import Conditioning
+
+LORA_TARGETS = (
+    *JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
+)  # fmt: skip
+"""Joint attention and both streams' MLPs, as published RL recipes of Qwen-Image train them (rank 64, alpha 128).
+
+The last block's text output is read by nothing: there `add_q_proj`, `to_add_out` and `txt_mlp` never get a gradient.
+"""
+
+LONGEST_PROMPT = 1024
+"""Tokens of a prompt that stock keeps at most; 512 are stock's own number, and what published RL recipes keep."""
+
+
+def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+    embeds, _mask = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length)
+    return padded(embeds.to(p.dtype), p.max_sequence_length)
+
+
+def padded(embeds: Tensor, length: int) -> dict[str, Tensor]:
+    """One prompt's embeddings `[1, n, d]` padded to a fixed length, the mask `[1, length]` of its tokens, and n."""
+    n = embeds.shape[1]
+    mask = (torch.arange(length, device=embeds.device) < n)[None]
+    return {
+        "embeds": nn.functional.pad(embeds, (0, 0, 0, length - n)), "mask": mask, "length_on_host": torch.tensor([n])
+    }  # fmt: skip
+
+
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """Embeddings and mask up to the call's longest prompt, no mask where all are that long; sources' tokens behind."""
+    lengths, sources = cond.tensors["length_on_host"].tolist(), cond.tensors.get("sources")
+    longest = -(-max(1, *lengths) // p.context) * p.context  # so that processes get as many each
+    mask = None if min(lengths) == longest else cond.tensors["mask"][:, :longest]
+    tokens, shapes = pack(x), [_rows_and_columns(x)]
+    if sources is not None:
+        b, count = sources.shape[:2]
+        given = pack(sources.flatten(0, 1)).unflatten(0, (b, count)).flatten(1, 2)
+        tokens, shapes = torch.cat([tokens, given], dim=1), [*shapes, *[_rows_and_columns(sources)] * count]
+    return {
+        "hidden_states": tokens, "timestep": timestep / 1000,
+        "encoder_hidden_states": cond.tensors["embeds"][:, :longest],
+        "encoder_hidden_states_mask": mask, "img_shapes": [shapes] * len(x),
+    }  # fmt: skip
+
+
+def _rows_and_columns(x: Tensor) -> tuple[int, int, int]:
+    """Frames, rows and columns of tokens of latents `[..., h, w]`."""
+    return 1, x.shape[-2] // 2, x.shape[-1] // 2
+
+
+def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    """What a prompt gives, without numbers but with its mask and length."""
+    return {
+        "embeds": common.meta(1, tokens, p.card.network.joint_attention_dim),
+        "mask": torch.ones(1, tokens, dtype=torch.bool), "length_on_host": torch.tensor([tokens]),
+    }  # fmt: skip
+
+
+def _guided(
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
+    return common.two_pass_guidance(network, cond, negative, scale, train_negative, rule=rescaled_by_token, apart=True)
+
+
+def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
+    """`qwen_norm_rescale` of unpacked outputs: norms are those of tokens."""
+    return unpack(qwen_norm_rescale(pack(negative), pack(positive), scale), positive.shape[1:])
+
+
+def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
+    """Images are decoded as videos of one frame."""
+    return p.pipe.vae.decode(common.restored(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
+
+
+def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
+    return common.normalised(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
+
+
+def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
+    """Factors of the video autoencoder, which is used on single frames."""
+    return 2 * common.pixels_per_latent(vae, "temperal_downsample", 3), 1
+
+
+FAMILY = Family(
+    name="qwen_image", title="Qwen-Image", network=QwenImageTransformer2DModel, lora_targets=LORA_TARGETS,
+    encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors,
+    constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=conditioning,
+    guided=_guided, schedule=stock_schedules.by_image_size, decode=_decode, encode=_encode,
+    longest=lambda card: LONGEST_PROMPT, attention=Attends(mask="keys"),
+)  # fmt: skip

@@ -1,0 +1,55 @@
+"""Stable Diffusion XL: any checkpoint that stock `StableDiffusionXLPipeline` loads.
+
+A `UNet2DConditionModel` that predicts noise or v, in flow coordinates as `flowrl.pipelines.families.sd` says, and two
+CLIP encoders. The network is told the size that is drawn as original and as target size, without crop. Guidance is
+two-pass classifier-free guidance. Left out: guidance rescale, clip skip, the watermark and the refiner.
+
+The empty prompt is stock's missing negative prompt: all zeros where the checkpoint says so
+(`force_zeros_for_empty_prompt`, which the published ones do). Any other text is embedded, also as a negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.pipelines import common
+from flowrl.pipelines.families import sd
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.trajectory import Conditioning
+
+
+def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+    embeds, _none, pooled, _none = p.pipe.encode_prompt([prompt], device=p.device, do_classifier_free_guidance=False)
+    if not prompt and p.pipe.config.force_zeros_for_empty_prompt:
+        embeds, pooled = torch.zeros_like(embeds), torch.zeros_like(pooled)
+    return {"embeds": embeds.to(p.dtype), "pooled": pooled.to(p.dtype)}
+
+
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    pooled = cond.tensors["pooled"]
+    added = {"text_embeds": pooled, "time_ids": p.positions["time_ids"].expand(len(pooled), -1)}
+    return {**sd.arguments(p, x, timestep, cond), "added_cond_kwargs": added}
+
+
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    config = p.card.network
+    pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+    return {**sd.FAMILY.conditioning(p, tokens), "pooled": common.meta(1, pooled)}
+
+
+def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
+    """Original size, crop, target size; held on the device, so that no network call waits for it."""
+    height, width = p.image_shape[1:]
+    return {"time_ids": torch.tensor([height, width, 0, 0, height, width], dtype=p.dtype, device=p.device)}
+
+
+FAMILY = replace(
+    sd.FAMILY, name="sdxl", title="Stable Diffusion XL", encoders=("text_encoder", "text_encoder_2"), embed=_embed,
+    arguments=_arguments, conditioning=_conditioning, positions=_positions,
+    stock_options={"add_watermarker": False, "feature_extractor": None, "image_encoder": None},
+)  # fmt: skip

@@ -1,0 +1,276 @@
+"""Wan 2.1 and 2.2: any checkpoint that stock `WanPipeline` or `WanImageToVideoPipeline` loads.
+
+Velocity network `WanTransformer3DModel`, fed 1000 * sigma, and a UMT5 encoder; guidance is two-pass classifier-free
+guidance. Wan 2.2 A14B has two experts: `transformer` from a boundary time on upwards, `transformer_2` below it, each
+with a guidance scale. Image to video conditions on one source image, the first frame: its latents, those of grey
+frames and a mask stand beside the noisy channels (2.1 and A14B; 2.1 also reads CLIP's tokens of the image), or the
+first latent frame is held at the image's and fed at time 0 (2.2 TI2V-5B, `expand_timesteps`).
+
+Prompts are padded with zeros to `max_sequence_length`, and the padding is attended to, so another number than the stock
+512 is another function. Wan 2.1 image to video always sees 512, cut earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import WanTransformer3DModel
+from diffusers.models.embeddings import TimestepEmbedding
+from PIL import Image
+from torch import Tensor, nn
+
+from flowrl.media.images import to_pixels
+from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
+from flowrl.pipelines.families import cogvideox
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
+from flowrl.pipelines.weights.parallelize import needed
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity, uncounted
+from flowrl.samplers.parametrization import Sigma, column
+from flowrl.trajectory import Conditioning, Schedule
+
+_TEXT_TO_VIDEO, _IMAGE_TO_VIDEO = "WanPipeline", "WanImageToVideoPipeline"
+_EXPERTS = ("transformer", "transformer_2")
+_IMAGE_TEXT = 512
+"""Text tokens that the image attention of Wan 2.1 counts off from the end."""
+_CLIP_TOKENS = 257  # of an image of 224 x 224
+
+
+@dataclass(frozen=True, kw_only=True)
+class WanOptions(VideoOptions):
+    """What can be chosen of Wan, whose network does not read `fps`."""
+
+    guidance_scale_2: float | None = None
+    """Guidance of the second expert; None takes the first's scale."""
+    image_to_video: bool | None = None
+    """Whether a source image is the first frame; None as the checkpoint's own class says. TI2V-5B is published as text
+    to video and does both."""
+
+
+def _grid(config: Any) -> Grid:
+    step, *patch = config.patch_size
+    return Grid(channels=config.out_channels, patch=max(patch), most=config.rope_max_seq_len, frame_patch=step)
+
+
+def _own_size(card: Card) -> Size:
+    if card.index.get("expand_timesteps"):
+        return Size(height=704, width=1280, num_frames=121, fps=24.0)  # TI2V-5B: five seconds, as the others
+    return Size(height=480, width=832, num_frames=81, fps=16.0)
+
+
+def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
+    return int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
+
+
+# ---- conditioning ----------------------------------------------------------------------------------------------------
+
+
+def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+    embeds = cogvideox.embed(p, prompt, sources)["embeds"]
+    if p.card.network.added_kv_proj_dim is not None:
+        embeds = nn.functional.pad(embeds, (0, 0, 0, _IMAGE_TEXT - embeds.shape[1]))
+    return {"embeds": embeds}
+
+
+def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+    """A first frame, resized to the drawn size without keeping its proportions, as the stock pipeline does."""
+    image = Image.fromarray(to_pixels(sources[0]))
+    num_frames, _rgb, height, width = p.image_shape
+    first = p.pipe.video_processor.preprocess(image, height=height, width=width).to(p.device).unsqueeze(2)
+    if p.card.index.get("expand_timesteps"):
+        return {"first_frame": encode(p, first)}
+    grey = first.new_zeros(1, 3, num_frames - 1, height, width)
+    latents = encode(p, torch.cat([first, grey], dim=2))
+    given = latents.new_zeros(1, p.card.factors[1], *latents.shape[2:])
+    given[:, :, 0] = 1
+    tensors = {"beside": torch.cat([given, latents], dim=1).to(p.dtype)}
+    if p.card.network.image_dim is not None:
+        tensors["image"] = p.pipe.encode_image(image, p.device).to(p.dtype)
+    return tensors
+
+
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    """TI2V-5B has a first frame, which costs more."""
+    config, (channels, frames, height, width) = p.card.network, p.latent_shape
+    found = {"embeds": common.meta(1, tokens, config.text_dim)}
+    if p.card.index.get("expand_timesteps"):
+        found["first_frame"] = common.meta(1, channels, 1, height, width)
+    elif config.in_channels != config.out_channels:
+        found["beside"] = common.meta(1, config.in_channels - config.out_channels, frames, height, width)
+    if config.image_dim is not None:
+        found["image"] = common.meta(1, _CLIP_TOKENS, config.image_dim)
+    return found
+
+
+# ---- the networks ----------------------------------------------------------------------------------------------------
+
+
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    tensors = cond.tensors
+    if "beside" in tensors:
+        x = torch.cat([x, tensors["beside"].to(x)], dim=1)
+    if "first_frame" in tensors:  # fed as it is, at time 0; without an image one time for all tokens is the same
+        x = torch.cat([tensors["first_frame"].to(x), x[:, :, 1:]], dim=2)
+        per_frame, patch = x[0, 0, 0].numel(), p.card.network.patch_size
+        tokens = per_frame // (patch[1] * patch[2])
+        timestep = timestep[:, None].repeat(1, x.shape[2] // patch[0] * tokens)
+        timestep[:, :tokens] = 0
+    return {
+        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": tensors["embeds"],
+        "encoder_hidden_states_image": tensors.get("image"),
+    }  # fmt: skip
+
+
+def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+    """Rows of a batch go to the expert of their time."""
+    high = timestep >= boundary(p)
+    called = [True, False] if len(p.experts) == 1 else _called(p, high)
+    if all(called):
+        rows = [high.nonzero().flatten(), (~high).nonzero().flatten()]
+        parts = [_rows_of(p, x, timestep, cond, own, name) for name, own in zip(_EXPERTS, rows, strict=True)]
+        velocity = torch.cat(parts)[torch.cat(rows).argsort()]
+    else:
+        velocity = p.call(x, timestep, cond, _EXPERTS[called.index(True)])
+    return _held(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond)
+
+
+def _called(p: FamilyPipeline, high: Tensor) -> list[bool]:
+    """Whether the first expert is called, and the second: for rows here or, where weights are split, anywhere."""
+    return needed(p.experts[_EXPERTS[0]], [bool(high.any()), not bool(high.all())])
+
+
+def _rows_of(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning, own: Tensor, name: str) -> Tensor:
+    """An expert's answer for some rows; for none it still is called, and has a graph."""
+    if len(own) == 0:
+        return p.call(x[:1], timestep[:1], cond[:1], name)[:0]
+    return p.call(x[own], timestep[own], cond[own], name)
+
+
+def boundary(p: FamilyPipeline) -> float:
+    """Timestep from which on the first expert is called; 0 where it is alone."""
+    return float((p.card.index.get("boundary_ratio") or 0.0) * p.pipe.scheduler.config.num_train_timesteps)
+
+
+def _held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
+    """The velocity that leads the first latent frame straight to the image's, where it is held there."""
+    if "first_frame" not in cond.tensors:
+        return velocity
+    first, x = cond.tensors["first_frame"], x.to(velocity)
+    return torch.cat([(x[:, :, :1] - first) / column(sigma, x), velocity[:, :, 1:]], dim=2)
+
+
+def _guided(
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
+    """In two passes; below the boundary the scale is `guidance_scale_2`, where given and the first's is not 1."""
+    above = common.two_pass_guidance(network, cond, negative, scale, train_negative)
+    below, limit, second = above, boundary(p), p.options.guidance_scale_2
+    if scale != 1 and second is not None:
+        below = common.two_pass_guidance(network, cond, negative, second, train_negative)
+
+    def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
+        high = timestep >= limit
+        called = [True, False] if below is above else _called(p, high)
+        if called == [True, False]:
+            found = above(x, sigma, timestep)
+        elif called == [False, True]:
+            found = below(x, sigma, timestep)
+        else:  # a batch of several times, which only forward recipes have
+            with uncounted(not bool(high.any())):
+                first = above(x, sigma, timestep)
+            with uncounted(bool(high.all())):
+                second = below(x, sigma, timestep)
+            found = torch.where(high.view(-1, 1, 1, 1, 1).to(x.device), first, second)
+        return _held(found, x, sigma, cond)  # by the exact sigma: timesteps may be rounded
+
+    return velocity
+
+
+def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
+    """Grid "diffusers" is the stock scheduler's, "unipc_flow" that of Flow-GRPO's runs, "linspace" shifted once."""
+    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift)
+
+
+# ---- autoencoder and loading -----------------------------------------------------------------------------------------
+
+
+def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
+    return p.pipe.vae.decode(common.restored(p, z), return_dict=False)[0]
+
+
+def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
+    """Normalised latents of clips."""
+    return common.normalised(p, p.pipe.vae.encode(x).latent_dist.mode())
+
+
+def has_part(card: Card, name: str) -> bool:
+    """Whether a checkpoint has a part, by its model_index.json."""
+    return (card.index.get(name) or [None])[0] is not None
+
+
+def _refuse(card: Card) -> None:
+    if _EXPERTS[0] not in card.index:  # published checkpoints are whole
+        return
+    first, second = (has_part(card, name) for name in _EXPERTS)
+    ratio = card.index.get("boundary_ratio")
+    if not first or second != (ratio is not None):
+        raise ValueError(
+            f"{card.model} has boundary_ratio {ratio}, {'a' if first else 'no'} transformer and "
+            f"{'a' if second else 'no'} transformer_2: two experts need the boundary between them in model_index.json "
+            "(0.875 for Wan2.2-T2V-A14B, 0.9 for I2V), and one has none"
+        )
+
+
+def _suits(card: Card, options: Any) -> None:
+    config, scale, length = card.network, options.guidance_scale_2, options.max_sequence_length
+    if scale is not None and not has_part(card, "transformer_2"):
+        raise ValueError(f"pipeline.options.guidance_scale_2 ({scale}) is for two experts, {card.model} has one")
+    if config.added_kv_proj_dim is not None and length is not None and length > _IMAGE_TEXT:
+        raise ValueError(f"pipeline.max_sequence_length ({length}) must be at most {_IMAGE_TEXT} for {card.model}")
+    stock = _stock_class(card, options)
+    wanted = config.out_channels
+    if stock == _IMAGE_TO_VIDEO and not card.index.get("expand_timesteps"):
+        wanted += config.out_channels + card.factors[1]
+    if config.in_channels != wanted:
+        raise ValueError(
+            f"{card.model} reads {config.in_channels} channels, and {stock} gives it {wanted}: set image_to_video to "
+            "what the checkpoint is for"
+        )
+
+
+def _stock_class(card: Card, options: Any) -> str | None:
+    if options.image_to_video is None:
+        return card.stock
+    return _IMAGE_TO_VIDEO if options.image_to_video else _TEXT_TO_VIDEO
+
+
+def _prepare(p: FamilyPipeline) -> None:
+    for expert in p.experts.values():
+        expert.condition_embedder.time_embedder.__class__ = _ExactTimestepEmbedding
+
+
+class _ExactTimestepEmbedding(TimestepEmbedding):  # type: ignore[misc]  # diffusers has no types
+    """Stays in float32 under autocast, as it is in the stock pipeline; a class of its own, which copies keep."""
+
+    def forward(self, sample: Tensor, condition: Tensor | None = None) -> Tensor:
+        with torch.autocast(sample.device.type, enabled=False):
+            embedded: Tensor = super().forward(sample, condition)
+        return embedded
+
+
+FAMILY = Family(
+    name="wan", title="Wan", network=WanTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION, denoisers=_EXPERTS,
+    exact=("vae", "image_encoder"), options=WanOptions, encoders=("text_encoder",), num_sources=None,
+    own_size=_own_size, grid=_grid, factors=_factors, embed=_embed, embed_sources=_embed_sources,
+    count_sources=lambda card, options: (1, 1) if card.stock == _IMAGE_TO_VIDEO else (0, 0), arguments=_arguments,
+    conditioning=_conditioning, evaluate=_evaluate, guided=_guided, schedule=_schedule,
+    constants=common.latent_statistics, decode=_decode, encode=encode,
+    seen_tokens=lambda card, length: length if card.network.added_kv_proj_dim is None else _IMAGE_TEXT,
+    check_scheduler=stock_schedules.check_flow_scheduler, refuse=_refuse, suits=_suits, stock_class=_stock_class,
+    prepare=_prepare,
+)  # fmt: skip

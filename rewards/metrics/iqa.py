@@ -1,0 +1,175 @@
+"""Quality of images by the metrics of the package pyiqa: MUSIQ, MANIQA, TOPIQ, LPIPS, DISTS, SSIM and dozens more.
+
+    {name: pyiqa, options: {metric: musiq}}                           no reference: the image alone
+    {name: pyiqa, options: {metric: lpips, against: sources}}         full reference: how little an edit changed
+
+pyiqa (github.com/chaofengc/IQA-PyTorch) holds the networks and fetches their weights. Version 0.1.16 is under
+PolyForm Noncommercial 1.0.0, and weights have licences of their own, so it is no dependency: install it yourself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.config.options import unknown_name
+from flowrl.config.sections import at_least
+from flowrl.failures import out_of_memory
+from flowrl.randomness import counter_seed
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
+from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others
+from flowrl.rewards.networks.pretrained import fingerprint, first_line
+from flowrl.rewards.user_code import unchanged_process
+
+OWNER = "reward 'pyiqa'"
+NOT_OF_AN_IMAGE = {
+    "fid": "judges a set of images, not one",
+    "sfid": "judges a set of images, not one",
+    "fid_dinov2": "judges a set of images, not one",
+    "inception_score": "judges a set of images, not one",
+    "clipscore": "reads captions: take reward clip_score",
+    "fgresq_pair": "compares two images and scores neither",
+}
+"""Metrics of the package that are no reward of an image, and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pyiqa:
+    """A metric's value on its own scale, or minus it where lower is better, so that higher is better for all.
+
+    `negated` in the version says which; the log's part `metric` has the number as papers print it. A metric that needs
+    a reference takes the largest value over the sample's images of `against`, which must have its size (an item
+    fails with "other_size" otherwise). Crops that a metric draws are the same at every call.
+    """
+
+    metric: str
+    """Its name in `pyiqa.list_models()`, such as musiq, maniqa, topiq_nr, clipiqa+, niqe, lpips, dists or ssim."""
+    against: Against = "references"
+    """What a full-reference metric compares with: the sample's `references`, or the `sources` of an edit."""
+    pixels: Literal["8bit", "float"] = "8bit"
+    """`8bit`, rounded as an image file is, without gradient; `float` lets the gradient through, where the metric has
+    one."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to `pyiqa.create_metric`, such as pretrained_model_path, a file of weights on this machine."""
+    batch_size: int = 1
+    """Images that a metric without reference sees at once; with one, no value depends on the others."""
+    differentiable: ClassVar[bool] = True
+    models: ClassVar[tuple[Model, ...] | None] = None
+    reproduces: ClassVar[str] = (
+        "the metrics of IQA-PyTorch (Chen and Mo, package pyiqa 0.1.16) by calling it; checked equal to its own "
+        "calls on psnr, ssim, gmsd and piqe, and on cnniqa and musiq of random weights, not on released weights."
+    )
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "batch_size")
+        if importlib.util.find_spec("pyiqa") is None:
+            raise ValueError(
+                "the package pyiqa is missing: pip install pyiqa. Its licence (PolyForm Noncommercial 1.0.0) is for "
+                "you to accept."
+            )
+        names = library().list_models()
+        if self.metric not in names:
+            raise ValueError(unknown_name("metric", self.metric, set(names) - set(NOT_OF_AN_IMAGE)))
+        if self.metric in NOT_OF_AN_IMAGE:
+            raise ValueError(f"metric {self.metric!r} {NOT_OF_AN_IMAGE[self.metric]}.")
+        if not self.is_full_reference and self.against != "references":
+            raise ValueError(f"metric {self.metric!r} looks at one image alone: leave out against.")
+
+    @property
+    def is_full_reference(self) -> bool:
+        """Whether the metric compares with another image."""
+        return self.metric in library().list_models("FR")
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the metric; the package reads or fetches its weights."""
+        metric = _metric(self, device)
+        score = partial(_score_pairs if self.is_full_reference else _score_images, options=self, metric=metric)
+        way = "negated" if metric.lower_better else "as-is"
+        weights = list(metric.parameters())
+        hashed = f"@{fingerprint(weights)}" if weights else ""
+        settings = ",".join(f"{name}={self.options[name]}" for name in sorted(self.options))
+        return FunctionReward(
+            name="pyiqa",
+            score=score,
+            needs=frozenset({"images"} | ({FIELDS[self.against]} if self.is_full_reference else set())),
+            version=f"pyiqa:{self.metric}{hashed}:{way}:{self.pixels}:{importlib.metadata.version('pyiqa')}:"
+            f"{self.against if self.is_full_reference else 'no-reference'}{':' + settings if settings else ''}",
+            differentiable=self.pixels == "float",
+        )
+
+
+def library() -> Any:
+    """The package; its messages on loading are kept to warnings."""
+    package = importlib.import_module("pyiqa")
+    logging.getLogger("pyiqa").setLevel(logging.WARNING)
+    return package
+
+
+def _metric(options: Pyiqa, device: torch.device) -> Any:
+    package = library()
+    try:
+        with unchanged_process(OWNER):
+            # As a loss without reduction: one value an image, and the gradient is ours to keep or not.
+            metric = package.create_metric(
+                options.metric, as_loss=True, loss_reduction="none", device=device, **options.options
+            )
+    except Exception as error:  # missing weights, unknown options and packages that it lacks raise errors of every kind
+        if out_of_memory(error):
+            raise
+        raise ValueError(
+            f"{OWNER} could not make metric {options.metric!r}: {first_line(error)} If its weights cannot be fetched, "
+            f"give options: {{pretrained_model_path: FILE}}; if a package is missing, install it."
+        ) from error
+    return metric.eval().requires_grad_(False)
+
+
+def _value(metric: Any, options: Pyiqa, *images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b"]:
+    """The metric of images, higher is better."""
+    device = images[0].device
+    seed = counter_seed("pyiqa", options.metric)
+    gradient = nullcontext() if options.pixels == "float" else torch.no_grad()
+    with unchanged_process(OWNER, seed=seed), gradient, torch.autocast(device.type, enabled=False):
+        values: Tensor = metric(*images).reshape(-1).float()
+    if len(values) != len(images[0]):
+        raise ValueError(f"{OWNER}: metric {options.metric!r} gave {len(values)} values for {len(images[0])} images.")
+    return -values if metric.lower_better else values
+
+
+def _pixels(images: Float[Tensor, " b 3 h w"], options: Pyiqa) -> Float[Tensor, " b 3 h w"]:
+    if options.pixels == "float":
+        return images
+    return torch.from_numpy(to_uint8(images)).to(images.device).permute(0, 3, 1, 2).float() / 255
+
+
+def _with_metric(output: RewardOutput, metric: Any) -> RewardOutput:
+    """Logs the number as papers print it."""
+    output.parts["metric"] = (-output.values if metric.lower_better else output.values).detach()
+    return output
+
+
+def _score_images(inputs: RewardInputs, *, options: Pyiqa, metric: Any) -> RewardOutput:
+    pieces = _pixels(inputs.images, options).split(options.batch_size)
+    return _with_metric(tensor_output(torch.cat([_value(metric, options, piece) for piece in pieces])), metric)
+
+
+def _score_pairs(inputs: RewardInputs, *, options: Pyiqa, metric: Any) -> RewardOutput:
+    images = _pixels(inputs.images, options)
+
+    def score(item: int, other: Tensor) -> Tensor | None:
+        if other.shape != images[item].shape:
+            return None
+        given = _pixels(other[None].to(images.device), options)
+        return _value(metric, options, images[item : item + 1], given)[0]
+
+    return _with_metric(best_of_others(inputs, options.against, score, owner=OWNER), metric)

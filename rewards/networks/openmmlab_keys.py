@@ -1,0 +1,247 @@
+"""Mask2Former with Swin as OpenMMLab's mmdet names its weights, in transformers' class: the same network.
+
+Names of mmdet 3; those of mmdet 2, `attentions.0`, `attentions.1` and `ffns.0`, are brought to them first.
+
+One thing differs in more than names. Swin halves the resolution by laying four neighbours' channels side by side.
+mmdet takes them from `torch.nn.Unfold`, a channel's four neighbours next to each other and row by row; transformers
+takes all channels of one neighbour after the other, column by column. `downsample.reduction` and `downsample.norm` are
+reordered for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.rewards.networks.pretrained import check_shapes
+
+_PIXELS = "model.pixel_level_module"
+_SWIN = f"{_PIXELS}.encoder.swin"
+_HEAD = "model.transformer_module"
+_LEVELS, _POINTS = 3, 4  # of deformable attention, fixed in both libraries
+
+_OLDER = (
+    (r"(pixel_decoder\.encoder\.layers\.\d+)\.attentions\.0\.", r"\1.self_attn."),
+    (r"(transformer_decoder\.layers\.\d+)\.attentions\.0\.", r"\1.cross_attn."),
+    (r"(transformer_decoder\.layers\.\d+)\.attentions\.1\.", r"\1.self_attn."),
+    (r"(layers\.\d+)\.ffns\.0\.", r"\1.ffn."),
+)
+
+_SEQUENCES = {"conv": "0", "gn": "1"}
+_FFN = {"0.0": "fc1", "1": "fc2"}
+_ENCODER_NORMS = {"0": "self_attn_layer_norm", "1": "final_layer_norm"}
+_DECODER_NORMS = {"0": "cross_attn_layer_norm", "1": "self_attn_layer_norm", "2": "final_layer_norm"}
+_BLOCK = {
+    "norm1": "layernorm_before", "norm2": "layernorm_after", "attn.w_msa.proj": "attention.o_proj",
+    "ffn.layers.0.0": "mlp.fc1", "ffn.layers.1": "mlp.fc2",
+}  # fmt: skip
+_KIND = r"(weight|bias)"
+
+# Pattern of a whole name -> the name in transformers, or None for what nothing reads.
+_NAMES: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
+    (
+        rf"backbone\.patch_embed\.projection\.{_KIND}",
+        lambda m: f"{_SWIN}.embeddings.patch_embeddings.projection.{m[1]}",
+    ),
+    (rf"backbone\.patch_embed\.norm\.{_KIND}", lambda m: f"{_SWIN}.embeddings.norm.{m[1]}"),
+    (
+        rf"backbone\.stages\.(\d+)\.blocks\.(\d+)\.({'|'.join(map(re.escape, _BLOCK))})\.{_KIND}",
+        lambda m: f"{_SWIN}.encoder.layers.{m[1]}.blocks.{m[2]}.{_BLOCK[m[3]]}.{m[4]}",
+    ),
+    (
+        r"backbone\.stages\.(\d+)\.blocks\.(\d+)\.attn\.w_msa\.(relative_position_bias_table)",
+        lambda m: f"{_SWIN}.encoder.layers.{m[1]}.blocks.{m[2]}.attention.relative_position_bias.{m[3]}",
+    ),
+    (r"backbone\.stages\.\d+\.blocks\.\d+\.attn\.w_msa\.relative_position_index", lambda _: None),
+    (rf"backbone\.norm(\d)\.{_KIND}", lambda m: f"{_PIXELS}.encoder.hidden_states_norms.stage{int(m[1]) + 1}.{m[2]}"),
+    (
+        rf"panoptic_head\.pixel_decoder\.input_convs\.(\d)\.(conv|gn)\.{_KIND}",
+        lambda m: f"{_PIXELS}.decoder.input_projections.{m[1]}.{_SEQUENCES[m[2]]}.{m[3]}",
+    ),
+    (
+        rf"panoptic_head\.pixel_decoder\.(lateral|output)_convs\.0\.(conv|gn)\.{_KIND}",
+        lambda m: f"{_PIXELS}.decoder.{'adapter_1' if m[1] == 'lateral' else 'layer_1'}.{_SEQUENCES[m[2]]}.{m[3]}",
+    ),
+    (rf"panoptic_head\.pixel_decoder\.mask_feature\.{_KIND}", lambda m: f"{_PIXELS}.decoder.mask_projection.{m[1]}"),
+    (r"panoptic_head\.pixel_decoder\.level_encoding\.weight", lambda _: f"{_PIXELS}.decoder.level_embed"),
+    (
+        r"panoptic_head\.pixel_decoder\.encoder\.layers\.(\d+)\.(self_attn\..+)",
+        lambda m: f"{_PIXELS}.decoder.encoder.layers.{m[1]}.{m[2]}",
+    ),
+    (
+        rf"panoptic_head\.pixel_decoder\.encoder\.layers\.(\d+)\.ffn\.layers\.(0\.0|1)\.{_KIND}",
+        lambda m: f"{_PIXELS}.decoder.encoder.layers.{m[1]}.{_FFN[m[2]]}.{m[3]}",
+    ),
+    (
+        rf"panoptic_head\.pixel_decoder\.encoder\.layers\.(\d+)\.norms\.([01])\.{_KIND}",
+        lambda m: f"{_PIXELS}.decoder.encoder.layers.{m[1]}.{_ENCODER_NORMS[m[2]]}.{m[3]}",
+    ),
+    (
+        rf"panoptic_head\.transformer_decoder\.layers\.(\d+)\.ffn\.layers\.(0\.0|1)\.{_KIND}",
+        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.{_FFN[m[2]]}.{m[3]}",
+    ),
+    (
+        rf"panoptic_head\.transformer_decoder\.layers\.(\d+)\.norms\.([012])\.{_KIND}",
+        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.{_DECODER_NORMS[m[2]]}.{m[3]}",
+    ),
+    (
+        r"panoptic_head\.transformer_decoder\.layers\.(\d+)\.(self|cross)_attn\.attn\.(out_proj\.(?:weight|bias))",
+        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.{m[2]}_attn.{m[3]}",
+    ),
+    (
+        r"panoptic_head\.transformer_decoder\.layers\.(\d+)\.cross_attn\.attn\.(in_proj_(?:weight|bias))",
+        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.cross_attn.{m[2]}",
+    ),
+    (rf"panoptic_head\.transformer_decoder\.post_norm\.{_KIND}", lambda m: f"{_HEAD}.decoder.layernorm.{m[1]}"),
+    (r"panoptic_head\.query_embed\.weight", lambda _: f"{_HEAD}.queries_embedder.weight"),
+    (r"panoptic_head\.query_feat\.weight", lambda _: f"{_HEAD}.queries_features.weight"),
+    (r"panoptic_head\.level_embed\.weight", lambda _: f"{_HEAD}.level_embed.weight"),
+    (rf"panoptic_head\.cls_embed\.{_KIND}", lambda m: f"class_predictor.{m[1]}"),
+    (
+        rf"panoptic_head\.mask_embed\.([024])\.{_KIND}",
+        lambda m: f"{_HEAD}.decoder.mask_predictor.mask_embedder.{int(m[1]) // 2}.0.{m[2]}",
+    ),
+)
+
+# Three matrices in one, by rows: pattern -> the name of each, with the letter to fill in.
+_THREE: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (
+        rf"backbone\.stages\.(\d+)\.blocks\.(\d+)\.attn\.w_msa\.qkv\.{_KIND}",
+        lambda m: f"{_SWIN}.encoder.layers.{m[1]}.blocks.{m[2]}.attention.{{}}_proj.{m[3]}",
+    ),
+    (
+        rf"panoptic_head\.transformer_decoder\.layers\.(\d+)\.self_attn\.attn\.in_proj_{_KIND}",
+        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.self_attn.{{}}_proj.{m[2]}",
+    ),
+)
+_HALVED = re.compile(r"backbone\.stages\.(\d+)\.downsample\.(reduction\.weight|norm\.weight|norm\.bias)")
+
+
+def newer_name(name: str) -> str:
+    """The name that mmdet 3 gives to a weight of mmdet 2 or 3."""
+    for pattern, replacement in _OLDER:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of mmdet's Mask2Former with Swin, of release 2 or 3, under the names of transformers' class.
+
+    Raises:
+        ValueError: for a name that such a model does not have: the checkpoint is of another kind.
+    """
+    renamed: dict[str, Tensor] = {}
+    unknown = []
+    for given, tensor in weights.items():
+        name = newer_name(given)
+        if match := _HALVED.fullmatch(name):
+            renamed[f"{_SWIN}.encoder.layers.{match[1]}.downsample.{match[2]}"] = neighbours_apart(tensor)
+            continue
+        for pattern, new in _THREE:
+            if match := re.fullmatch(pattern, name):
+                for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+                    renamed[new(match).format(letter)] = part.contiguous()
+                break
+        else:
+            for pattern, place in _NAMES:
+                if match := re.fullmatch(pattern, name):
+                    if (found := place(match)) is not None:
+                        renamed[found] = tensor
+                    break
+            else:
+                unknown.append(given)
+    if unknown:
+        raise ValueError(
+            f"{len(unknown)} of {len(weights)} weights have no place in a Mask2Former with Swin (first: "
+            f"{sorted(unknown)[0]})"
+        )
+    return renamed
+
+
+def neighbours_apart(tensor: Tensor) -> Tensor:
+    """The last axis, 4 C numbers, from mmdet's order (channel, row, column) to transformers' (column, row, channel)."""
+    return tensor.unflatten(-1, (-1, 2, 2)).movedim(-1, -3).movedim(-1, -2).flatten(-3).contiguous()
+
+
+def config_of(weights: Mapping[str, Tensor]) -> Any:
+    """The configuration of a checkpoint under transformers' names: every size is read off the weights' shapes.
+
+    Raises:
+        KeyError: a weight that says a size is missing.
+    """
+    from transformers import Mask2FormerConfig, SwinConfig
+
+    shape = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    width, _, patch, _ = shape[f"{_SWIN}.embeddings.patch_embeddings.projection.weight"]
+    stages = 1 + _last(weights, rf"{re.escape(_SWIN)}\.encoder\.layers\.(\d+)\.")
+    blocks = [f"{_SWIN}.encoder.layers.{stage}.blocks" for stage in range(stages)]
+    tables = [shape[f"{block}.0.attention.relative_position_bias.relative_position_bias_table"] for block in blocks]
+    backbone = SwinConfig(
+        embed_dim=width, patch_size=patch, depths=[1 + _last(weights, rf"{re.escape(b)}\.(\d+)\.") for b in blocks],
+        num_heads=[heads for _, heads in tables], window_size=(round(tables[0][0] ** 0.5) + 1) // 2,
+        mlp_ratio=shape[f"{blocks[0]}.0.mlp.fc1.weight"][0] / width, drop_path_rate=0.0,
+        out_features=[f"stage{stage + 1}" for stage in range(stages)],
+    )  # fmt: skip
+    encoder, decoder = f"{_PIXELS}.decoder.encoder.layers", f"{_HEAD}.decoder.layers"
+    queries, hidden = shape[f"{_HEAD}.queries_features.weight"]
+    return Mask2FormerConfig(
+        backbone_config=backbone, hidden_dim=hidden, num_queries=queries,
+        feature_size=shape[f"{_PIXELS}.decoder.input_projections.0.0.weight"][0],
+        mask_feature_size=shape[f"{_PIXELS}.decoder.mask_projection.weight"][0],
+        encoder_layers=1 + _last(weights, rf"{re.escape(encoder)}\.(\d+)\."),
+        encoder_feedforward_dim=shape[f"{encoder}.0.fc1.weight"][0],
+        num_attention_heads=shape[f"{encoder}.0.self_attn.attention_weights.weight"][0] // (_LEVELS * _POINTS),
+        decoder_layers=2 + _last(weights, rf"{re.escape(decoder)}\.(\d+)\."),  # transformers counts the first guess
+        dim_feedforward=shape[f"{decoder}.0.fc1.weight"][0], num_labels=shape["class_predictor.weight"][0] - 1,
+    )  # fmt: skip
+
+
+def _last(weights: Mapping[str, Tensor], pattern: str) -> int:
+    """The largest number in the names that begin so.
+
+    Raises:
+        KeyError: there is none.
+    """
+    found = [int(match[1]) for name in weights if (match := re.match(pattern, name))]
+    if not found:
+        raise KeyError(pattern)
+    return max(found)
+
+
+def network_of(weights: Mapping[str, Tensor], *, unread: tuple[str, ...], owner: str) -> Any:
+    """A frozen `Mask2FormerForUniversalSegmentation` in float32 on the host, all of whose weights are mmdet's.
+
+    Args:
+        weights: under mmdet's names.
+        unread: parameters of the class that nothing reads, see `load_network`, and that mmdet does not have.
+        owner: who wants it, for messages.
+
+    Raises:
+        ValueError: for weights that are missing, left over or of another shape.
+    """
+    from fnmatch import fnmatchcase
+
+    from transformers import Mask2FormerForUniversalSegmentation
+
+    give = "OpenMMLab's Mask2Former Swin-S for COCO instances"
+    try:
+        renamed = to_transformers(weights)
+        config = config_of(renamed)
+    except KeyError as error:
+        raise ValueError(f"{owner}: the checkpoint lacks {error}: give {give}.") from error
+    except ValueError as error:
+        raise ValueError(f"{owner}: {error}: give {give}.") from error
+    with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and then replaced
+        network = Mask2FormerForUniversalSegmentation(config)
+    wanted = {
+        name: tuple(value.shape)
+        for name, value in network.named_parameters()
+        if not any(fnmatchcase(name, pattern) for pattern in unread)
+    }
+    check_shapes(renamed, wanted, owner=owner, give=give)
+    network.load_state_dict({name: tensor.float() for name, tensor in renamed.items()}, strict=False)
+    return network.eval().requires_grad_(False)

@@ -1,0 +1,267 @@
+"""One port in front of several reward servers of this machine, each in an environment of its own.
+
+A request is read, goes by its reward's name to the server that has it, and the answer comes back as it is: images are
+decoded where they are scored. /health and /metrics are what all of them say, joined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flowrl.rewards.serving.server_requests import Service, has_token, read_body, refusal
+from flowrl.rewards.serving.wire import Limits
+from flowrl.rewards.serving.wire_images import WireError, bad_request, short
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_HEALTH_SECONDS = 5.0
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Backend:
+    """A server behind the door: its port while it answers, and what it said last of its rewards and limits."""
+
+    port: int | None = None
+    rewards: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def make_door(backends: Sequence[Backend], *, inner: str, token: str | None, limits: Limits) -> FastAPI:
+    """The door as an ASGI application, for `make_server`.
+
+    Args:
+        backends: the servers; whoever watches them writes their ports.
+        inner: the token that they ask for.
+        token: the token that clients send; None for none.
+        limits: of the bodies that are read.
+    """
+    from fastapi import FastAPI
+
+    app = FastAPI(title="flowrl reward server", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.service = Service({}, token, limits)
+    app.state.backends, app.state.inner = backends, inner
+    app.add_route("/v1/score", partial(_forward, content_type="application/json"), methods=["POST"])
+    app.add_route("/v1/score/multipart", partial(_forward, content_type="multipart/form-data"), methods=["POST"])
+    app.add_route("/health", _health, methods=["GET"])
+    app.add_route("/metrics", _metrics, methods=["GET"])
+    return app
+
+
+async def look(backend: Backend, inner: str) -> None:
+    """Asks a server what it serves.
+
+    Raises:
+        OSError, ValueError, asyncio.TimeoutError: it does not answer.
+    """
+    async with asyncio.timeout(_HEALTH_SECONDS):
+        said = json.loads((await _ask(backend, "GET", "/health", inner)).body)
+    about: dict[str, Any] = said["rewards"]
+    backend.rewards = {name: {**one, "videos": said.get("videos", [])} for name, one in about.items()}
+    backend.limits = said["limits"]
+
+
+async def _forward(request: Request, content_type: str) -> Response:
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import Response
+
+    service: Service = request.app.state.service
+    service.active += 1
+    name, held = "", list[int]()
+    try:
+        body = await read_body(service, request, content_type, held)
+        backend, name = await _backend(request, body, content_type)
+        try:
+            answer = await _or_gone(request, _ask(
+                backend, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]
+            ))  # fmt: skip
+        except (OSError, EOFError, ValueError) as error:
+            raise WireError(
+                503, "scorer_gone", f"the process of {name or 'the reward'} ended, try again.", retry_after=2
+            ) from error
+        kept = {key: value for key, value in answer.headers.items() if key in ("retry-after", "content-type")}
+        response = Response(answer.body, answer.status, kept)
+    except WireError as error:  # what the server behind answered, it has counted itself
+        response = refusal(error)
+        service.metrics.requests.labels(name, response.status_code).inc()
+    except ClientDisconnect:
+        response = Response(status_code=499)
+        if not name:  # else the server behind sees it too
+            service.metrics.requests.labels(name, response.status_code).inc()
+    finally:
+        service.bytes_held -= sum(held)
+        service.active -= 1
+    return response
+
+
+async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Backend, str]:
+    """The server that has the reward that a body names."""
+    backends: Sequence[Backend] = request.app.state.backends
+    of = {name: backend for backend in backends for name in backend.rewards}
+    name = next(iter(of))
+    if len(of) > 1:
+        given = await asyncio.to_thread(_named, body, content_type, request.headers["content-type"])
+        if not isinstance(given, str) or given not in of:
+            raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {short(given)}.")
+        name = given
+    if of[name].port is None:
+        raise WireError(503, "scorer_gone", f"the process of {name} is being started again.", retry_after=2)
+    return of[name], name
+
+
+def _named(body: bytes, content_type: str, header: str) -> Any:
+    """The reward that a body names; of a multipart one only the part `request` is read."""
+    if content_type == "multipart/form-data":
+        from python_multipart.multipart import parse_options_header
+
+        line = b"--" + parse_options_header(header)[1].get(b"boundary", b"")
+        at = body.find(line)
+        while at >= 0:
+            end = body.find(b"\r\n" + line, at + len(line))
+            head, _, content = body[at : at + 1000].partition(b"\r\n\r\n")
+            if b'name="request"' in head and content:
+                start = at + len(head) + 4
+                body = body[start : end if end >= 0 else len(body)]
+                break
+            at = end + 2 if end >= 0 else -1
+        else:
+            raise bad_request("there is no part named request: it holds the JSON")
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise bad_request("the body is not valid JSON") from error
+    return data.get("reward") if isinstance(data, dict) else None
+
+
+async def _ask(
+    backend: Backend, method: str, path: str, inner: str, body: bytes = b"", content_type: str = "application/json"
+) -> _Answer:
+    """One request on a connection of its own.
+
+    Raises:
+        OSError, EOFError, ValueError: there is no whole answer.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", backend.port)
+    try:
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {inner}\r\nConnection: close\r\n"
+            f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode("latin-1"))
+        writer.write(body)
+        with suppress(ConnectionError):  # it may have refused before it read all, and said why
+            await writer.drain()
+        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        return _Answer(
+            status=int(status.split()[1]),
+            headers=headers,
+            body=await reader.readexactly(int(headers["content-length"])),
+        )
+    except (LookupError, asyncio.LimitOverrunError) as error:
+        raise ValueError("no answer in HTTP") from error
+    finally:
+        writer.close()
+
+
+async def _or_gone(request: Request, asking: Any) -> _Answer:
+    """The answer, unless the client goes away first: then the connection is closed, and what waits there is dropped."""
+    from starlette.requests import ClientDisconnect
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    result, leave = asyncio.ensure_future(asking), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({result, leave}, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientDisconnect
+        answer: _Answer = result.result()
+        return answer
+    finally:
+        leave.cancel()
+        result.cancel()
+
+
+async def _health(request: Request) -> Response:
+    from starlette.responses import JSONResponse
+
+    service: Service = request.app.state.service
+    allowed = has_token(service, request)
+    if not allowed and "authorization" in request.headers:
+        return refusal(WireError(401, "unauthorized", "the token is wrong."))
+    status = service.health(details=allowed)
+    if allowed:
+        backends: Sequence[Backend] = request.app.state.backends
+        for one in await asyncio.gather(
+            *(look(backend, request.app.state.inner) for backend in backends if backend.port), return_exceptions=True
+        ):
+            if isinstance(one, BaseException) and not isinstance(one, (OSError, EOFError, ValueError, LookupError)):
+                raise one
+        status["rewards"] = {
+            name: {**about, "running": backend.port is not None}
+            for backend in backends
+            for name, about in backend.rewards.items()
+        }
+        for backend in backends:
+            shared = status["limits"].keys() & backend.limits.keys()
+            status["limits"] |= {name: min(status["limits"][name], backend.limits[name]) for name in shared}
+        status["videos"] = []  # each reward says it for itself
+    return JSONResponse(status, status_code=200 if service.stopping is None else 503)
+
+
+async def _metrics(request: Request) -> Response:
+    from starlette.responses import Response
+
+    service: Service = request.app.state.service
+    if not has_token(service, request):
+        return refusal(WireError(401, "unauthorized", "a valid token is needed."))
+    own, content_type = service.metrics.text("")
+    texts = [own.decode()]
+    for backend in request.app.state.backends:
+        with suppress(OSError, EOFError, ValueError):
+            if (
+                backend.port
+                and (answer := await _ask(backend, "GET", "/metrics", request.app.state.inner)).status == 200
+            ):
+                texts.append(answer.body.decode())
+    return Response(joined(texts), media_type=content_type)
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Several texts of Prometheus' format 0.0.4 as one: families once, equal series summed."""
+    families: dict[str, tuple[list[str], dict[str, float]]] = {}
+    for text in texts:
+        family = ""
+        for line in text.splitlines():
+            if line.startswith("# "):
+                family = line.split()[2]
+                heads, _ = families.setdefault(family, ([], {}))
+                if line not in heads:
+                    heads.append(line)
+            elif line:
+                series, _, number = line.rpartition(" ")
+                sums = families[family][1]
+                sums[series] = sums.get(series, 0.0) + float(number)
+    lines = (
+        line for heads, sums in families.values() for line in [*heads, *(f"{key} {sums[key]}" for key in sums)]
+    )  # fmt: skip
+    return "\n".join(lines) + "\n"

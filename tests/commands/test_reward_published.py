@@ -1,0 +1,73 @@
+"""Names of published scorers and benchmarks: each says what it reproduces, in one place that page and manifest read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrl import cli
+from flowrl.commands.eval.benchmark import BENCHMARKS, REPRODUCES
+from flowrl.commands.reward.published.run import page
+from flowrl.config.rewards import RewardConfig
+from flowrl.rewards import REWARDS, build_reward, reproduced_by
+from flowrl.rewards.compose import sum_of
+from flowrl.training.seal import reproduced_in
+
+OUR_OWN = {
+    "attributes", "edit_verdict", "grid_verdict", "motion_verdict", "noisy", "preference_head", "remote",
+    "temporal_smoothness",
+}  # fmt: skip
+"""Rewards without a published name, which have no published number to meet."""
+
+
+def test_every_published_name_says_what_it_reproduces() -> None:
+    lines = {name: reproduced_by(name) for name in REWARDS}
+    assert {name for name, line in lines.items() if line is None} == OUR_OWN
+    assert REPRODUCES.keys() == BENCHMARKS.keys() - {"diversity", "panel", "video_panel"}
+    for name, line in [*lines.items(), *REPRODUCES.items()]:
+        assert line is None or ("\n" not in line and 60 < len(line) < 500), name
+
+
+def test_the_page_is_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+    committed = (Path(__file__).parents[2] / "docs" / "published.md").read_text()
+    assert committed == page(), "flowrl reward published > docs/published.md"
+    assert cli.main(["reward", "published"]) == 0
+    assert capsys.readouterr().out == committed
+
+
+def test_another_text_is_told_with_the_line() -> None:
+    line = reproduced_by("hpsv3")
+    assert line is not None
+    told = reproduced_by("hpsv3", {"template": "mine.txt"})
+    assert told is not None
+    assert told.startswith(line)
+    assert "mine.txt" in told
+    assert reproduced_by("hpsv3", {"template": None}) == line
+    assert reproduced_by(None) is None
+    assert reproduced_by("a_function") is None
+
+
+def test_the_manifest_tells_the_lines_of_a_runs_rewards() -> None:
+    def entry(name: str, **more: object) -> tuple[object, RewardConfig]:
+        return build_reward(name, device=torch.device("cpu")), RewardConfig(name=name, **more)  # type: ignore[arg-type]
+
+    trained = sum_of([entry("jpeg_compressibility", label="small"), entry("temporal_smoothness")])  # type: ignore[list-item]
+    watched = sum_of([entry("jpeg_incompressibility")])  # type: ignore[list-item]
+    scorer = {"reward": "jpeg_compressibility", "options": {"scale": "ddpo"}}
+    ranked = build_reward("rank", options=scorer), RewardConfig(name="rank", options=scorer)
+    rated = (
+        build_reward("win_rate", options={"comparator": scorer}),
+        RewardConfig(name="win_rate", options={"comparator": scorer}),
+    )
+    assert reproduced_in(sum_of([ranked, rated]), None) == {
+        "reward rank": reproduced_by("rank"),
+        "reward rank/jpeg_compressibility": reproduced_by("jpeg_compressibility"),
+        "reward win_rate": reproduced_by("win_rate"),
+        "reward win_rate/jpeg_compressibility": reproduced_by("jpeg_compressibility"),
+    }
+    assert reproduced_in(trained, watched) == {
+        "reward small": reproduced_by("jpeg_compressibility"),
+        "eval reward jpeg_incompressibility": reproduced_by("jpeg_incompressibility"),
+    }
