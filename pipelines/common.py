@@ -235,7 +235,12 @@ def pixels_per_latent(vae: Mapping[str, Any], key: str = "block_out_channels", u
 def write_lora(
     cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, part: str = "transformer"
 ) -> Path:
-    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve."""
+    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve.
+
+    A stock class that loads no LoRA has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`.
+    """
+    if not hasattr(cls, "save_lora_weights"):
+        from diffusers import StableDiffusion3Pipeline as cls  # what any class with a transformer would write
     layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
     metadata = {f"{part}_lora_adapter_metadata": dict(config)}
     cls.save_lora_weights(folder, **layers, **metadata)

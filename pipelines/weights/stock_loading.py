@@ -20,6 +20,7 @@ from flowrl.failures import out_of_memory
 from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.pipelines.meta_masks import callable_on_meta
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
@@ -104,9 +105,9 @@ def quiet_libraries() -> None:
 
 
 def on_meta(cls: Any, config: Mapping[str, Any]) -> nn.Module:
-    """A network without weights."""
+    """A network without weights, which can be called with arguments without numbers."""
     with torch.device("meta"):
-        return cls.from_config(dict(config))
+        return callable_on_meta(cls.from_config(dict(config)))
 
 
 def load_stock(name: str, model: str, *, title: str, dtype: torch.dtype, exact: Sequence[str], **options: Any) -> Any:
