@@ -240,7 +240,9 @@ def write_lora(
     A stock class that loads no LoRA has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`.
     """
     if not hasattr(cls, "save_lora_weights"):
-        from diffusers import StableDiffusion3Pipeline as cls  # what any class with a transformer would write
+        import diffusers
+
+        cls = diffusers.StableDiffusion3Pipeline  # writes what any class with a transformer would
     layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
     metadata = {f"{part}_lora_adapter_metadata": dict(config)}
     cls.save_lora_weights(folder, **layers, **metadata)
