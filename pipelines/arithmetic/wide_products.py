@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from flowrl.private_names import products_by_dtype
+
 _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
     F.linear, F.conv1d, F.conv2d, F.conv3d, torch.matmul, torch.bmm, torch.baddbmm, Tensor.matmul, Tensor.bmm,
     Tensor.__matmul__,
@@ -27,11 +29,7 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
 def _missing() -> frozenset[torch.dtype]:
     if not torch.backends.mkldnn.is_available():
         return frozenset()
-    known = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
-    }
-    return frozenset(dtype for dtype, supported in known.items() if not supported)
+    return frozenset(getattr(torch, dtype) for dtype, supported in products_by_dtype().items() if not supported)
 
 
 _MISSING = _missing()  # found once: compiled code cannot ask
