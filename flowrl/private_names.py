@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from flowrl.versions import version_of
+from flowrl.versions import TESTED, numbers, version_of
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
-    from argparse import _ActionsContainer as ActionsContainer  # noqa: F401
+    from argparse import ArgumentParser, _ActionsContainer
 
     from torch import Tensor, nn
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+    ActionsContainer = _ActionsContainer
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,8 @@ class Private:
         return self.path.rpartition(":")[2].rpartition(".")[2]
 
 
-LOOKED_AT: Mapping[str, tuple[str, str]] = {
-    "diffusers": ("0.36.0", "0.42.1"),
-    "peft": ("0.17.1", "0.21.2"),
-    "torch": ("2.13.0", "2.15.0"),
-}
-"""The oldest and the newest release in which the names here were looked up; Python's own are those of 3.11."""
+LOOKED_AT: Mapping[str, str] = {"diffusers": "0.36.0", "peft": "0.17.1", "torch": "2.13.0"}
+"""The oldest release in which the names here were looked up; the newest is that of `flowrl.versions.TESTED`."""
 
 _DISPATCH = "diffusers.models.attention_dispatch"
 _PARALLEL = "diffusers.models._modeling_parallel"
@@ -84,6 +81,10 @@ NAMES: Mapping[str, Private] = {
     "CacheMixin": Private("diffusers.models.cache_utils:CacheMixin", "networks that may cache, refused under guidance"),
     "TimestepEmbedding": Private(
         "diffusers.models.embeddings:TimestepEmbedding", "Wan's, which gets a subclass that stays in float32"
+    ),
+    "ChromaSingleTransformerBlock": Private(
+        "diffusers.models.transformers.transformer_chroma:ChromaSingleTransformerBlock",
+        "Chroma's blocks, whose masks are kept while they are computed again",
     ),
     "get_3d_rotary_pos_embed": Private(
         "diffusers.models.embeddings:get_3d_rotary_pos_embed", "CogVideoX's positions, made by its pipeline"
@@ -204,24 +205,17 @@ def _member(value: Any, name: str) -> Any:
 
 def gone(private: Private, installed: str | None) -> str:
     """What is said of a name that the installed release does not have."""
-    oldest, newest = LOOKED_AT.get(private.library, ("3.11", "3.11"))
-    since = private.since or oldest
+    since = private.since or LOOKED_AT.get(private.library, "3.11")
+    newest = TESTED[private.library][1] if private.library in TESTED else since
     had = f"{private.library} {since} to {newest} have it"
-    if installed is not None and _older(installed, since):
+    if installed is not None and numbers(installed) < numbers(since):
         had += ", earlier ones do not"
-    elif installed is not None and _older(newest, installed):
+    elif installed is not None and numbers(newest) < numbers(installed):
         had += f", so that it was moved after {newest}, by {installed} at the latest"
     return (
         f"{private.library} {installed or '(not installed)'} has no {private.path}, needed by flowrl ({private.why}): "
         f"{had}; install '{private.library}>={since},<={newest}'"
     )
-
-
-def _older(version: str, other: str) -> bool:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split("+")[0].split(".") if part.isdecimal()]
-
-    return numbers(version) < numbers(other)
 
 
 # ---- diffusers -------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_a_name_that_is_gone_is_told_with_the_releases_that_have_it(path: str) -
 
 
 def test_what_is_said_of_a_name_depends_on_the_installed_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_names, "LOOKED_AT", {"peft": ("0.18.0", "0.21.2")})
+    monkeypatch.setattr(private_names, "TESTED", {"peft": ("0.18.0", "0.21.2")})
     entry = Private("peft:Nothing._at_all", "for a test", "0.19.0")
     assert "peft 0.22.0 has no peft:Nothing._at_all, " in gone(entry, "0.22.0")
     assert "so that it was moved after 0.21.2, by 0.22.0 at the latest" in gone(entry, "0.22.0")

@@ -18,6 +18,7 @@ from flowrl.failures import explain, told
 from flowrl.files import LOCK
 from flowrl.training.run_folder import refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
+from flowrl.versions import untested_line, versions
 
 if TYPE_CHECKING:
     from flowrl.pipelines import ModelFamily
@@ -75,6 +76,8 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
     run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed)
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
+        if line := untested_line(versions()):
+            print(f"Note: {line}.", flush=True)
         if not resumed:
             _note_overlap(run, prompts)
     try:
