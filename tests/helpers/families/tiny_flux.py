@@ -13,6 +13,7 @@ from diffusers import (
     ChromaPipeline,
     ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
+    FluxFillPipeline,
     FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
@@ -83,6 +84,17 @@ def save_tiny_flux(folder: Path, *, distilled: bool = False) -> Path:
 def save_tiny_kontext(folder: Path) -> Path:
     """A FLUX.1 Kontext pipeline of 32 x 32 images."""
     FluxKontextPipeline(**_flux_parts(guidance_embeds=True, scheduler=DYNAMIC)).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_flux_fill(folder: Path) -> Path:
+    """A FLUX.1 Fill pipeline of 32 x 32 images: 16 channels of noise, 16 of the image and 64 of the mask per token."""
+    parts = _flux_parts(guidance_embeds=True, scheduler=DYNAMIC)
+    config = {name: value for name, value in parts["transformer"].config.items() if not name.startswith("_")}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        parts["transformer"] = FluxTransformer2DModel(**{**config, "in_channels": 16 + 16 + 64, "out_channels": 16})
+    FluxFillPipeline(**parts).save_pretrained(folder)
     return folder
 
 

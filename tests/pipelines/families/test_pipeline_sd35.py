@@ -24,7 +24,7 @@ TURBO = "stabilityai/stable-diffusion-3.5-large-turbo"
 
 
 def save(folder: Path, dual: list[int]) -> Path:
-    """Three blocks, normalised queries and keys, and a second attention in some; stronger weights, so that it is seen."""
+    """Three blocks, and a second attention in some; stronger weights, so that it is seen."""
     pipe = build_tiny_sd3(0, width=32, num_layers=3, vae_channels=(8, 8, 16, 16))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
