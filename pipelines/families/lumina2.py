@@ -79,7 +79,7 @@ class AllRead(Tensor):
         if func is Tensor.sum:
             b, length = args[0].shape
             return torch.full((b,), length)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:

@@ -63,7 +63,8 @@ def stock_call(folder: Path, latents: Tensor, scale: float, steps: int, **lora: 
 @pytest.mark.parametrize("scale", [1.0, 3.5])
 def test_blocks_with_a_second_attention_draw_what_stock_draws(medium: Path, scale: float) -> None:
     pipeline = load(medium)
-    assert [block.attn2 is not None for block in pipeline.denoiser.transformer_blocks] == [True, True, False]
+    blocks = [pipeline.denoiser.get_submodule(f"transformer_blocks.{place}") for place in range(3)]
+    assert [block.attn2 is not None for block in blocks] == [True, True, False]
     final = sampled(pipeline, PROMPTS[:2], scale, 4)
     wanted = stock_call(medium, start_noise(pipeline), scale, 4)
     torch.testing.assert_close(final, wanted, atol=1e-5, rtol=1e-5)
