@@ -89,7 +89,7 @@ def _prepare(p: FamilyPipeline) -> None:
     exact_linear(p.pipe.transformer)
 
 
-def _prepare_encoders(p: FamilyPipeline) -> None:
+def prepare_gemma(p: FamilyPipeline) -> None:
     """Gemma overflows in float16: it runs in bfloat16 then."""
     if p.dtype == torch.float16:
         p.pipe.text_encoder.to(torch.bfloat16)
@@ -99,6 +99,6 @@ FAMILY = Family(
     name="sana", title="Sana", network=SanaTransformer2DModel, lora_targets=LORA_TARGETS, options=SanaOptions,
     encoders=("text_encoder",), length=300, own_size=sample_size, factors=_factors, grid=_grid, embed=_embed,
     arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule, encode=_encode,
-    refuse=_refuse, prepare=_prepare, prepare_encoders=_prepare_encoders,
+    refuse=_refuse, prepare=_prepare, prepare_encoders=prepare_gemma,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip
