@@ -384,7 +384,8 @@ def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) ->
 
 def judged_by(name: str | None) -> tuple[str, ...]:
     """What a built-in reward always looks at, of `JUDGED`."""
-    return tuple(getattr(load_target(REWARDS[name]), "judges", ())) if name in REWARDS else ()
+    own = getattr(load_target(REWARDS[name]), "judges", ()) if name in REWARDS else ()
+    return tuple(word for word in JUDGED if word in own)
 
 
 def can_be_differentiable(name: str | None) -> bool:
