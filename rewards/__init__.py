@@ -27,6 +27,9 @@ from flowrl.placement import sent
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
 
+JUDGED = ("groups", "videos", "edits")
+"""What a reward may need beside single images: all images of a prompt, frames, or the image that was to be edited."""
+
 REWARDS: dict[str, str] = {
     "adversarial": "flowrl.rewards.adversarial:Adversarial",
     "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
@@ -153,16 +156,21 @@ class RewardOutput:
 
 
 class Model(NamedTuple):
-    """A model that a reward holds on its device: its folder or hub id, and how many bytes per weight."""
+    """A model that a reward holds on its device: its folder or hub id, bytes per weight, and how many weights.
+
+    `networks.model_sizes.sized` makes one; `parameters` is None where that is not known.
+    """
 
     name: str
     bytes_per_weight: int = 4
+    parameters: int | None = None
 
 
 class RewardOptions(Protocol):
     """The options of a built-in reward; see `REWARDS`.
 
-    A class whose values can carry the gradient of the images, if only with some options, has `differentiable = True`.
+    A class whose values can carry the gradient of the images, if only with some options, has `differentiable = True`;
+    one that always looks at more than an image, whatever its options, says in `judges` at which of `JUDGED`.
     """
 
     def build(self, device: torch.device) -> Reward:
@@ -372,6 +380,12 @@ def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) ->
         return None
     line, template = f"{line.rstrip('.')}.", (options or {}).get("template")
     return line if template is None else f"{line} Here with template: {template}, for which that may not hold."
+
+
+def judged_by(name: str | None) -> tuple[str, ...]:
+    """What a built-in reward always looks at, of `JUDGED`."""
+    own = getattr(load_target(REWARDS[name]), "judges", ()) if name in REWARDS else ()
+    return tuple(word for word in JUDGED if word in own)
 
 
 def can_be_differentiable(name: str | None) -> bool:

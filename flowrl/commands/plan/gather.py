@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from flowrl.commands.plan import published_models as checkpoints
@@ -16,6 +16,8 @@ from flowrl.commands.plan.memory import Facts, Memory, Settings, allowed_sizes, 
 from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
+from flowrl.commands.plan.sent_text import Text, text_of
+from flowrl.commands.plan.throughput import Pace
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig
@@ -43,12 +45,12 @@ class Plan:
         model: folder or hub id.
         family: of the model.
         processes: of the run.
-        tflops: sustained by one GPU, or by the CPU.
-        pace: where that number is from, a sentence.
+        pace: by which hours are reckoned.
         processor: whose hours are reckoned, GPU or CPU.
         geometry: of one process, with the micro-batch that the recipe takes.
         size: what is drawn.
-        text_tokens: of a prompt.
+        text: tokens of a prompt.
+        usual_forward: FLOPs of a forward pass with a usual prompt; None where all are as long.
         network: one evaluation of the denoiser.
         unknown: why `network` is None; empty where it is known.
         run: evaluations of the run.
@@ -70,12 +72,12 @@ class Plan:
     model: str
     family: str
     processes: int
-    tflops: float
-    pace: str
+    pace: Pace
     processor: str
     geometry: Geometry
     size: Size | None
-    text_tokens: int
+    text: Text
+    usual_forward: int | None
     network: Network | None
     unknown: str
     run: RunCounts
@@ -92,9 +94,7 @@ class Plan:
     prompts: int | None
 
 
-def gather(
-    config: TrainConfig, name: str, family: ModelFamily, *, processes: int, tflops: float, pace: str, processor: str
-) -> Plan:  # fmt: skip
+def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, pace: Pace, processor: str) -> Plan:
     """Counts and measures; nothing is downloaded.
 
     Args:
@@ -102,8 +102,7 @@ def gather(
         name: of the configuration.
         family: of the model.
         processes: of the run.
-        tflops: sustained by one GPU, or by the CPU.
-        pace: where that number is from.
+        pace: by which hours are reckoned.
         processor: GPU or CPU.
 
     Raises:
@@ -113,9 +112,10 @@ def gather(
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
     options = family_options(settings)
     items = _eval_items(config)
-    passes = partial(family.rows, model)
+    passes = cache(partial(family.rows, model))  # asked in every iteration
     run = of_run(config, passes, ranks, items)
-    tokens = family.text_tokens(model, options)
+    text, usual = text_of(family, model, options, _prompts(config)), None
+    tokens = text.most
     size, network, evaluated, eval_forward, eval_working = None, None, None, 0.0, 0
     trained = _trained(config.policy, family)
     targets = trained.targets or ()
@@ -130,6 +130,8 @@ def gather(
         eval_forward, eval_working = network.forward, network.working
         if evaluated != size and run.evaluations:
             eval_forward, eval_working = _without_gradient(family, model, denoisers, evaluated, tokens)
+        if text.usual is not None:
+            usual = _without_gradient(family, model, denoisers, size, text.usual)[0]
     parts = checkpoints.other_parts(model)
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     elsewhere = bool(config.workers.rewards)  # workers hold the models that score
@@ -161,8 +163,9 @@ def gather(
     own = _settings(config, family, options, geometry, processes)
     known = known_checkpoints.checkpoints().get(model)
     return Plan(
-        name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops, pace=pace,
-        processor=processor, geometry=geometry, size=size, text_tokens=tokens, network=network, unknown=unknown,
+        name=name, config=config, model=model, family=family.name, processes=processes, pace=pace,
+        processor=processor, geometry=geometry, size=size, text=text, usual_forward=usual, network=network,
+        unknown=unknown,
         run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost,
         memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
         choices=_choices(config, family, facts, processes),
@@ -286,6 +289,15 @@ def _eval_items(config: TrainConfig) -> int | None:
     rows = read_prompts(config.prompts, config.prompts.eval)
     settings = config.eval
     return len(eval_items(rows, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt))
+
+
+def _prompts(config: TrainConfig) -> list[str] | None:
+    """All prompts that are embedded; None where some are not here."""
+    files = [text for text in (config.prompts.train, config.prompts.eval) if text is not None]
+    if not all(map(is_here, files)):
+        return None
+    rows = [row for text in files for row in read_prompts(config.prompts, text)]
+    return list(dict.fromkeys(text for row in rows for text in (row.text, row.negative)))
 
 
 def _train_prompts(config: TrainConfig) -> int | None:

@@ -6,12 +6,14 @@ import textwrap
 from dataclasses import fields
 
 from flowrl.commands.plan import published_models as checkpoints
-from flowrl.commands.plan.cost import FLOOR, per_image
+from flowrl.commands.plan.cost import FLOOR, Cost, per_image
 from flowrl.commands.plan.gather import Plan
 from flowrl.commands.plan.memory import checkpoint_bytes
 from flowrl.commands.plan.memory_text import memory_lines
-from flowrl.commands.plan.plan_words import Row, duration, flops, in_bytes, mean, note, pairs, table
+from flowrl.commands.plan.plan_words import Row, duration, flops, in_bytes, mean, note, pairs, span, table
 from flowrl.commands.plan.refusals import Obstacles
+from flowrl.commands.plan.throughput import PEAKS, SHARES
+from flowrl.commands.plan.verdict import verdict
 from flowrl.commands.terminal_text import COLUMNS
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
@@ -24,6 +26,7 @@ _PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
 def as_text(plan: Plan, found: Obstacles, card: int | None = None) -> str:
     """Every section, with what has to be done first at the end; `card` is the one, in GB, that is to hold the run."""
     sections = [
+        ("", verdict(plan, card)),
         ("", _run(plan)),
         ("Batches", _batches(plan)),
         ("Network evaluations", _evaluations(plan)),
@@ -50,7 +53,8 @@ def _run(plan: Plan) -> list[str]:
     if plan.size is not None and plan.size[2] is not None:
         drawn += f", {plan.size[2]} frames"
     if plan.network is not None:
-        drawn += f"; latent {list(plan.network.latent)}, {plan.text_tokens} text tokens"
+        tokens = f"{'at most ' * (plan.text.usual is not None)}{plan.text.most} text tokens"
+        drawn += f"; latent {list(plan.network.latent)}, {tokens}"
         drawn += f", {plan.network.attended:,} attend at once" if plan.network.attended else ""
     sampler, ends = config.sampler, []
     if run.iterations < config.num_iterations:
@@ -120,6 +124,10 @@ def _cost(plan: Plan) -> list[str]:
         ("one evaluation", f"{flops(network.forward)} forward, {flops(network.forward + network.backward)} with its "
          f"backward pass; attention is {network.attention:.0%} of the forward"),
     ])  # fmt: skip
+    if plan.usual_forward is not None and plan.text.usual != plan.text.most:
+        share = f"{plan.usual_forward / network.forward:.0%} of that, and so of what follows"
+        told = f"{plan.text.usual} tokens ({plan.text.told}): {flops(plan.usual_forward)} forward, {share}"
+        lines += pairs([("a usual prompt", told)])
     images = plan.config.num_images * run.iterations
     stages = {**cost.stages, **({"decoding": cost.decoding} if cost.decoding else {})}
     rows = [("", "an image", "an iteration", "the run", "share")]
@@ -135,16 +143,30 @@ def _cost(plan: Plan) -> list[str]:
     missing += ["decoding"] * (cost.decoding is None) + ["evaluations"] * (cost.evaluation is None)
     listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
     lines += note(f"without {listed}; stages of an image and an iteration are without evaluations")
-    seconds = cost.total / (plan.tflops * 1e12)
-    kind = plan.processor
-    iteration = duration(cost.training / run.iterations / plan.tflops / 1e12)
-    hours = [(f"{kind} time", f"{duration(seconds)} on one {kind}; {iteration} an iteration. {plan.pace}")]
+    return lines + _hours(plan, cost)
+
+
+def _hours(plan: Plan, cost: Cost) -> list[str]:
+    kind, iterations = plan.processor, plan.run.iterations
+    if plan.pace.range is None and kind == "GPU":
+        rows = [(f"{kind} time", "an iteration", "the run", *([f"on {plan.processes}"] if plan.processes > 1 else []))]
+        for name, peak in PEAKS.items():
+            paces = (peak * SHARES[0], peak * SHARES[1])
+            amounts = [cost.training / iterations, cost.total]
+            amounts += [cost.total / plan.processes] if plan.processes > 1 else []
+            rows.append((f"one {name}", *(span(amount, paces) for amount in amounts)))
+        return table(rows) + note(plan.pace.told)
+    if plan.pace.range is None:
+        return pairs([(f"{kind} time", "not known: flowrl bench CONFIG measures the pace of this machine")])
+    paces = plan.pace.range
+    hours = [(f"{kind} time", f"{span(cost.total, paces)} on one {kind}; {span(cost.training / iterations, paces)} an "
+              f"iteration. {plan.pace.told}")]  # fmt: skip
     if plan.processes > 1:
-        hours.append(("", f"{duration(seconds / plan.processes)} on {plan.processes}"))
+        hours.append(("", f"{span(cost.total / plan.processes, paces)} on {plan.processes}"))
     if kind == "GPU":
         hours.append(("", f"never less than {duration(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
                       f"{FLOOR:g} TFLOP/s"))  # fmt: skip
-    return lines + pairs(hours)
+    return pairs(hours)
 
 
 def _disk(plan: Plan) -> list[str]:
