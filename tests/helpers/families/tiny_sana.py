@@ -17,7 +17,7 @@ PUBLISHED: dict[str, Any] = {
 """What the published checkpoints' schedulers set."""
 
 
-def _tokenizer() -> GemmaTokenizer:
+def gemma_tokenizer() -> GemmaTokenizer:
     """A Gemma tokenizer whose pieces are single characters."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     pieces = [*special, *string.ascii_letters, *string.digits, *string.punctuation, "▁", "\n"]
@@ -29,7 +29,7 @@ def save_tiny_sana(folder: Path) -> Path:
     """A complete pipeline folder for 64 x 64 images, with the published scheduler."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        tokenizer = _tokenizer()
+        tokenizer = gemma_tokenizer()
         pipe = SanaPipeline(
             tokenizer=tokenizer,
             text_encoder=Gemma2Model(
