@@ -83,8 +83,8 @@ def _tokens(card: Card, options: LTX2Options) -> int:
     registers = config.get("video_connector_num_learnable_registers", 128) or 1
     if length < 1 or length % registers:
         raise ValueError(
-            f"pipeline.max_sequence_length ({length}) must be a multiple of {registers} for {card.model}, the registers "
-            "of its connectors"
+            f"pipeline.max_sequence_length ({length}) must be a multiple of {registers} for {card.model}, the "
+            "registers of its connectors"
         )
     return length
 

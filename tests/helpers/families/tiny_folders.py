@@ -9,8 +9,9 @@ from typing import Any
 TINY = {
     "cogvideox": "tiny_cogvideox", "flux": "tiny_flux", "flux2": "tiny_flux2", "hunyuan_video": "tiny_hunyuan_video",
     "kontext": "tiny_flux:save_tiny_kontext", "ltx2": "tiny_ltx2", "ltx_video": "tiny_ltx_video",
-    "qwen_image": "tiny_qwen_image", "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana", "sd": "tiny_sd",
-    "sd3": "tiny_models:save_tiny_sd3", "sdxl": "tiny_sd:save_tiny_sdxl", "wan": "tiny_wan", "z_image": "tiny_z_image",
+    "qwen_image": "tiny_qwen_image", "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit",
+    "sana": "tiny_sana", "sd": "tiny_sd", "sd3": "tiny_models:save_tiny_sd3", "sdxl": "tiny_sd:save_tiny_sdxl",
+    "wan": "tiny_wan", "z_image": "tiny_z_image",
 }  # fmt: skip
 """Family -> module in tests/ that writes its smallest folder, and the function where it is not `save_tiny_<family>`."""
 _CLIP = {"height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": 16}

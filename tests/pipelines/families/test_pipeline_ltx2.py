@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 import torch
 import video_family as video
+import yaml
 from diffusers import LTX2Pipeline
 from family_sampling import check_published, check_targets, fresh_stock, load, start_noise
 from flow_family import bare, edited, published
 from tiny_ltx2 import CHANNELS, OPTIONS, RATE, save_tiny_ltx2
 from torch import Tensor
 
+from flowrl.commands.train.run import train
 from flowrl.pipelines.families.ltx2 import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 
@@ -137,6 +142,44 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
     edited(copied / "transformer" / "config.json", audio_in_channels=4)
     with pytest.raises(ValueError, match=r"8 channels of video and 4 of sound: this family takes"):
         FAMILY.check(str(copied), None)
+
+
+def test_training_on_what_is_heard(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One iteration from the command to the report, which shows frames and has clips that are heard."""
+    (tmp_path / "prompts.txt").write_text("a red fox\na blue cat\n")
+    config: dict[str, Any] = {
+        "num_iterations": 1, "prompts_per_step": 2, "group_size": 2, "eval_every": 1, "progress": False,
+        "out": str(tmp_path / "run"), "threads": 1,
+        "pipeline": {"model": str(folder), "dtype": "float32", "device": "cpu", **OPTIONS,
+                     "options": {"sound_guidance_scale": 3.0}},
+        "policy": {"lora_rank": 2},
+        "sampler": {"kernel": "flow_sde", "noise_level": 0.3, "num_steps": 3, "guidance_scale": 2.0,
+                    "sde_window_range": [0, 2]},
+        "prompts": {"train": str(tmp_path / "prompts.txt"), "eval": str(tmp_path / "prompts.txt")},
+        "rewards": [{"name": "loudness"}, {"name": "sound_sync", "weight": 0.5}],
+        "eval": {"num_images": 2}, "logging": {"tensorboard": False},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    assert train(str(tmp_path / "run.yaml"), []) == 0
+    capsys.readouterr()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = next(row for row in rows if "ratio_first_deviation" in row)
+    assert (trained["ratio_first_deviation"], trained["invalid_ratio"]) == (0, 0)
+    assert trained["grad_norm"] > 0
+    assert -120 < trained["reward/loudness/level"] < 0
+    assert any("eval/reward/sound_sync" in row for row in rows)
+    clip = tmp_path / "run" / "samples" / "iteration_000001" / "0000.mp4"
+    with av.open(str(clip)) as container:
+        (film, track) = (container.streams.video[0], container.streams.audio[0])
+        assert (film.frames, track.layout.name) == (9, "stereo")
+        heard = np.concatenate([frame.to_ndarray() for frame in container.decode(track)], axis=1)
+    assert heard.shape[1] / track.rate == pytest.approx(SAMPLES / RATE, abs=0.1)
+    assert heard.std() > 1e-4
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Clips with sound wait to be started." in page
+    assert page.count('<video src="data:video/mp4') == 4  # before and after
+    assert "muted autoplay" not in page
+    assert "frames after training: a red fox" in page
 
 
 def test_published_size() -> None:
