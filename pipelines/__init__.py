@@ -37,7 +37,8 @@ class Pipeline(Protocol):
     lora_targets: tuple[str, ...]
     """The family's published LoRA targets."""
     latent_shape: tuple[int, ...]
-    """Shape of one latent, without batch and unpacked: [C, h, w] of an image, [C, F, h, w] of a video."""
+    """Shape of one latent, without batch and unpacked: [C, h, w] of an image, [C, F, h, w] of a video; of a video with
+    sound [tokens, C], those of the video and then those of the sound."""
     attention: str
     """The kernel that computes its attention, a word of `KERNELS`."""
     image_shape: tuple[int, ...]
@@ -102,6 +103,13 @@ class Pipeline(Protocol):
 
         With `gradient` they carry that of `latents`.
         """
+
+    @property
+    def sound_rate(self) -> int | None:
+        """Samples per second of the sound that videos come with; None where they are silent."""
+
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        """Sound float32 `[b, channels, samples]` in [-1, 1] of finished latents; not of silent families."""
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Latents float32 `[b, *latent]` of what `decode` would give, in [0, 1] and of the drawn size."""

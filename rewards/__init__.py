@@ -34,6 +34,7 @@ REWARDS: dict[str, str] = {
     "adversarial": "flowrl.rewards.adversarial:Adversarial",
     "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
     "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
+    "clap_score": "flowrl.rewards.sound.clap:ClapScore",
     "clip_score": "flowrl.rewards.clip:ClipScore",
     "dreamsim": "flowrl.rewards.metrics.dream_sim:DreamSim",
     "edit_principles": "flowrl.rewards.judges.principles:EditPrinciples",
@@ -50,6 +51,7 @@ REWARDS: dict[str, str] = {
     "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",
     "level_tokens": "flowrl.rewards.judges.level_tokens:LevelTokens",
+    "loudness": "flowrl.rewards.sound.loudness:Loudness",
     "motion_verdict": "flowrl.rewards.embedded.world_verdicts:MotionVerdict",
     "noisy": "flowrl.rewards.noisy:Noisy",
     "ocr": "flowrl.rewards.ocr:Ocr",
@@ -62,6 +64,7 @@ REWARDS: dict[str, str] = {
     "rubric": "flowrl.rewards.judges.rubric:Rubric",
     "safety": "flowrl.rewards.safety:Safety",
     "similarity": "flowrl.rewards.similarity:Similarity",
+    "sound_sync": "flowrl.rewards.sound.loudness:SoundSync",
     "subfigure_similarity": "flowrl.rewards.judges.subfigures:SubfigureSimilarity",
     "subfigures": "flowrl.rewards.judges.subfigures:Subfigures",
     "temporal_smoothness": "flowrl.rewards.motion:TemporalSmoothness",
@@ -88,6 +91,8 @@ class RewardInputs:
         sample_ids: int64 [B].
         videos: float32 [B, F, 3, H, W] in [0, 1], F frames, or None where images are made.
         fps: frames per second of the videos.
+        sounds: float32 [B, channels, samples] in [-1, 1], or None where videos are silent.
+        sound_rate: samples per second of the sounds.
         source_images: [B] for editing: the images that the prompt's instruction is about, float32 [3, h, w] each.
         reference_images: [B] images that a sample is to resemble, float32 [3, h, w] each.
         iteration: of the run, from 0; schedules and seeded choices go by it.
@@ -100,6 +105,8 @@ class RewardInputs:
     sample_ids: Int64[Tensor, " b"]
     videos: Float[Tensor, " b f 3 h w"] | None = None
     fps: float | None = None
+    sounds: Float[Tensor, " b channels samples"] | None = None
+    sound_rate: int | None = None
     source_images: list[list[Tensor]] | None = None
     reference_images: list[list[Tensor]] | None = None
     iteration: int = 0
@@ -137,7 +144,7 @@ class RewardInputs:
         return replace(self, **{name: of(getattr(self, name)) for name in _PER_SAMPLE})
 
 
-_PER_SAMPLE = tuple(one.name for one in fields(RewardInputs) if one.name not in ("fps", "iteration"))
+_PER_SAMPLE = tuple(one.name for one in fields(RewardInputs) if one.name not in ("fps", "sound_rate", "iteration"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
