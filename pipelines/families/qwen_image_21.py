@@ -3,8 +3,8 @@
 Velocity network `QwenImage21Transformer2DModel`, fed sigma and one token per latent pixel of 16 x 16 image pixels; one
 Qwen3-VL text encoder. The prompt's tokens stand before the image's in one causal sequence, so that the image's position
 is the prompt's length: a padded prompt would move the image, and stock draws a prompt otherwise in a batch with longer
-ones. Here the rows of a call are evaluated apart by their prompts' lengths, so that every row is drawn as stock draws it
-alone. Stock's cache of the prompt's keys over steps is left out, since an update changes them.
+ones. Here the rows of a call are evaluated apart by the lengths of their prompts, so that each is drawn as stock
+draws it alone. Stock's cache of the prompt's keys over steps is left out, since an update changes them.
 
 Guidance is two-pass and linear. Stock guides at scales above 1 only and ignores the others, here 1 alone is none and
 scales below it mix. Checkpoints that name their own noise levels (`sample_sigmas`, the Turbo) are distilled for these
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size
+from flowrl.pipelines.cards import Grid, Size
 from flowrl.pipelines.families.qwen_image import padded
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity

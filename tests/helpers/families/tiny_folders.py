@@ -9,7 +9,7 @@ from typing import Any
 TINY = {
     "cogvideox": "tiny_cogvideox", "flux": "tiny_flux", "flux2": "tiny_flux2", "hunyuan_video": "tiny_hunyuan_video",
     "kontext": "tiny_flux:save_tiny_kontext", "ltx_video": "tiny_ltx_video", "qwen_image": "tiny_qwen_image",
-    "qwen_image_21": "tiny_qwen_image_21",
+    "krea2": "tiny_krea2", "qwen_image_21": "tiny_qwen_image_21",
     "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana", "sd": "tiny_sd",
     "sd3": "tiny_models:save_tiny_sd3", "sdxl": "tiny_sd:save_tiny_sdxl", "wan": "tiny_wan", "z_image": "tiny_z_image",
 }  # fmt: skip
@@ -22,6 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "flux2": {"height": 64, "width": 64, "max_sequence_length": 64},
     "kontext": {"height": 32, "width": 32, "max_sequence_length": 16},
     "qwen_image": {"height": 16, "width": 16, "max_sequence_length": 24},
+    "krea2": {"height": 16, "width": 16, "max_sequence_length": 24},
     "qwen_image_21": {"height": 64, "width": 64, "max_sequence_length": 48},
     "qwen_image_edit": {"height": 16, "width": 16, "max_sequence_length": 128},
     "sana": {"max_sequence_length": 16},

@@ -41,7 +41,7 @@ stock = partial(family_sampling.stock, QwenImage21Pipeline)
 def stock_call(
     pipe: QwenImage21Pipeline, pipeline: FamilyPipeline, scale: float, output: str, *, cached: bool = False
 ) -> Tensor:
-    """Stock on the same prompts and start noise, each prompt by itself: in a batch it moves the shorter ones' images."""
+    """Stock on the same prompts and start noise, each prompt by itself: a batch moves images of shorter ones."""
     start, found = start_noise(pipeline, len(LONG)), []
     pipe.scheduler = flow.OnSchedule(pipeline.schedule(flow.STEPS, "diffusers"))
     for i, prompt in enumerate(LONG):
