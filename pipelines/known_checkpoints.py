@@ -15,7 +15,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
+
+from flowrl.config.locations import split_revision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +71,16 @@ def checkpoints() -> dict[str, Published]:
     }  # fmt: skip
 
 
+def published(model: str) -> Published | None:
+    """What is known of a hub id, at whatever revision; None of a folder, and of what is not published here."""
+    if Path(model).exists():
+        return None
+    return checkpoints().get(model) or checkpoints().get(split_revision(model)[0])
+
+
 def usual_sampling(family: str, model: str) -> dict[str, Any]:
     """`num_steps` and `guidance_scale` of a family, or those of a checkpoint that has its own."""
-    known = checkpoints().get(model)
+    known = published(model)
     return tables()["families"][family]["sampling"] | (dict(known.sampling) if known is not None else {})
 
 

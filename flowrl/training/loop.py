@@ -44,7 +44,7 @@ from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
-from flowrl.training.model_files import MODEL
+from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
     Parts,
@@ -148,6 +148,8 @@ class Loop(Draws):
         if run.rollouts is not None:
             held["workers"] = run.rollouts.layout
         held["reproduces"] = reproduced_in(reward, self.measured)
+        if (commit := hub_commit(self.pipeline.model)) is not None:
+            held["model_commit"] = commit
         run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_trained(self.first)

@@ -61,11 +61,21 @@ def _run(plan: Plan) -> list[str]:
         ("recipe", recipe),
         ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
         ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
+        *_stand_ins(plan),
         ("attention", attention_text(config.pipeline)),
         ("size", drawn),
         ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
         *([("speed", ", ".join(speed))] if (speed := _speed(config)) else []),
     ])  # fmt: skip
+
+
+def _stand_ins(plan: Plan) -> list[Row]:
+    """What is counted for what is not known of the model."""
+    if plan.counted_as is not None:
+        return [("", f"nothing is known of it here: counted as {plan.counted_as}, the family's first")]
+    if plan.parts_of is not None:
+        return [("", f"its denoiser as its configuration says, its other parts as {plan.parts_of}")]
+    return []
 
 
 def _batches(plan: Plan) -> list[str]:
