@@ -20,6 +20,7 @@ from flowrl.config.options import entry_of
 from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN, published, tables
 from flowrl.pipelines.places.hub_files import INDEX, ask, refusal, small_json
+from flowrl.pipelines.places.single_files import config_of, is_single_file, small_part
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -198,6 +199,9 @@ def known_family(model: str) -> str | None:
     """
     if Path(model).is_dir() and (Path(model) / INDEX).is_file():
         return family_of_class(read_json(Path(model) / INDEX, AGAIN, finite=False).get("_class_name"), model)
+    if is_single_file(model):
+        index = small_part(model, INDEX)
+        return family_of_class(f"file like {config_of(model)}" if index is None else index.get("_class_name"), model)
     if Path(model).exists():
         raise ValueError(f"{model} is not a diffusers pipeline: it has no {INDEX}")
     known = published(model)

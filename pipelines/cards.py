@@ -17,6 +17,7 @@ from flowrl.files import read_json
 from flowrl.pipelines import common
 from flowrl.pipelines.known_checkpoints import AGAIN, published
 from flowrl.pipelines.places.hub_files import small_json
+from flowrl.pipelines.places.single_files import is_single_file, small_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,11 +218,13 @@ def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
 
 
 def read_part(model: str, name: str) -> dict[str, Any] | None:
-    """A small JSON file of a model: of a folder, or of a hub id that is not published here; None where there is none.
+    """A small JSON file of a folder, of a hub id that is not published here, or that goes with a single file; or None.
 
     Of published checkpoints `published.json` says what is needed, and nothing is asked of the hub.
     """
     if not Path(model).exists():
         return None if published(model) is not None or is_path(model) else small_json(model, name)
+    if is_single_file(model):
+        return small_part(model, name)
     path = Path(model) / name
     return read_json(path, AGAIN, finite=False) if path.is_file() else None

@@ -292,7 +292,7 @@ def fingerprint(source: Source) -> str | None:
     digest = hashlib.sha256()
     location = model_location(source.model)
     folder = Path(location)
-    if folder.is_dir():
+    if folder.exists():
         for name, path in files_of(folder).items():
             add_file(digest, path, name)
     else:

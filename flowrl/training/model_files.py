@@ -59,7 +59,7 @@ def encoders_digest(model: str, others: Sequence[str]) -> str:
     Raises:
         ValueError: a hub id that is not in this machine's cache, of which nothing tells which weights it has.
     """
-    if not Path(model).is_dir():
+    if not Path(model).exists():
         commit = hub_commit(model)
         if commit is None:
             raise ValueError(

@@ -21,6 +21,7 @@ from flowrl.failures import out_of_memory
 from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.pipelines.places.single_files import FilesMissing, is_single_file, load_single, small_folder
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
@@ -95,7 +96,9 @@ def index_entries(model: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _place(model: str) -> dict[str, Any]:
-    """A model as diffusers' loaders take it: a folder or hub id, and its revision."""
+    """A model as diffusers' loaders of configurations take it: a folder or hub id, and its revision."""
+    if is_single_file(model):
+        return {"pretrained_model_name_or_path": small_folder(model)}
     name, revision = split_revision(model)
     return {"pretrained_model_name_or_path": name, **({} if revision is None else {"revision": revision})}
 
@@ -138,10 +141,16 @@ def load_stock(
     parts = {"default": dtype, **dict.fromkeys(exact, torch.float32)}
     try:
         chosen = {} if how.variant is None else {"variant": how.variant}
-        encoders = _encoders(model, dtype, options, chosen) if (Path(model) / "model_index.json").is_file() else {}
-        pipe = getattr(diffusers, name).from_pretrained(**_place(model), dtype=parts, **chosen, **encoders, **options)
+        if is_single_file(model):
+            pipe = load_single(getattr(diffusers, name), model, dtype=dtype, exact=exact, options=options)
+        else:
+            encoders = _encoders(model, dtype, options, chosen) if (Path(model) / "model_index.json").is_file() else {}
+            place = _place(model)
+            pipe = getattr(diffusers, name).from_pretrained(**place, dtype=parts, **chosen, **encoders, **options)
     except _Incomplete as error:
         raise ValueError(str(error)) from error
+    except FilesMissing:
+        raise
     except Exception as error:  # damaged files and foreign ones make the libraries raise errors of every kind
         if out_of_memory(error):
             raise

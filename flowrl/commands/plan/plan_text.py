@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import fields
+from pathlib import Path
 
 from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import FLOOR, per_image
@@ -13,6 +14,7 @@ from flowrl.commands.plan.memory_text import memory_lines
 from flowrl.commands.plan.plan_words import Row, duration, flops, in_bytes, mean, note, pairs, table
 from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.terminal_text import COLUMNS
+from flowrl.config.locations import is_path
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.training.parts import attention_text
@@ -232,4 +234,4 @@ def _speed(config: TrainConfig) -> list[str]:
 
 
 def _on_hub(plan: Plan) -> bool:
-    return plan.model == plan.config.pipeline.model and not plan.model.startswith(("/", ".", "~"))
+    return plan.model == plan.config.pipeline.model and not is_path(plan.model) and not Path(plan.model).exists()

@@ -40,7 +40,8 @@ class FakeHub:
     def files(self) -> set[str]:
         """Names of files that were asked for, by repository."""
         paths = [line.split(" ")[1] for line in self.asked if "/resolve/" in line]
-        return {f"{path.partition('/resolve/')[0][1:]} {path.split('/', 5)[5]}" for path in paths}
+        parts = [path[1:].partition("/resolve/") for path in paths]
+        return {f"{name} {rest.partition('/')[2]}" for name, _, rest in parts}
 
 
 @contextmanager

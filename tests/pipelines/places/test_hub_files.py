@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -47,7 +48,14 @@ def tuned(model: str) -> Repository:
     assert known is not None
     made = family(known.family)
     part = made.denoisers[0]
-    factors = {} if "wan" in model.lower() else {"block_out_channels": [1, 2, 3, 4]}
+    blocks = {"down_block_types": 4 * ["DownEncoderBlock2D"], "up_block_types": 4 * ["UpDecoderBlock2D"]}
+    usual = {
+        "_class_name": "AutoencoderKL",
+        "block_out_channels": [128, 256, 512, 512],
+        "layers_per_block": 2,
+        **blocks,
+    }
+    factors = {} if made.videos else usual | {"latent_channels": 4}
     return Repository(
         small={"model_index.json": known.index, f"{part}/config.json": known.network, "vae/config.json": factors},
         others=(f"{part}/diffusion_pytorch_model.safetensors",), licence="openrail++", revisions=("main", "v2"),
@@ -105,9 +113,9 @@ def test_a_fine_tune_is_known_by_its_configuration(model: str, hub: FakeHub) -> 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("stabilityai/stable-diffusion-3.5-medum", f"the hub has no model .* did you mean {MEDIUM} or "),
+        ("stabilityai/stable-diffusion-3.5-medum", f"the hub has no model .*did you mean {MEDIUM} or "),
         ("me/nothing", r"the hub has no model me/nothing, or it is private and HF_TOKEN does not let you see it: corr"),
-        ("FLUX.1-devv", r"the hub has no model FLUX.1-devv, .* did you mean black-forest-labs/FLUX.1-dev"),
+        ("FLUX.1-devv", r"the hub has no model FLUX.1-devv, .*did you mean black-forest-labs/FLUX.1-dev"),
         ("me/secret", r"me/secret is gated: accept its licence at https://huggingface.co/me/secret and set HF_TOKEN"),
         ("me/adapter", r"no diffusers pipeline: it has no model_index.json, but a LoRA: set policy.init_lora"),
         ("me/one-file", r"files of weights: download dreams_v8.safetensors and set pipeline.model to its path"),
@@ -139,9 +147,7 @@ def test_offline_the_cache_is_looked_at_first_and_then_the_name_counts(
     assert family_of("me/juggernaut") == "sdxl"
     assert known_family("me/dreams") is None
     assert family_name("sd", "me/dreams") == "sd"
-    with pytest.raises(
-        ValueError, match=r"not in the hub's cache.*HF_HUB_OFFLINE is set: set pipeline\.name to its fam"
-    ):
+    with pytest.raises(ValueError, match=r"not in the hub's cache.*HF_HUB_OFFLINE is set: set pipeline\.name"):
         family_of("me/dreams")
     assert hub.asked == []
 
@@ -181,32 +187,42 @@ def test_sample_takes_a_fine_tune_by_its_id(hub: FakeHub) -> None:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = main(["plan", "sdxl_grpo_hpsv2", *words])
+    code = main(["plan", "sd35m_grpo_clip_24gb", "pipeline.height=64", "pipeline.width=64", *words])
     out, err = capsys.readouterr()
     assert code == 0, err
     return " ".join(out.split())
 
 
 def test_plan_counts_a_fine_tune_and_offline_as_its_familys_first(
-    hub: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from huggingface_hub import constants
 
-    base = shown(capsys, f"pipeline.model={XL}")
-    own = shown(capsys, "pipeline.model=me/juggernaut", "pipeline.name=null")
-    assert f"its other parts as {XL}" in own
+    known = published(MEDIUM)
+    assert known is not None
+    few = {**known.network, "num_layers": 2, "dual_attention_layers": []}
+    small = REPOSITORIES["me/sd3-anime"].small | {"transformer/config.json": few}
+    hub.repositories["me/sd3-anime"] = replace(REPOSITORIES["me/sd3-anime"], small=small)
+    for name, text in small.items():
+        (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / name).write_text(json.dumps(text))
+    own = shown(capsys, "pipeline.model=me/sd3-anime", "pipeline.name=null")
+    folder = shown(capsys, f"pipeline.model={tmp_path / 'folder'}")
+    evaluation = re.compile(r"one evaluation [^;]+")
+    assert evaluation.findall(own) == evaluation.findall(folder) != []
+    assert f"its denoiser as its configuration says, its other parts as {MEDIUM}" in own
     assert "licence openrail++; not gated" in own
-    cost = re.compile(r"Cost.*?PFLOP\S*")
-    assert cost.findall(own) == cost.findall(base) != []
     assert {name.split(" ")[1] for name in hub.files()} <= {
-        "model_index.json", "unet/config.json", "vae/config.json", "scheduler/scheduler_config.json",
+        "model_index.json", "transformer/config.json", "vae/config.json", "scheduler/scheduler_config.json",
         "tokenizer/tokenizer_config.json",
     }  # fmt: skip
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    offline = shown(capsys, "pipeline.model=me/never-seen", "pipeline.name=sdxl")
-    first = next(model for model, known in checkpoints().items() if known.family == "sdxl")
+    first = next(model for model, one in checkpoints().items() if one.family == "sd3")
+    monkeypatch.setitem(checkpoints(), first, replace(known, network=few))
+    offline = shown(capsys, "pipeline.model=me/never-seen", "pipeline.name=sd3")
     assert f"nothing is known of it here: counted as {first}, the family's first" in offline
     assert "licence not known: see huggingface.co/me/never-seen" in offline
+    assert evaluation.findall(offline) == evaluation.findall(own)
 
 
 def test_near_misses_are_suggested() -> None:
