@@ -29,6 +29,7 @@ from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines import Pipeline
+from flowrl.pipelines.known_checkpoints import precision_note
 from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
@@ -161,6 +162,8 @@ class Loop(Draws):
         self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
         if run.main:
             tell_cut_prompts(pipeline, self.prompts)
+            if (note := precision_note(pipeline.model, config.pipeline.dtype)) is not None:
+                print(f"Note: {note}.", flush=True)
         if config.pipeline.free_text_encoders:
             encode_everything(pipeline, self.drawn, self.prompts, None if config.prompts.cache is None else run)
 

@@ -43,6 +43,7 @@ class ModelCard:
 _ANSWERS: dict[tuple[str, ...], Asked] = {}
 _CARDS: dict[tuple[str, ...], ModelCard | None] = {}
 _SILENT: set[str] = set()  # hubs that did not answer
+_HEARD: set[str] = set()  # those that did
 
 
 def small_json(model: str, name: str) -> dict[str, Any] | None:
@@ -66,11 +67,31 @@ def ask(model: str, name: str = INDEX) -> Asked:
     offline = constants.is_offline_mode() or constants.ENDPOINT in _SILENT
     key = (constants.ENDPOINT, str(constants.HF_HUB_CACHE), repo, revision or "", name)
     if key not in _ANSWERS:
+        offline = offline or not _answers(repo, revision, name)
         found = _ask(repo, revision, name, offline=offline)
         if offline:
             return found  # what is not in the cache now may be there later
         _ANSWERS[key] = found
     return _ANSWERS[key]
+
+
+def _answers(repo: str, revision: str | None, name: str) -> bool:
+    """Whether the hub answers at all: the library itself would try again for half a minute before it gave up."""
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+
+    if constants.ENDPOINT not in _HEARD:
+        try:
+            url = hf_hub_url(repo, name, revision=revision, endpoint=constants.ENDPOINT)
+            get_hf_file_metadata(url, timeout=TIMEOUT, endpoint=constants.ENDPOINT)
+        except errors.HfHubHTTPError:
+            pass  # an answer too
+        except errors.HFValidationError:
+            return True
+        except Exception:  # the transport raises errors of every kind
+            _SILENT.add(constants.ENDPOINT)
+            return False
+        _HEARD.add(constants.ENDPOINT)
+    return True
 
 
 def _ask(repo: str, revision: str | None, name: str, *, offline: bool) -> Asked:

@@ -17,6 +17,7 @@ from flowrl.commands.terminal_text import COLUMNS
 from flowrl.config.locations import is_path
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.known_checkpoints import precision_note
 from flowrl.training.parts import attention_text
 
 _PNG = 2  # bytes per pixel of a saved image, roughly
@@ -72,7 +73,9 @@ def _run(plan: Plan) -> list[str]:
 
 
 def _stand_ins(plan: Plan) -> list[Row]:
-    """What is counted for what is not known of the model."""
+    """What to know of the model, and what is counted for what is not known of it."""
+    if (note := precision_note(plan.model, plan.config.pipeline.dtype)) is not None:
+        return [("", note)]
     if plan.counted_as is not None:
         return [("", f"nothing is known of it here: counted as {plan.counted_as}, the family's first")]
     if plan.parts_of is not None:

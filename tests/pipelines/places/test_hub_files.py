@@ -15,7 +15,7 @@ from flowrl.cli import main
 from flowrl.config.locations import at_revision, split_revision
 from flowrl.generation.models import find_source
 from flowrl.pipelines import PIPELINES, STOCK, family, family_name, family_of, known_family
-from flowrl.pipelines.known_checkpoints import checkpoints, published
+from flowrl.pipelines.known_checkpoints import checkpoints, precision_note, published
 from flowrl.pipelines.places.hub_files import did_you_mean, model_card
 from flowrl.training.model_files import hub_commit
 
@@ -46,7 +46,7 @@ def tuned(model: str) -> Repository:
     """A fine-tune's repository: the small files that its base has, and names of weights that nobody may ask for."""
     known = published(model)
     assert known is not None
-    made = family(known.family)
+    made, own = family(known.family), known.family
     part = made.denoisers[0]
     blocks = {"down_block_types": 4 * ["DownEncoderBlock2D"], "up_block_types": 4 * ["UpDecoderBlock2D"]}
     usual = {
@@ -223,6 +223,15 @@ def test_plan_counts_a_fine_tune_and_offline_as_its_familys_first(
     assert f"nothing is known of it here: counted as {first}, the family's first" in offline
     assert "licence not known: see huggingface.co/me/never-seen" in offline
     assert evaluation.findall(offline) == evaluation.findall(own)
+
+
+def test_a_checkpoint_made_for_float16_says_so() -> None:
+    half, brain = (f"Efficient-Large-Model/Sana_1600M_1024px_{name}diffusers" for name in ("", "BF16_"))
+    note = precision_note(half, "bfloat16")
+    assert note is not None
+    assert "published for float16 or float32" in note
+    assert precision_note(half, "float16") is precision_note(half, "float32") is None
+    assert precision_note(brain, "bfloat16") is None
 
 
 def test_near_misses_are_suggested() -> None:
