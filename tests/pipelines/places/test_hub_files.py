@@ -46,7 +46,7 @@ def tuned(model: str) -> Repository:
     """A fine-tune's repository: the small files that its base has, and names of weights that nobody may ask for."""
     known = published(model)
     assert known is not None
-    made, own = family(known.family), known.family
+    made = family(known.family)
     part = made.denoisers[0]
     blocks = {"down_block_types": 4 * ["DownEncoderBlock2D"], "up_block_types": 4 * ["UpDecoderBlock2D"]}
     usual = {
@@ -201,7 +201,7 @@ def test_plan_counts_a_fine_tune_and_offline_as_its_familys_first(
     known = published(MEDIUM)
     assert known is not None
     few = {**known.network, "num_layers": 2, "dual_attention_layers": []}
-    small = REPOSITORIES["me/sd3-anime"].small | {"transformer/config.json": few}
+    small = {**REPOSITORIES["me/sd3-anime"].small, "transformer/config.json": few}
     hub.repositories["me/sd3-anime"] = replace(REPOSITORIES["me/sd3-anime"], small=small)
     for name, text in small.items():
         (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
