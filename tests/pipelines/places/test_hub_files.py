@@ -55,7 +55,7 @@ def tuned(model: str) -> Repository:
         "layers_per_block": 2,
         **blocks,
     }
-    factors = {} if made.videos else usual | {"latent_channels": 4}
+    factors = {} if made.videos else usual | {"latent_channels": 4 if known.family in ("sd", "sdxl") else 16}
     return Repository(
         small={"model_index.json": known.index, f"{part}/config.json": known.network, "vae/config.json": factors},
         others=(f"{part}/diffusion_pytorch_model.safetensors",), licence="openrail++", revisions=("main", "v2"),
