@@ -147,12 +147,12 @@ class Family:
     # ---- before weights load -----------------------------------------------------------------------------------------
 
     def card(self, model: str) -> Card | None:
-        """What a folder or a published checkpoint says of itself; None for any other hub id."""
-        if not Path(model).is_dir():
-            known = known_checkpoints.checkpoints().get(model)
-            return None if known is None else self._card(model, known.index, known.network, known.vae)
-        index, vae = cards.read_part(model, "model_index.json"), cards.read_part(model, "vae/config.json")
-        return self._card(model, index or {}, cards.read_part(model, f"{self.denoisers[0]}/config.json"), vae or {})
+        """What a model says of itself; None for a hub id that is neither published here nor can be asked."""
+        if (known := known_checkpoints.published(model)) is not None:
+            return self._card(model, known.index, known.network, known.vae)
+        index, vae = cards.read_part(model, "model_index.json"), cards.read_part(model, "vae/config.json") or {}
+        network = cards.read_part(model, f"{self.denoisers[0]}/config.json")
+        return self._card(model, index or {}, network, vae) if index or Path(model).is_dir() else None
 
     def _card(
         self, model: str, index: Mapping[str, Any], network: Mapping[str, Any] | None, vae: Mapping[str, Any]
@@ -163,7 +163,7 @@ class Family:
 
     def _denoisers(self, model: str) -> dict[str, dict[str, Any]]:
         """Configurations of the denoiser, or of experts, by name; none where nothing is known of the model."""
-        known = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model)
+        known = known_checkpoints.published(model)
         if known is None:
             read = {name: cards.read_part(model, f"{name}/config.json") for name in self.denoisers}
             return {name: config for name, config in read.items() if config is not None}
@@ -186,7 +186,7 @@ class Family:
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
 
-        A hub id that is not published here is left to `load`.
+        A hub id of which nothing can be known is left to `load`.
 
         Raises:
             ValueError: says what is wrong and what to change.
@@ -241,13 +241,13 @@ class Family:
         check_quantize(how.quantize, device, compile=compile)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
-        card = self.card(model) or self._card(model, {"_class_name": cards.hub_class(model)}, None, {})
+        card = self.card(model) or self._card(model, {}, None, {})
         if card.stock is not None:
             cards.check_class(card, self.name, self.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
         name, own = self.stock_class(card, chosen) or self.stock[0], {"exact": self.exact, **(self.stock_options or {})}
-        read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, **own)
+        read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, how=how, **own)
         away = (*self.denoisers, *(self.encoders if how.later else ()))
         pipe = read(**dict.fromkeys(away))
         index = {**pipe.config, **stock_loading.index_entries(model, away), "_class_name": type(pipe).__name__}

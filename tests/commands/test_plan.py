@@ -160,9 +160,9 @@ def test_an_evaluation_at_another_size_costs_what_that_size_does(capsys: pytest.
         run(TINY, "eval.height=65")
 
 
-def test_a_model_that_nobody_knows_is_planned_as_far_as_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_nobody_knows_is_planned_as_its_familys_first(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, CLIP, "pipeline.model=nobody/unheard-of")
-    assert "Cost not known: no configuration of nobody/unheard-of is known without its download" in text
+    assert "nothing is known of it here: counted as stabilityai/stable-diffusion-3.5-medium, the family's first" in text
     assert "rollout 10 1,280 384,000" in text
     assert "licence not known: see huggingface.co/nobody/unheard-of" in text
 

@@ -20,7 +20,7 @@ from flowrl.pipelines.arithmetic.attention_words import usable
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.private_names import can_checkpoint
 from flowrl.samplers.guidance import TrainNegative
-from flowrl.training.model_files import model_location
+from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, model_family
 from flowrl.training.prompting import guided
 
@@ -77,7 +77,7 @@ def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
 
 def attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     """The network under each word of `pipeline.attention` that this machine has, forward and with backward."""
-    family, model = model_family(subject.config.pipeline), model_location(subject.config.pipeline.model)
+    family, model = model_family(subject.config.pipeline), location_of(subject.config.pipeline)
     known, dtype = family.attends(model), DTYPES[subject.config.pipeline.dtype]
     words = usable(this_machine(subject.device.type), dtype, known)
     if not words:

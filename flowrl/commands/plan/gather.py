@@ -18,15 +18,16 @@ from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
 from flowrl.commands.plan.sent_text import Text, text_of
 from flowrl.commands.plan.throughput import Pace
+from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig
-from flowrl.pipelines import ModelFamily, cards, known_checkpoints
+from flowrl.pipelines import ModelFamily, cards
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
-from flowrl.training.model_files import model_location
+from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
 from flowrl.training.scoring import check_offload
@@ -63,6 +64,8 @@ class Plan:
         facts: what memory is reckoned from, None where that is not known.
         settings: those that memory depends on.
         choices: what could be changed of them.
+        counted_as: the published checkpoint that stands for the model, of whose configuration nothing is known.
+        parts_of: the one whose other parts stand for the model's.
         licence: name, and whether the hub asks to accept it.
         prompts: number of training prompts.
     """
@@ -90,6 +93,8 @@ class Plan:
     facts: Facts | None
     settings: Settings
     choices: Choices
+    counted_as: str | None
+    parts_of: str | None
     licence: tuple[str, bool] | None
     prompts: int | None
 
@@ -108,7 +113,8 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     Raises:
         ValueError: the model cannot draw the configured size.
     """
-    settings, model = config.pipeline, model_location(config.pipeline.model)
+    settings, location = config.pipeline, location_of(config.pipeline)
+    model = checkpoints.counted_as(family, location)
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
     options = family_options(settings)
     items = _eval_items(config)
@@ -133,6 +139,8 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         if text.usual is not None:
             usual = _without_gradient(family, model, denoisers, size, text.usual)[0]
     parts = checkpoints.other_parts(model)
+    alike = checkpoints.nearest(family, model) if parts is None else None
+    parts = checkpoints.other_parts(alike) if alike is not None else parts
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     elsewhere = bool(config.workers.rewards)  # workers hold the models that score
     cost = facts = None
@@ -161,15 +169,13 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
             evaluates=run.evaluations > 0,
         )  # fmt: skip
     own = _settings(config, family, options, geometry, processes)
-    known = known_checkpoints.checkpoints().get(model)
     return Plan(
-        name=name, config=config, model=model, family=family.name, processes=processes, pace=pace,
+        name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
         processor=processor, geometry=geometry, size=size, text=text, usual_forward=usual, network=network,
-        unknown=unknown,
-        run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost,
-        memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
-        choices=_choices(config, family, facts, processes),
-        licence=None if known is None else (known.licence, known.gated), prompts=_train_prompts(config),
+        unknown=unknown, run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards,
+        cost=cost, memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
+        choices=_choices(config, family, facts, processes), counted_as=None if model == location else model,
+        parts_of=alike, licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import fields
+from pathlib import Path
 
 from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import FLOOR, Cost, per_image
@@ -15,8 +16,10 @@ from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.plan.throughput import PEAKS, SHARES
 from flowrl.commands.plan.verdict import verdict
 from flowrl.commands.terminal_text import COLUMNS
+from flowrl.config.locations import is_path
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.known_checkpoints import precision_note
 from flowrl.training.parts import attention_text
 
 _PNG = 2  # bytes per pixel of a saved image, roughly
@@ -65,11 +68,23 @@ def _run(plan: Plan) -> list[str]:
         ("recipe", recipe),
         ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
         ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
+        *_stand_ins(plan),
         ("attention", attention_text(config.pipeline)),
         ("size", drawn),
         ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
         *([("speed", ", ".join(speed))] if (speed := _speed(config)) else []),
     ])  # fmt: skip
+
+
+def _stand_ins(plan: Plan) -> list[Row]:
+    """What to know of the model, and what is counted for what is not known of it."""
+    if (note := precision_note(plan.model, plan.config.pipeline.dtype)) is not None:
+        return [("", note)]
+    if plan.counted_as is not None:
+        return [("", f"nothing is known of it here: counted as {plan.counted_as}, the family's first")]
+    if plan.parts_of is not None:
+        return [("", f"its denoiser as its configuration says, its other parts as {plan.parts_of}")]
+    return []
 
 
 def _batches(plan: Plan) -> list[str]:
@@ -244,4 +259,4 @@ def _speed(config: TrainConfig) -> list[str]:
 
 
 def _on_hub(plan: Plan) -> bool:
-    return plan.model == plan.config.pipeline.model and not plan.model.startswith(("/", ".", "~"))
+    return plan.model == plan.config.pipeline.model and not is_path(plan.model) and not Path(plan.model).exists()
