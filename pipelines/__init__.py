@@ -23,6 +23,8 @@ from flowrl.trajectory import Conditioning, Schedule
 
 PIPELINES = {name: f"flowrl.pipelines.families.{name}" for name in tables()["families"]}
 """Family name -> module with `FAMILY`, a `ModelFamily`; the table of families is `published.json`."""
+GENERIC = {"generic": "flowrl.pipelines.generic.generic_family"}
+"""The family of stock classes that no other family loads, and its module."""
 
 
 class Pipeline(Protocol):
@@ -179,14 +181,12 @@ def family_of(model: str) -> str:
     """The family of a model: of a folder by its model_index.json, of a hub id by the published checkpoints.
 
     Raises:
-        ValueError: a folder of a class that no family loads, or a hub id that is not among them.
+        ValueError: a folder that is no pipeline, or a hub id that is not among them.
     """
     index = Path(model) / "model_index.json"
     if index.is_file():
         found = read_json(index, AGAIN, finite=False).get("_class_name")
-        if found not in STOCK:
-            raise ValueError(f"{model} is a {found}, and no family loads that: there are {', '.join(STOCK)}")
-        return STOCK[found]
+        return STOCK.get(str(found), "generic")
     if Path(model).exists():
         raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
     if model in checkpoints():
@@ -206,7 +206,9 @@ def family_name(name: str | None, model: str) -> str:
     """
     if name is None:
         return family_of(model)
-    entry_of(PIPELINES, name, "pipeline.name")
+    entry_of(PIPELINES | GENERIC, name, "pipeline.name")
+    if name in GENERIC:
+        return name  # any model can be called so
     if model in checkpoints() and checkpoints()[model].family != name:
         own = checkpoints()[model].family
         raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out")
@@ -219,5 +221,5 @@ def family(name: str) -> ModelFamily:
     Raises:
         ValueError: no family has this name.
     """
-    found: ModelFamily = importlib.import_module(entry_of(PIPELINES, name, "pipeline.name")).FAMILY
+    found: ModelFamily = importlib.import_module(entry_of(PIPELINES | GENERIC, name, "pipeline.name")).FAMILY
     return found
