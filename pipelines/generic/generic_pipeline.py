@@ -103,6 +103,7 @@ class GenericPipeline:
             "prompt": [POSITIVE] * b, "num_inference_steps": steps, "output_type": "pt", "return_dict": False,
             "height": self.height, "width": self.width, "num_frames": options.num_frames, "frame_rate": options.fps,
             "max_sequence_length": options.max_sequence_length, "negative_prompt": [NEGATIVE] * b if negative else None,
+            "use_resolution_binning": False,  # sizes are those asked for
         }  # fmt: skip
         if self.scale_name is not None:
             given[self.scale_name] = scale

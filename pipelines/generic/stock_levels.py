@@ -72,27 +72,30 @@ class Levels:
 
     def timestep(self, timestep: float, device: torch.device) -> Tensor:
         """A timestep [1] as stock schedulers have it: whole numbers as such, where theirs are."""
-        whole = not self.scheduler.timesteps.is_floating_point() and float(timestep).is_integer()
+        whole = not type(self.scheduler).__name__.startswith("FlowMatch") and float(timestep).is_integer()
         return torch.tensor([timestep], device=device, dtype=torch.int64 if whole else torch.float32).clamp(min=0)
 
     def latents(self, x: Tensor, timestep: Tensor) -> Tensor:
         """Latents at one timestep as the stock scheduler has them."""
         if self.flow:
             return x
-        return column(vp_scale(self.sigma(timestep)).to(x.device), x) * x.to(working_dtype(x))
+        return column(self._scale(timestep, x), x) * x.to(working_dtype(x))
 
     def from_latents(self, latents: Tensor, timestep: Tensor) -> Tensor:
         """The inverse of `latents`."""
         if self.flow:
             return latents
-        return latents.to(working_dtype(latents)) / column(vp_scale(self.sigma(timestep)).to(latents.device), latents)
+        return latents.to(working_dtype(latents)) / column(self._scale(timestep, latents), latents)
+
+    def _scale(self, timestep: Tensor, like: Tensor) -> Tensor:
+        return vp_scale(self.sigma(timestep)).reshape(()).to(like.device)
 
     def velocity(self, x: Tensor, output: Tensor, timestep: Tensor) -> Tensor:
         """Velocity in float32 of what the scheduler is given at `x` and one timestep."""
         if self.flow:
             return (-output if self.inverted else output).float()
         prediction = prediction_of(self.scheduler.config)
-        return velocity_from_prediction(x.float(), output.float(), self.sigma(timestep), prediction).float()
+        return velocity_from_prediction(x.float(), output.float(), self.sigma(timestep).reshape(()), prediction).float()
 
     def schedule(
         self, num_steps: int, grid: str, shift: float | None, named: Mapping[str, Any]
