@@ -210,10 +210,10 @@ class GenericFamily:
         """A loaded stock pipeline, tested."""
         name = type(pipe).__name__
         p = GenericPipeline(model, pipe, denoisers, encoders, chosen, dtype=dtype, device=device)
-        for option, argument in (("max_sequence_length", "max_sequence_length"), ("num_frames", "num_frames"),
-                                 ("height", "height"), ("width", "width")):  # fmt: skip
-            if getattr(chosen, option) is not None and argument not in p.parameters:
-                raise ValueError(f"pipeline.{option} is set, and {name} has no {argument}: remove it")
+        for option in ("max_sequence_length", "num_frames", "height", "width"):
+            has = p.videos if option == "num_frames" else option in p.parameters
+            if getattr(chosen, option) is not None and not has:
+                raise ValueError(f"pipeline.{option} is set, and {name} has no such argument: remove it")
         if p.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
         for part in denoisers.values() if chosen.gradient_checkpointing else ():

@@ -27,10 +27,11 @@ from flowrl.trajectory import Conditioning, Schedule
 _ROW, _AGAINST, _SCALE = "text_on_host", "negative_text_on_host", "scale_on_host"
 
 _ATTENTION = (
-    "to_q", "to_k", "to_v", "to_out.0", "to_out", "to_qkv", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
-    "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv", "wq", "wk", "wv", "wo", "query", "key", "value",
-    "to_query", "to_key", "to_value", "out_layer", "img_qkv_proj", "qkv_proj", "proj_out_attn",
-)  # fmt: skip
+    ("to_q", "to_k", "to_v", "to_out.0", "to_out", "to_qkv", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+    ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq", "wk", "wv", "wo"),
+    ("to_query", "to_key", "to_value", "out_layer", "query", "key", "value"),
+)
+"""Names of attention's projections, as diffusers usually has them and as some networks do."""
 
 
 def found_targets(network: nn.Module) -> tuple[str, ...]:
@@ -40,9 +41,10 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
         ValueError: it has no linear layers.
     """
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    found = tuple(end for end in _ATTENTION if any(name.endswith("." + end) for name in linear))
-    if found:
-        return found
+    for ends in _ATTENTION:
+        found = tuple(end for end in ends if any(name.endswith("." + end) for name in linear))
+        if found:
+            return found
     inside = [name for name in linear if any(part.isdigit() for part in name.split("."))]
     last = dict.fromkeys(".".join(part for part in name.split(".")[-2:] if not part.isdigit()) for name in inside)
     if not last:
@@ -72,7 +74,7 @@ class GenericPipeline:
         self.texts = Texts(encode=pipe.encode_prompt)
         self.keeps_encoders = False
         self.height, self.width = options.height, options.width
-        self.videos = "num_frames" in self.parameters
+        self.videos = bool({"num_frames", "frames"} & set(self.parameters))
         self.fps: float | None = None
         if self.videos:
             rate = self.parameters.get("frame_rate")
@@ -101,7 +103,7 @@ class GenericPipeline:
         options = self.options
         given: dict[str, Any] = {
             "prompt": [POSITIVE] * b, "num_inference_steps": steps, "output_type": "pt", "return_dict": False,
-            "height": self.height, "width": self.width, "num_frames": options.num_frames, "frame_rate": options.fps,
+            "height": self.height, "width": self.width, "num_frames": options.num_frames, "frames": options.num_frames, "frame_rate": options.fps,
             "max_sequence_length": options.max_sequence_length, "negative_prompt": [NEGATIVE] * b if negative else None,
             "use_resolution_binning": False,  # sizes are those asked for
         }  # fmt: skip
@@ -254,7 +256,7 @@ class GenericPipeline:
         """2 where stock's call reads a negative prompt at this scale."""
         if self.scale_name is None:
             return 1
-        return 2 if self.asked(1, scale).negative else 1
+        return 2 if self.asked(2, scale).negative else 1
 
     def guided(
         self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
@@ -280,8 +282,7 @@ class GenericPipeline:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Levels of the stock scheduler, with what stock's call hands to it."""
-        _, named = self.asked(num_steps, 1.0).levels
-        return self.levels.schedule(num_steps, grid, shift, named)
+        return self.levels.schedule(num_steps, grid, shift, self.asked(num_steps, 1.0).levels)
 
     # ---- images ------------------------------------------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ class GenericPipeline:
     def measure(self) -> None:
         """Finds the shapes of latents and images of the drawn size, by stock's own code."""
         self._asked = {}
-        self.latent_shape = self.asked(1, 1.0).shape
+        self.latent_shape = self.asked(2, 1.0).shape
         self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:

@@ -7,6 +7,7 @@ guidance included. With one level, the call ends at the first `step`, which is w
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -35,12 +36,12 @@ class Asked:
 
     Attributes:
         shape: of one latent, as `prepare_latents` gave it.
-        levels: positional and named arguments of `set_timesteps`, without the device.
+        levels: arguments of `set_timesteps` by name, without the device.
         negative: whether embeddings of a negative prompt are read.
     """
 
     shape: tuple[int, ...]
-    levels: tuple[tuple[Any, ...], dict[str, Any]]
+    levels: dict[str, Any]
     negative: bool
 
 
@@ -64,30 +65,44 @@ def standing_in(owner: Any, **members: Any) -> Iterator[None]:
         own.update(before)
 
 
+def with_members(scheduler: Any, **members: Any) -> Any:
+    """A copy of a scheduler, of the very class that stock code may ask for, with members of its own."""
+    other = copy(scheduler)
+    scale = getattr(type(scheduler), "init_noise_sigma", None)
+    if "init_noise_sigma" in members and isinstance(scale, property):  # which an instance cannot have otherwise
+        own = {"init_noise_sigma": members.pop("init_noise_sigma")}
+        other.__class__ = type(type(scheduler).__name__, (type(scheduler),), own)
+    vars(other).update(members)
+    return other
+
+
 def scheduler_like(scheduler: Any, timesteps: Tensor, sigmas: Tensor, step: Callable[..., Any]) -> Any:
     """A scheduler of its class and configuration that visits given levels, scales nothing, and steps by a function."""
-    other = copy(scheduler)
-    kind = type(scheduler)
 
-    @wraps(kind.set_timesteps)
-    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
-        self.timesteps, self.sigmas, self.num_inference_steps = timesteps, sigmas, len(timesteps)
-        self._step_index = self._begin_index = None
+    @wraps(scheduler.set_timesteps)
+    def set_timesteps(*args: Any, **kwargs: Any) -> None:
+        vars(other).update(
+            timesteps=timesteps, sigmas=sigmas, num_inference_steps=len(timesteps), _step_index=None, _begin_index=None
+        )
 
-    @wraps(kind.step)
-    def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(kind.step).bind(self, *args, **kwargs).arguments
+    signature = inspect.signature(scheduler.step)
+
+    @wraps(scheduler.step)
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
         result = step(given["model_output"], given["timestep"], given["sample"])
         return (result,) if given.get("return_dict") is False else _Stepped(prev_sample=result)
 
-    members = {
-        "set_timesteps": set_timesteps, "step": stepped, "init_noise_sigma": 1.0,
-        "scale_model_input": lambda self, sample, *args, **kwargs: sample,
-    }  # fmt: skip
-    other.__class__ = type(kind.__name__, (kind,), members)
-    vars(other).update({"init_noise_sigma": 1.0} if "init_noise_sigma" in vars(other) else {})
-    vars(other).update(timesteps=timesteps, sigmas=sigmas)
+    unscaled = {"scale_model_input": lambda sample, *args, **kwargs: sample} if _scales(scheduler) else {}
+    other = with_members(
+        scheduler, set_timesteps=set_timesteps, step=stepped, init_noise_sigma=1.0, timesteps=timesteps, sigmas=sigmas,
+        **unscaled,
+    )  # fmt: skip
     return other
+
+
+def _scales(scheduler: Any) -> bool:
+    return hasattr(scheduler, "scale_model_input")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,18 +166,25 @@ def asked(
         ValueError: latents or levels are not made where stock pipelines make them.
     """
     shapes: list[tuple[int, ...]] = []
-    levels: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    scheduler = copy(pipe.scheduler)
-    kind, prepare = type(scheduler), getattr(pipe, "prepare_latents", None)
+    levels: list[dict[str, Any]] = []
+    inner = copy(pipe.scheduler)
+    signature, prepare = inspect.signature(inner.set_timesteps), getattr(pipe, "prepare_latents", None)
     if prepare is None:
         raise ValueError(f"{type(pipe).__name__} has no prepare_latents, which says what its latents look like")
 
-    @wraps(kind.set_timesteps)
-    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
-        kind.set_timesteps(self, *args, **kwargs)
-        bound = inspect.signature(kind.set_timesteps).bind(self, *args, **kwargs)
-        named = {key: value for key, value in bound.arguments.items() if key not in ("self", "device", "kwargs")}
-        levels.append(((), {**named, **bound.arguments.get("kwargs", {})}))
+    @wraps(inner.set_timesteps)
+    def set_timesteps(*args: Any, **kwargs: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # DPM-Solver hands tensors to NumPy the old way
+            inner.set_timesteps(*args, **kwargs)
+        vars(scheduler).update(
+            {key: value for key, value in vars(inner).items() if key not in ("set_timesteps", "init_noise_sigma")}
+        )
+        given = signature.bind(*args, **kwargs).arguments
+        named = {key: value for key, value in given.items() if key not in ("device", "kwargs")}
+        levels.append({**named, **given.get("kwargs", {})})
+
+    scheduler = with_members(inner, set_timesteps=set_timesteps)
 
     @wraps(prepare)
     def prepared(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +192,6 @@ def asked(
         shapes.append(tuple((made[0] if isinstance(made, tuple) else made).shape))
         return made
 
-    scheduler.__class__ = type(kind.__name__, (kind,), {"set_timesteps": set_timesteps})
     with ExitStack() as stack, torch.no_grad():
         for network in denoisers:
             hook = network.register_forward_pre_hook(partial(reached, None))
@@ -179,9 +200,9 @@ def asked(
             standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared)
         )
         call(pipe, arguments)
-    if len(levels) != 1 or not shapes:
+    if not levels or len(shapes) != 1:
         raise ValueError(
             f"{type(pipe).__name__} asks its scheduler for levels {len(levels)} times before its network, and makes "
-            f"latents {len(shapes)} times: one scheduler and one kind of latents can be trained"
+            f"latents {len(shapes)} times: levels and one kind of latents are needed there"
         )
-    return Asked(shape=shapes[-1][1:], levels=levels[0], negative=negative())
+    return Asked(shape=shapes[0][1:], levels=levels[-1], negative=negative())

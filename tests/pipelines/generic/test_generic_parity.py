@@ -28,11 +28,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return cache(lambda name: save_tiny(name, room / name))
 
 
-def _loaded(route: str, name: str, folder: Path) -> Any:
-    return family(route).load(str(folder), dtype=torch.float32, **SETTINGS.get(name, {}))
+def _loaded(route: str, name: str, folder: Path, **more: Any) -> Any:
+    return family(route).load(str(folder), dtype=torch.float32, **{**SETTINGS.get(name, {}), **more})
 
 
-def _answers(p: Any, name: str, x: Tensor, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def _answers(p: Any, name: str, x: Tensor, weights: Tensor, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Guided velocity of two prompts at one level, and its gradient at a LoRA."""
     p.lora_targets = targets
     policy = adapted(p)
@@ -41,14 +41,15 @@ def _answers(p: Any, name: str, x: Tensor, targets: Any) -> tuple[Tensor, dict[s
     velocity = p.guided(p.network, cond, negative, scale)
     schedule = p.schedule(4, "diffusers")
     found = velocity(x, schedule.sigma[1], schedule.timestep[1])
-    weights = counter_normal(found.shape, "weights")
     gradients = torch.autograd.grad((found * weights).sum(), list(policy.parameters.values()), allow_unused=True)
     return found.detach(), {n: g for n, g in zip(policy.parameters, gradients, strict=True) if g is not None}
 
 
 @pytest.mark.parametrize("name", ["sd3", "flux", "qwen_image", "wan", "sana"])
 def test_velocities_and_gradients_are_the_familys(name: str, folders: Any) -> None:
-    own, generic = _loaded(name, name, folders(name)), _loaded("generic", name, folders(name))
+    own = _loaded(name, name, folders(name))
+    height, width = own.image_shape[-2:]
+    generic = _loaded("generic", name, folders(name), height=height, width=width)
     packed = own.latent_shape != generic.latent_shape
     x = counter_normal((2, *generic.latent_shape), "x")
     theirs = common.unpack(x, own.latent_shape) if packed else x
@@ -58,11 +59,11 @@ def test_velocities_and_gradients_are_the_familys(name: str, folders: Any) -> No
         torch.testing.assert_close(ours.sigma, exact.sigma, atol=2e-6, rtol=0)
     images = own.decode(theirs)
     torch.testing.assert_close(generic.decode(x), images, atol=1e-5, rtol=0)
-    wanted, gradients = _answers(own, name, theirs, own.lora_targets)
-    found, ours_ = _answers(generic, name, x, own.lora_targets)
-    wanted = common.pack(wanted) if packed else wanted
+    weights = counter_normal(theirs.shape, "weights")
+    wanted, gradients = _answers(own, name, theirs, weights, own.lora_targets)
+    weights, wanted = (common.pack(one) if packed else one for one in (weights, wanted))
+    found, again = _answers(generic, name, x, weights, own.lora_targets)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-5
-    assert gradients.keys() == ours_.keys()
-    whole = torch.cat([g.flatten() for g in gradients.values()]).norm()
-    if not packed:  # else weights are of other places
-        assert float(torch.stack([(ours_[n] - gradients[n]).norm() for n in gradients]).norm() / whole) < 1e-4
+    assert gradients.keys() == again.keys()
+    whole = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
+    assert float(torch.stack([(again[n] - gradients[n]).norm() for n in gradients]).norm() / whole) < 1e-4
