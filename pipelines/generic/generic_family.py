@@ -51,7 +51,9 @@ def stock_class(model: str, index: Mapping[str, Any]) -> Any:
     if "audio_latents" in taken or hasattr(cls, "prepare_audio_latents"):
         raise ValueError(f"{name} steps two schedulers in a loop, of images and of sound: {_OTHER}")
     own = [key for key, one in taken.items() if one.default is one.empty and key not in ("self", "prompt")]
-    own = [key for key in own if taken[key].kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
+    own = [
+        key for key in own if taken[key].kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    ]
     if own:
         raise ValueError(f"{name} draws from {', '.join(own)} beside a prompt, which pipeline.name=generic has not")
     return cls
@@ -197,7 +199,9 @@ class GenericFamily:
             raise ValueError(f"{cls.__name__} has not both a transformer or unet and a vae: {_OTHER}")
         schedulers = [n for n, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
         if schedulers != ["scheduler"]:
-            raise ValueError(f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {_OTHER}")
+            raise ValueError(
+                f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {_OTHER}"
+            )
         stock_loading.freeze(pipe, device)
         encoders = [name for name, part in pipe.components.items()
                     if name.startswith("text_encoder") and isinstance(part, nn.Module)]  # fmt: skip

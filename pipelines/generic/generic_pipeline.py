@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.files import replacing
 from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
@@ -94,8 +95,8 @@ class GenericPipeline:
             return "true_cfg_scale"
         return "guidance_scale" if "guidance_scale" in self.parameters else None
 
-    def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 1) -> dict[str, Any]:
-        """Arguments of stock's call that are the same for all latents.
+    def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 2) -> dict[str, Any]:
+        """Arguments of stock's call that are the same for all latents; some classes have no schedule of one step.
 
         Raises:
             ValueError: a guidance scale, and the pipeline takes none.
@@ -341,8 +342,8 @@ class GenericPipeline:
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes `pytorch_lora_weights.safetensors`.
 
-        Stock loads it with `load_lora_weights(folder)`, or where its class has none with
-        `pipe.transformer.load_lora_adapter(folder, prefix="transformer")`.
+        Stock loads it with `load_lora_weights(folder)`. Where its class has none a PEFT adapter lies beside it, for
+        `peft.PeftModel.from_pretrained(pipe.transformer, folder)`.
         """
         import diffusers
 
@@ -350,8 +351,22 @@ class GenericPipeline:
         cls = type(self.pipe)
         if f"{part}_lora_layers" not in inspect.signature(getattr(cls, "save_lora_weights", _nothing)).parameters:
             cls = diffusers.StableDiffusionPipeline if part == "unet" else diffusers.StableDiffusion3Pipeline
+            if len(self.experts) == 1:
+                _write_peft(folder, tensors, config)
         common.save_lora(cls, folder, tensors, config, tuple(self.experts), part)
         return folder / LORA_FILE
+
+
+def _write_peft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """A PEFT adapter: `adapter_model.safetensors` and `adapter_config.json`."""
+    from peft import LoraConfig
+    from safetensors.torch import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"base_model.model.{key}": tensor.contiguous() for key, tensor in tensors.items()}
+    with replacing(folder / "adapter_model.safetensors") as stream:
+        stream.write(save(named))
+    LoraConfig(**config).save_pretrained(str(folder))
 
 
 def _nothing() -> None:

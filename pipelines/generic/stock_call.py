@@ -145,7 +145,9 @@ def evaluated(
     with standing_in(pipe, scheduler=scheduler, encode_prompt=encode):
         output = call(pipe, arguments)
     if not isinstance(output, Tensor):
-        raise ValueError(f"{type(pipe).__name__} ended without a call of scheduler.step, which nothing can be read from")
+        raise ValueError(
+            f"{type(pipe).__name__} ended without a call of scheduler.step, which nothing can be read from"
+        )
     return output
 
 
@@ -196,9 +198,7 @@ def asked(
         for network in denoisers:
             hook = network.register_forward_pre_hook(partial(reached, None))
             stack.callback(hook.remove)
-        stack.enter_context(
-            standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared)
-        )
+        stack.enter_context(standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared))
         call(pipe, arguments)
     if not levels or len(shapes) != 1:
         raise ValueError(

@@ -69,7 +69,9 @@ def layout(one: Any, two: Any) -> Any:
         different = [d for d, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
         if not different:
             return None
-        return different[0] if len(different) == 1 and two.shape[different[0]] == 2 * one.shape[different[0]] else BY_ROW
+        return (
+            different[0] if len(different) == 1 and two.shape[different[0]] == 2 * one.shape[different[0]] else BY_ROW
+        )
     if isinstance(one, (list, tuple)):
         if len(two) == 2 * len(one):
             return "list"
@@ -87,9 +89,7 @@ def joined(values: Sequence[Any], where: Any, device: torch.device, floats: torc
     if where == "list":
         return type(first)(_sent(part, device, floats) for value in values for part in value)
     if isinstance(where, list):
-        return type(first)(
-            joined([value[k] for value in values], own, device, floats) for k, own in enumerate(where)
-        )
+        return type(first)(joined([value[k] for value in values], own, device, floats) for k, own in enumerate(where))
     if isinstance(where, dict):
         return {key: joined([value[key] for value in values], own, device, floats) for key, own in where.items()}
     return _sent(first, device, floats)

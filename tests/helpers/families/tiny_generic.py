@@ -52,8 +52,8 @@ def _denoiser(cls: str, **settings: Any) -> Any:
     return network
 
 
-def _pixart(cls: str) -> Any:
-    return lambda: {
+def _pixart() -> dict[str, Any]:
+    return {
         **_t5(), "vae": _vae(), "scheduler": diffusers.DPMSolverMultistepScheduler(),
         "transformer": _denoiser(
             "PixArtTransformer2DModel", num_attention_heads=2, attention_head_dim=8, num_layers=2, sample_size=8,
@@ -150,31 +150,6 @@ def _mochi() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _allegro() -> dict[str, Any]:
-    return {
-        **_t5(), "scheduler": diffusers.EulerAncestralDiscreteScheduler(),
-        "vae": diffusers.AutoencoderKLAllegro(
-            block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=2, sample_size=32,
-        ),
-        "transformer": _denoiser(
-            "AllegroTransformer3DModel", num_attention_heads=2, attention_head_dim=24, num_layers=2,
-            cross_attention_dim=48, caption_channels=WIDTH, sample_height=4, sample_width=4, sample_frames=2,
-        ),
-    }  # fmt: skip
-
-
-def _latte() -> dict[str, Any]:
-    return {
-        **_t5(), "vae": _vae(), "scheduler": diffusers.DDIMScheduler(clip_sample=False),
-        "transformer": _denoiser(
-            "LatteTransformer3DModel", num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8,
-            num_layers=2, cross_attention_dim=WIDTH, attention_bias=True, sample_size=8, patch_size=2,
-            activation_fn="gelu-approximate", num_embeds_ada_norm=1000, norm_type="ada_norm_single",
-            norm_elementwise_affine=False, caption_channels=WIDTH, video_length=1,
-        ),
-    }  # fmt: skip
-
-
 def _skyreels() -> dict[str, Any]:
     return {
         **_t5("UMT5"), "vae": _wan_vae(),
@@ -215,8 +190,8 @@ def _ovis() -> dict[str, Any]:
 _IMAGE: dict[str, Any] = {"height": 16, "width": 16, "max_sequence_length": CONTEXT}
 _CLIP: dict[str, Any] = {"height": 32, "width": 32, "num_frames": 5, "max_sequence_length": CONTEXT}
 TINY_GENERIC: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
-    "PixArtSigmaPipeline": (_pixart("PixArtSigmaPipeline"), _IMAGE),
-    "PixArtAlphaPipeline": (_pixart("PixArtAlphaPipeline"), _IMAGE),
+    "PixArtSigmaPipeline": (_pixart, _IMAGE),
+    "PixArtAlphaPipeline": (_pixart, _IMAGE),
     "AuraFlowPipeline": (_aura, _IMAGE),
     "ChromaPipeline": (_chroma, _IMAGE),
     "BriaPipeline": (_bria, _IMAGE),
@@ -225,8 +200,6 @@ TINY_GENERIC: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
     "CogView3PlusPipeline": (_cogview3, _IMAGE),
     "OvisImagePipeline": (_ovis, {**_IMAGE, "max_sequence_length": 64}),
     "MochiPipeline": (_mochi, {**_CLIP, "num_frames": 7}),
-    "AllegroPipeline": (_allegro, {**_CLIP, "num_frames": 8}),
-    "LattePipeline": (_latte, {"height": 16, "width": 16}),
     "SkyReelsV2Pipeline": (_skyreels, _CLIP),
     "SanaVideoPipeline": (_sana_video, _CLIP),
 }

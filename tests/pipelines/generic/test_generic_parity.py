@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
-from family_sampling import adapted, fresh_stock
+from family_sampling import adapted
 from tiny_folders import SETTINGS, save_tiny
 from torch import Tensor
 
-from flowrl.commands.train.run import train
-from flowrl.pipelines import common, family, family_of
+from flowrl.pipelines import common, family
 from flowrl.randomness import counter_normal
 
 PROMPTS = ["a red circle", "two big blue squares left of a star"]
@@ -32,14 +29,15 @@ def _loaded(route: str, name: str, folder: Path, **more: Any) -> Any:
     return family(route).load(str(folder), dtype=torch.float32, **{**SETTINGS.get(name, {}), **more})
 
 
-def _answers(p: Any, name: str, x: Tensor, weights: Tensor, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def _answers(
+    p: Any, name: str, x: Tensor, weights: Tensor, schedule: Any, targets: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Guided velocity of two prompts at one level, and its gradient at a LoRA."""
     p.lora_targets = targets
     policy = adapted(p)
     scale = SCALES.get(name, 2.5)
     cond, negative = p.encode(PROMPTS), p.encode([""])
     velocity = p.guided(p.network, cond, negative, scale)
-    schedule = p.schedule(4, "diffusers")
     found = velocity(x, schedule.sigma[1], schedule.timestep[1])
     gradients = torch.autograd.grad((found * weights).sum(), list(policy.parameters.values()), allow_unused=True)
     return found.detach(), {n: g for n, g in zip(policy.parameters, gradients, strict=True) if g is not None}
@@ -60,9 +58,10 @@ def test_velocities_and_gradients_are_the_familys(name: str, folders: Any) -> No
     images = own.decode(theirs)
     torch.testing.assert_close(generic.decode(x), images, atol=1e-5, rtol=0)
     weights = counter_normal(theirs.shape, "weights")
-    wanted, gradients = _answers(own, name, theirs, weights, own.lora_targets)
+    schedule = own.schedule(4, "diffusers")
+    wanted, gradients = _answers(own, name, theirs, weights, schedule, own.lora_targets)
     weights, wanted = (common.pack(one) if packed else one for one in (weights, wanted))
-    found, again = _answers(generic, name, x, weights, own.lora_targets)
+    found, again = _answers(generic, name, x, weights, schedule, own.lora_targets)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-5
     assert gradients.keys() == again.keys()
     whole = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
