@@ -104,7 +104,8 @@ class GenericPipeline:
         options = self.options
         given: dict[str, Any] = {
             "prompt": [POSITIVE] * b, "num_inference_steps": steps, "output_type": "pt", "return_dict": False,
-            "height": self.height, "width": self.width, "num_frames": options.num_frames, "frames": options.num_frames, "frame_rate": options.fps,
+            "height": self.height, "width": self.width, "frame_rate": options.fps,
+            **dict.fromkeys(("num_frames", "frames"), options.num_frames),
             "max_sequence_length": options.max_sequence_length, "negative_prompt": [NEGATIVE] * b if negative else None,
             "use_resolution_binning": False,  # sizes are those asked for
         }  # fmt: skip
@@ -193,7 +194,7 @@ class GenericPipeline:
 
             scale = 1.0 if self.scale_name is None else 2.0
             given = self.arguments(times, scale, negative=True)
-            named = {key: [text] * times for key in ("prompt", "negative_prompt") if key in given}
+            named: dict[str, Any] = {key: [text] * times for key in ("prompt", "negative_prompt") if key in given}
             with stock_call.standing_in(self.pipe, encode_prompt=ending):
                 return stock_call.call(self.pipe, {**given, **named})
 

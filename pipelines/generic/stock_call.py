@@ -1,4 +1,4 @@
-"""One evaluation of a stock pipeline's own `__call__`: something stands where its scheduler and its text encoders stood.
+"""One evaluation of a stock pipeline's own `__call__`: something stands where its scheduler and encoders stood.
 
 A stock pipeline makes latents, asks its scheduler for levels, and calls `scheduler.step` with what its network says,
 guidance included. With one level, the call ends at the first `step`, which is where the answer is.

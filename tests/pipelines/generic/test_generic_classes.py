@@ -48,7 +48,7 @@ def test_a_class_without_a_family_trains_and_its_lora_loads_in_stock(name: str, 
     folder = folders(name)
     assert family_of(str(folder)) == "generic"
     family("generic").check(str(folder), None, 2)
-    p = family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
+    p: Any = family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
     policy = adapted(p)
     cond, negative = p.encode(PROMPTS), p.encode(["blue"])
     velocity = p.guided(p.network, cond, negative, 2.0)
@@ -60,7 +60,7 @@ def test_a_class_without_a_family_trains_and_its_lora_loads_in_stock(name: str, 
     x, level = counter_normal((1, *p.latent_shape), "x"), p.schedule(3, "diffusers")
     with torch.no_grad():
         tuned = p.guided(p.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
-    again = family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
+    again: Any = family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
     again.encode([*PROMPTS, "blue"])
     if hasattr(again.pipe, "load_lora_weights"):
         again.pipe.load_lora_weights(tmp_path)
@@ -123,7 +123,7 @@ def test_rows_of_several_levels_and_lengths_are_what_each_is_alone(folders: Any)
 
 
 def test_freed_encoders_leave_what_was_encoded(folders: Any) -> None:
-    p = family("generic").load(
+    p: Any = family("generic").load(
         str(folders("AuraFlowPipeline")), dtype=torch.float32, **TINY_GENERIC["AuraFlowPipeline"][1]
     )
     cond = p.encode(["a red fox"])
