@@ -114,10 +114,12 @@ class _Stepped:
 
 def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
     """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached."""
-    try:
-        return undecorated(type(pipe).__call__)(pipe, **arguments)
-    except Reached as reached:
-        return reached.found
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)  # of Mochi in float32
+        try:
+            return undecorated(type(pipe).__call__)(pipe, **arguments)
+        except Reached as reached:
+            return reached.found
 
 
 def reached(*found: Any, **_: Any) -> Any:
