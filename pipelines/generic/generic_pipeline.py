@@ -42,8 +42,12 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
         ValueError: it has no linear layers.
     """
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    others = [name for name, module in network.named_modules() if not isinstance(module, nn.Linear)]
     for ends in _ATTENTION:
         found = tuple(end for end in ends if any(name.endswith("." + end) for name in linear))
+        found = tuple(
+            end for end in found if not any(name.endswith("." + end) for name in others)
+        )  # PEFT takes no list
         if found:
             return found
     inside = [name for name in linear if any(part.isdigit() for part in name.split("."))]
