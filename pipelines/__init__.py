@@ -26,6 +26,8 @@ from flowrl.trajectory import Conditioning, Schedule
 
 PIPELINES = {name: f"flowrl.pipelines.families.{name}" for name in tables()["families"]}
 """Family name -> module with `FAMILY`, a `ModelFamily`; the table of families is `published.json`."""
+GENERIC = {"generic": "flowrl.pipelines.generic.generic_family"}
+"""The family of stock classes that no other family loads, and its module."""
 
 
 class Pipeline(Protocol):
@@ -233,6 +235,8 @@ def family_of_class(stock: Any, model: str) -> str:
     """
     if stock in STOCK:
         return STOCK[stock]
+    if isinstance(stock, str) and stock.isidentifier():
+        return "generic"
     raise ValueError(f"{model} is a {stock}, and no family loads that: there are {', '.join(STOCK)}")
 
 
@@ -244,7 +248,9 @@ def family_name(name: str | None, model: str) -> str:
     """
     if name is None:
         return family_of(model)
-    entry_of(PIPELINES, name, "pipeline.name")
+    entry_of(PIPELINES | GENERIC, name, "pipeline.name")
+    if name in GENERIC:
+        return name  # any model can be called so
     own = known_family(model)
     if own not in (None, name):
         raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out")
@@ -257,5 +263,5 @@ def family(name: str) -> ModelFamily:
     Raises:
         ValueError: no family has this name.
     """
-    found: ModelFamily = importlib.import_module(entry_of(PIPELINES, name, "pipeline.name")).FAMILY
+    found: ModelFamily = importlib.import_module(entry_of(PIPELINES | GENERIC, name, "pipeline.name")).FAMILY
     return found
