@@ -20,6 +20,7 @@ from functools import cache, partial
 from typing import Any, NoReturn
 
 from flowrl.failures import speaker, told
+from flowrl.private_names import NOTES, flags_of
 from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {
@@ -50,16 +51,9 @@ FORMER: dict[str, str] = {
 """What flags were called before, or are called elsewhere, in the commands that have the new one only."""
 
 
-_NOTES = {
-    "torch.utils._pytree": "register_constant() on Enum",
-    "diffusers.quantizers.torchao.torchao_quantizer": "Unable to import `torchao` Tensor objects",
-}
-"""What torch and diffusers say, by logger, wherever torchao is installed, of classes of it that nothing here uses."""
-
-
 @cache
 def _without_notes_on_torchao() -> None:
-    for logger, words in _NOTES.items():
+    for logger, words in NOTES.items():
         logging.getLogger(logger).addFilter(partial(_lacks, words))
 
 
@@ -128,7 +122,7 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     """
     parser = _Parser(name)
     _module(name, "arguments").add_arguments(parser)
-    known = parser._option_string_actions
+    known = flags_of(parser)
     for word in words:
         flag, _, value = word.partition("=")
         if flag.startswith("--") and value == "--":  # which argparse would make a list

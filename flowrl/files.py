@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -248,3 +249,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def safetensors_parameters(file: Path) -> int:
+    """Elements of the tensors in a safetensors file, from its header.
+
+    Raises:
+        ValueError: the file is another one.
+    """
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 0 < size < 2**30:
+            raise ValueError(f"{file} is not a safetensors file: download or save it again")
+        header = parse_json(stream.read(size).decode("utf-8", "replace"), str(file))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

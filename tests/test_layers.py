@@ -47,6 +47,7 @@ LAYERS: dict[str, int] = {
     "failures": 0,
     "interrupts": 0,
     "versions": 0,
+    "private_names": 0,
     "progress": 0,
     "capabilities": 0,
     "cluster": 0,
@@ -54,7 +55,7 @@ LAYERS: dict[str, int] = {
     "__main__": 7,
 }
 LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "placement", "files", "progress", "capabilities"}
-LOOSE |= {"cluster", "failures", "interrupts", "precision", "versions"}
+LOOSE |= {"cluster", "failures", "interrupts", "precision", "private_names", "versions"}
 """What may lie in flowrl/ itself."""
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -125,12 +126,24 @@ def test_requirements_are_names_and_versions_and_lower_bounds_are_what_is_tested
     assert match
     packages = [wanted for extra in match[1].split(",") for wanted in extras[extra]]
     for wanted in project["dependencies"] + dev + packages:
-        name, _, bound = wanted.partition(">=")
+        name, bound, above = bounds(wanted)
         have = [int(part) for part in pinned[name].split(".")]
         assert have >= [int(part) for part in bound.split(".")], f"{name}: pinned {pinned[name]}, needs {bound}"
+        assert above is None or have[0] < int(above), f"{name}: pinned {pinned[name]}, needs less than {above}"
+    oldest = json.loads((ROOT / "docs" / "trials" / "oldest_versions.json").read_text())["installed"]
     for wanted in project["dependencies"] + packages:
-        name, _, bound = wanted.partition(">=")
-        assert f"{pinned[name]}.".startswith(f"{bound}."), f"{name}: nothing below {pinned[name]} is tested"
+        name, bound, _ = bounds(wanted)
+        tested = {pinned[name], oldest.get(name, pinned[name])}
+        assert any(f"{version}.".startswith(f"{bound}.") for version in tested), (
+            f"{name}: the lowest bound is {bound}, and tested are {' and '.join(tested)}: run make oldest"
+        )
+
+
+def bounds(wanted: str) -> tuple[str, str, str | None]:
+    """Name, lower bound and the major release that is too new, of a requirement."""
+    match = re.fullmatch(r"([a-z0-9-]+)>=([0-9.]+)(?:,<([0-9]+))?", wanted)
+    assert match, f"{wanted}: write NAME>=VERSION or NAME>=VERSION,<MAJOR"
+    return match[1], match[2], match[3]
 
 
 @pytest.mark.slow

@@ -48,6 +48,11 @@ class PipelineConfig:
     published checkpoint says."""
     model: str
     """A diffusers folder, a hub id, or ``asset:NAME`` for one that ships with flowrl (``asset:tiny-sd3``)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; null takes its main branch. The manifest has the commit that was loaded."""
+    variant: str | None = None
+    """Which weights of a checkpoint, by the ending of their files' names: ``fp16``, ``bf16``. Null takes those without
+    one."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Precision of the frozen weights and of the network's arithmetic."""
     height: int | None = None
@@ -92,6 +97,9 @@ class PipelineConfig:
         positive(self, "fps", "pipeline.")
         if not self.model.strip():
             raise ConfigError("pipeline.model is empty text; give it a value")
+        for key, text in (("revision", self.revision), ("variant", self.variant)):
+            if text is not None and (not text or text != "".join(text.split())):
+                raise ConfigError(f"pipeline.{key} must be a word without spaces, got '{text}'; null leaves it out")
         kind, _, index = self.device.partition(":")
         if self.device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and index.isdecimal()):
             raise ConfigError(f"pipeline.device must be auto, cpu, cuda, cuda:N or mps, got '{self.device}'")

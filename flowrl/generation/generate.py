@@ -205,7 +205,7 @@ def _settings(
         "format": 1, "model": source.model, "fingerprint": mark, "lora": source.lora and str(source.lora),
         "num_steps": source.num_steps, "guidance_scale": source.guidance_scale, "grid": source.grid,
         "max_sequence_length": source.max_sequence_length, "dtype": source.dtype,
-        "quantize": None if source.quantize == "none" else source.quantize,
+        "variant": source.variant, "quantize": None if source.quantize == "none" else source.quantize,
         "height": source.height, "width": source.width, "options": options or None, "shift": source.shift,
         "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
         "seed": seed, "samples": samples, "num_prompts": len(prompts), "files": None if suffix == PNG else suffix,

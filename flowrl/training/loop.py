@@ -29,6 +29,7 @@ from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines import Pipeline
+from flowrl.pipelines.known_checkpoints import precision_note
 from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
@@ -44,7 +45,7 @@ from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
-from flowrl.training.model_files import MODEL
+from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
     Parts,
@@ -148,6 +149,8 @@ class Loop(Draws):
         if run.rollouts is not None:
             held["workers"] = run.rollouts.layout
         held["reproduces"] = reproduced_in(reward, self.measured)
+        if (commit := hub_commit(self.pipeline.model)) is not None:
+            held["model_commit"] = commit
         run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_trained(self.first)
@@ -159,6 +162,8 @@ class Loop(Draws):
         self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
         if run.main:
             tell_cut_prompts(pipeline, self.prompts)
+            if (note := precision_note(pipeline.model, config.pipeline.dtype)) is not None:
+                print(f"Note: {note}.", flush=True)
         if config.pipeline.free_text_encoders:
             encode_everything(pipeline, self.drawn, self.prompts, None if config.prompts.cache is None else run)
 

@@ -97,6 +97,7 @@ def reward_inputs(
     pipeline: Pipeline,
     prompts: Sequence[Prompt],
     decoded: Tensor,
+    sounds: Tensor | None = None,
     *,
     group: Tensor,
     numbers: Sequence[int],
@@ -108,6 +109,7 @@ def reward_inputs(
         pipeline: says how fast videos run.
         prompts: [b].
         decoded: float32 `[b, 3, H, W]`, or `[b, F, 3, H, W]` of a video family, whose first frames are the images.
+        sounds: float32 `[b, channels, samples]` of the videos, where a family has sound and it was decoded.
         group: int64 [b].
         numbers: [b] of the samples.
         iteration: of the run.
@@ -124,6 +126,8 @@ def reward_inputs(
         images=decoded[:, 0] if video else decoded,
         videos=decoded if video else None,
         fps=pipeline.fps if video else None,
+        sounds=sounds,
+        sound_rate=None if sounds is None else pipeline.sound_rate,
         metadata=[prompt.metadata for prompt in prompts],
         group_ids=group,
         sample_ids=torch.tensor(list(numbers)),

@@ -66,9 +66,9 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
 
 def model_of(config: TrainConfig) -> dict[str, str]:
     """The files of a run's model; the commit of one on the hub, which is known when it has been downloaded."""
-    from flowrl.training.model_files import model_location
+    from flowrl.training.model_files import location_of
 
-    location = model_location(config.pipeline.model)
+    location = location_of(config.pipeline)
     if Path(location).exists():
         return _digests(Path(location))
     commit = hub_commit(location)

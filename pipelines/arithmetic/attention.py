@@ -19,19 +19,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cache, partial, wraps
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from diffusers.models import attention_dispatch
-from diffusers.models.attention import AttentionModuleMixin
-from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
-from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flowrl.capabilities import this_machine
 from flowrl.pipelines.arithmetic.attention_words import KERNELS, Known, Mask, check_here, check_word, chosen, usable
+from flowrl.private_names import (
+    HUB_KERNELS,
+    Attention,
+    AttentionBackendName,
+    AttentionModuleMixin,
+    ReadsBackend,
+    SanaLinearAttnProcessor2_0,
+    check_backend,
+    dispatch_attention_fn,
+    fetch_backend,
+    set_backend,
+)
 
 Attend = Callable[..., Tensor]
 
@@ -171,8 +179,8 @@ def _load(word: str) -> None:
     """Fetches what a kernel of the hub needs, and lets diffusers check the rest."""
     backend = AttentionBackendName(KERNELS[word].backend)
     try:
-        attention_dispatch._check_attention_backend_requirements(backend)
-        attention_dispatch._maybe_download_kernel_for_backend(backend)
+        check_backend(backend)
+        fetch_backend(backend)
     except (RuntimeError, ValueError, OSError, ImportError, AttributeError) as error:
         raise ValueError(f"pipeline.attention={word} could not be loaded ({error}): choose auto") from error
 
@@ -194,23 +202,16 @@ def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
         if isinstance(processor, LinearAttention):
             continue
-        reads = isinstance(processor, _Reads)
+        reads = isinstance(processor, ReadsBackend)
         direct = kernel.torchs and not kernel.casts and (word == "native" or not within)
         if reads:
-            processor._attention_backend = AttentionBackendName(kernel.backend if direct else "native")
+            set_backend(processor, AttentionBackendName(kernel.backend if direct else "native"))
         stock = type(processor).__bases__[0] if isinstance(processor, _Given) else type(processor)
         replaced = not direct or (not reads and word != "native")
         processor.__class__ = _replaced(stock, word) if replaced else stock
         module.set_processor(processor)
         count += 1
     return count
-
-
-@runtime_checkable
-class _Reads(Protocol):
-    """A processor that goes through diffusers' dispatcher, by a backend of its own."""
-
-    _attention_backend: Any
 
 
 @cache
@@ -348,5 +349,5 @@ def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int
 
 def _fetched(word: str) -> bool:
     """Whether a kernel of the hub was loaded in this process."""
-    config = attention_dispatch._HUB_KERNELS_REGISTRY[AttentionBackendName(KERNELS[word].backend)]
+    config = HUB_KERNELS[AttentionBackendName(KERNELS[word].backend)]
     return config.kernel_fn is not None

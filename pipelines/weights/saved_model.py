@@ -16,6 +16,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from flowrl.config.locations import split_revision
 from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
@@ -83,7 +84,8 @@ def stock_folder(model: str) -> Path:
         return Path(model)
     from huggingface_hub import try_to_load_from_cache
 
-    index = try_to_load_from_cache(model, _INDEX)
+    repo, revision = split_revision(model)
+    index = try_to_load_from_cache(repo, _INDEX, revision=revision)
     if not isinstance(index, str):
         raise ValueError(
             f"policy.train=full saves a folder with all parts of {model}, and its files are not in this machine's "

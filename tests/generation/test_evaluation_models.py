@@ -226,7 +226,7 @@ def test_a_hub_model_that_is_not_here_has_no_fingerprint_yet(tmp_path: Path, mon
     snapshot = tmp_path / "models--stabilityai--stable-diffusion-3.5-medium" / "snapshots" / "0123abc"
     snapshot.mkdir(parents=True)
     (snapshot / "model_index.json").write_text("{}")
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name: str(snapshot / name))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: str(snapshot / name))
     first = fingerprint(source)
     snapshot.rename(snapshot.with_name("4567def"))
     monkeypatch.setattr(

@@ -116,6 +116,7 @@ class Toy:
     image_shape: tuple[int, ...] = (3, 2, 2)
     num_sources: tuple[int, int] = (0, 0)
     fps: float | None = None
+    sound_rate: int | None = None
     attention: str = "native"
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -170,6 +171,9 @@ class Toy:
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         with torch.set_grad_enabled(gradient):
             return torch.sigmoid(latents.float())
+
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        raise AssertionError("the toy is silent")
 
     def encode_images(self, images: Tensor) -> Tensor:
         return torch.logit(images.to(self.device))

@@ -138,8 +138,9 @@ def test_every_kernel_that_diffusers_has_is_a_word_or_refused() -> None:
 
 
 HEADS: dict[str, set[int]] = {
-    "cogvideox": {64}, "flux": {128}, "flux2": {128}, "hunyuan_video": {128}, "hunyuan_video15": {128},
-    "kontext": {128}, "ltx_video": {64},
+    "chroma": {128}, "cogvideox": {64}, "flux": {128}, "flux_fill": {128}, "flux2": {128}, "hunyuan_video": {128},
+    "hunyuan_video15": {128},
+    "kontext": {128}, "ltx_video": {64}, "lumina2": {96},
     "qwen_image": {128}, "qwen_image_edit": {128}, "sana": {72, 112}, "sd": {40, 64, 80, 160}, "sd3": {64},
     "sdxl": {64}, "wan": {128}, "z_image": {128},
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from flowrl.commands.plan import published_models as checkpoints
@@ -16,15 +16,18 @@ from flowrl.commands.plan.memory import Facts, Memory, Settings, allowed_sizes, 
 from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
+from flowrl.commands.plan.sent_text import Text, text_of
+from flowrl.commands.plan.throughput import Pace
+from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig
-from flowrl.pipelines import ModelFamily, cards, known_checkpoints
+from flowrl.pipelines import ModelFamily, cards
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
-from flowrl.training.model_files import model_location
+from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
 from flowrl.training.scoring import check_offload
@@ -43,12 +46,12 @@ class Plan:
         model: folder or hub id.
         family: of the model.
         processes: of the run.
-        tflops: sustained by one GPU, or by the CPU.
-        pace: where that number is from, a sentence.
+        pace: by which hours are reckoned.
         processor: whose hours are reckoned, GPU or CPU.
         geometry: of one process, with the micro-batch that the recipe takes.
         size: what is drawn.
-        text_tokens: of a prompt.
+        text: tokens of a prompt.
+        usual_forward: FLOPs of a forward pass with a usual prompt; None where all are as long.
         network: one evaluation of the denoiser.
         unknown: why `network` is None; empty where it is known.
         run: evaluations of the run.
@@ -61,6 +64,8 @@ class Plan:
         facts: what memory is reckoned from, None where that is not known.
         settings: those that memory depends on.
         choices: what could be changed of them.
+        counted_as: the published checkpoint that stands for the model, of whose configuration nothing is known.
+        parts_of: the one whose other parts stand for the model's.
         licence: name, and whether the hub asks to accept it.
         prompts: number of training prompts.
     """
@@ -70,12 +75,12 @@ class Plan:
     model: str
     family: str
     processes: int
-    tflops: float
-    pace: str
+    pace: Pace
     processor: str
     geometry: Geometry
     size: Size | None
-    text_tokens: int
+    text: Text
+    usual_forward: int | None
     network: Network | None
     unknown: str
     run: RunCounts
@@ -88,13 +93,13 @@ class Plan:
     facts: Facts | None
     settings: Settings
     choices: Choices
+    counted_as: str | None
+    parts_of: str | None
     licence: tuple[str, bool] | None
     prompts: int | None
 
 
-def gather(
-    config: TrainConfig, name: str, family: ModelFamily, *, processes: int, tflops: float, pace: str, processor: str
-) -> Plan:  # fmt: skip
+def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, pace: Pace, processor: str) -> Plan:
     """Counts and measures; nothing is downloaded.
 
     Args:
@@ -102,20 +107,21 @@ def gather(
         name: of the configuration.
         family: of the model.
         processes: of the run.
-        tflops: sustained by one GPU, or by the CPU.
-        pace: where that number is from.
+        pace: by which hours are reckoned.
         processor: GPU or CPU.
 
     Raises:
         ValueError: the model cannot draw the configured size.
     """
-    settings, model = config.pipeline, model_location(config.pipeline.model)
+    settings, location = config.pipeline, location_of(config.pipeline)
+    model = checkpoints.counted_as(family, location)
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
     options = family_options(settings)
     items = _eval_items(config)
-    passes = partial(family.rows, model)
+    passes = cache(partial(family.rows, model))  # asked in every iteration
     run = of_run(config, passes, ranks, items)
-    tokens = family.text_tokens(model, options)
+    text, usual = text_of(family, model, options, _prompts(config)), None
+    tokens = text.most
     size, network, evaluated, eval_forward, eval_working = None, None, None, 0.0, 0
     trained = _trained(config.policy, family)
     targets = trained.targets or ()
@@ -130,7 +136,11 @@ def gather(
         eval_forward, eval_working = network.forward, network.working
         if evaluated != size and run.evaluations:
             eval_forward, eval_working = _without_gradient(family, model, denoisers, evaluated, tokens)
+        if text.usual is not None:
+            usual = _without_gradient(family, model, denoisers, size, text.usual)[0]
     parts = checkpoints.other_parts(model)
+    alike = checkpoints.nearest(family, model) if parts is None else None
+    parts = checkpoints.other_parts(alike) if alike is not None else parts
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     elsewhere = bool(config.workers.rewards)  # workers hold the models that score
     cost = facts = None
@@ -159,14 +169,13 @@ def gather(
             evaluates=run.evaluations > 0,
         )  # fmt: skip
     own = _settings(config, family, options, geometry, processes)
-    known = known_checkpoints.checkpoints().get(model)
     return Plan(
-        name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops, pace=pace,
-        processor=processor, geometry=geometry, size=size, text_tokens=tokens, network=network, unknown=unknown,
-        run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost,
-        memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
-        choices=_choices(config, family, facts, processes),
-        licence=None if known is None else (known.licence, known.gated), prompts=_train_prompts(config),
+        name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
+        processor=processor, geometry=geometry, size=size, text=text, usual_forward=usual, network=network,
+        unknown=unknown, run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards,
+        cost=cost, memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
+        choices=_choices(config, family, facts, processes), counted_as=None if model == location else model,
+        parts_of=alike, licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
     )  # fmt: skip
 
 
@@ -286,6 +295,15 @@ def _eval_items(config: TrainConfig) -> int | None:
     rows = read_prompts(config.prompts, config.prompts.eval)
     settings = config.eval
     return len(eval_items(rows, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt))
+
+
+def _prompts(config: TrainConfig) -> list[str] | None:
+    """All prompts that are embedded; None where some are not here."""
+    files = [text for text in (config.prompts.train, config.prompts.eval) if text is not None]
+    if not all(map(is_here, files)):
+        return None
+    rows = [row for text in files for row in read_prompts(config.prompts, text)]
+    return list(dict.fromkeys(text for row in rows for text in (row.text, row.negative)))
 
 
 def _train_prompts(config: TrainConfig) -> int | None:

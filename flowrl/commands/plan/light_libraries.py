@@ -18,14 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-_ABSENT = ("bitsandbytes", "peft", "scipy", "torch._dynamo", "torchao", "torchvision", "transformers", "triton")
+from flowrl.private_names import COMPILER, LIGHT_MODULES, forget_disabled
+
+_ABSENT = ("bitsandbytes", "peft", "scipy", COMPILER, "torchao", "torchvision", "transformers", "triton")
 _FLEX = {"torch.nn.attention.flex_attention": SimpleNamespace(BlockMask=object, create_block_mask=None)}
 """Attention by SymPy's expressions, of no family here; diffusers takes a class from it for its annotations."""
 _MODULE = ("flowrl", "__main__.py")
-_WANTED = (
-    "torch.utils.flop_counter", "diffusers.utils.torch_utils", "diffusers.hooks", "diffusers.models.attention_dispatch",
-    "diffusers.models.transformers", "diffusers.models.unets",
-)  # fmt: skip
 
 
 def import_lightly() -> None:
@@ -54,7 +52,7 @@ def import_lightly() -> None:
             patch.object(torch.library, "custom_op", _as_it_is),  # of kernels for CUDA, by importing SymPy
             patch.object(torch.library, "register_fake", _as_it_is),
         ):
-            for name in _WANTED:
+            for name in LIGHT_MODULES:
                 importlib.import_module(name)
     finally:
         for name in in_place:
@@ -65,7 +63,7 @@ def import_lightly() -> None:
 @contextmanager
 def without_compiler() -> Iterator[None]:
     """Inside, torch does not import its compiler in order to keep it away from operations on the meta device."""
-    if "torch._dynamo" in sys.modules or not set(_WANTED) <= sys.modules.keys():  # which import it for themselves
+    if COMPILER in sys.modules or not set(LIGHT_MODULES) <= sys.modules.keys():  # which import it for themselves
         yield
         return
     met: list[Callable[..., Any]] = []
@@ -74,14 +72,14 @@ def without_compiler() -> Iterator[None]:
         met.append(function)
         return function
 
-    in_place: dict[str, Any] = {"torch._dynamo": SimpleNamespace(disable=disable)}
+    in_place: dict[str, Any] = {COMPILER: SimpleNamespace(disable=disable)}
     sys.modules.update(in_place)
     try:
         yield
     finally:
-        del sys.modules["torch._dynamo"]
+        del sys.modules[COMPILER]
         for function in met:  # torch keeps the answer there
-            delattr(function, "__dynamo_disable")
+            forget_disabled(function)
 
 
 def _as_it_is(*given: Any, **options: Any) -> Any:

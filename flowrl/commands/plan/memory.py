@@ -15,8 +15,8 @@ from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.weights import Weights
 
 GIB = 2**30
-CARDS = {24: 23.6, 40: 39.4, 80: 79.1, 141: 139.8}
-"""Nominal size of a card -> GiB that its driver reports."""
+CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
+"""Nominal size of a card -> GiB that its driver reports; of 48 GB with error correction, which takes a sixteenth."""
 OVERHEAD = 2 * GIB
 """The reserve: a process's CUDA context (some 0.5 GiB), workspaces, and blocks that the allocator cannot use."""
 SLOT = 4

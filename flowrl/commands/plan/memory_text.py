@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from flowrl.commands.plan.fits import Fit, card_gib, fit
+from flowrl.commands.plan.fits import Fit, fit
 from flowrl.commands.plan.gather import Plan
-from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, Facts, Memory, fitting
+from flowrl.commands.plan.memory import CARDS, OVERHEAD, Facts, Memory, fitting
 from flowrl.commands.plan.plan_words import in_bytes, note, pairs, table
+from flowrl.commands.plan.verdict import in_the_way
 
 _TOLD = (24, 40, 80)
 """Cards, in GB, that a plan tells of unless it is asked for one."""
@@ -67,10 +68,7 @@ def _cards(plan: Plan, facts: Facts, cards: tuple[int, ...]) -> list[str]:
 def _words(found: Fit, plan: Plan) -> str:
     most = in_bytes(found.memory.peak)
     if found.overrides is None:
-        held = sorted(found.memory.held.items(), key=lambda entry: -entry[1])[:2]
-        largest = " and ".join(f"{name} ({in_bytes(size)})" for name, size in held)
-        lacking = in_bytes(found.memory.peak - card_gib(found.card) * GIB)
-        return f"does not fit with any setting: at least {most}, {lacking} too much; most of it is {largest}"
+        return f"does not fit with any setting: {in_the_way(found)}"
     most += " and what is not known" if found.memory.unknown else ""
     if not found.overrides:
         return f"fits as it is, at most {most}"

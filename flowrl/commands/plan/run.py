@@ -22,6 +22,8 @@ def run(parsed: argparse.Namespace) -> int:
     """
     if parsed.tflops is not None and not parsed.tflops > 0:
         raise ValueError(f"--tflops must be above 0, got {parsed.tflops:g}")
+    if parsed.tflops is not None and parsed.bench is not None:
+        raise ValueError("--tflops and --bench both say how fast a GPU is: leave one of them out")
     path = find_config(parsed.config)
     config = load_config(path, parsed.overrides)
     parallel = config.parallel
@@ -41,6 +43,7 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
     from flowrl.commands.plan.gather import gather
     from flowrl.commands.plan.plan_text import as_text
     from flowrl.commands.plan.refusals import obstacles
+    from flowrl.commands.plan.verdict import card_of
     from flowrl.training.parts import model_family
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.mesh import layout_of
@@ -52,11 +55,11 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
         for reason in found.refused:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
-    tflops, told, measured = pace(config, parsed.tflops)
+    found_pace = pace(config, parsed.tflops, parsed.bench)
     device = config.pipeline.device
-    processor = "CPU" if device == "cpu" or (measured and device_kind(device) == "cpu") else "GPU"
-    plan = gather(config, name, family, processes=parsed.processes, tflops=tflops, pace=told, processor=processor)
-    print(as_text(plan, found, parsed.card))
+    processor = "CPU" if device == "cpu" or (found_pace.measured and device_kind(device) == "cpu") else "GPU"
+    plan = gather(config, name, family, processes=parsed.processes, pace=found_pace, processor=processor)
+    print(as_text(plan, found, parsed.card or card_of(name)))
     return 0
 
 

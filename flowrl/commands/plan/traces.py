@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+
+from flowrl.private_names import TorchDispatchMode, flop_registry, operation_of, storage_key
 
 # What autocast does on CUDA, of the operations that denoisers and decoders use.
 _LOW = {
@@ -48,7 +48,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(operation_of(func))
         if formula is not None:
             self.total += int(formula(*args, **(kwargs or {}), out_val=output))
         for made in (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ():
@@ -58,10 +58,10 @@ class Trace(TorchDispatchMode):
 
     def _follow(self, tensor: Tensor, args: Any) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(tensor)
         if key in self._living:
             return
-        if any(isinstance(given, Tensor) and given.untyped_storage()._cdata == key for given in args):  # a view
+        if any(isinstance(given, Tensor) and storage_key(given) == key for given in args):  # a view
             return
         size = storage.nbytes()
 
@@ -127,14 +127,14 @@ class _Storages:
     def add(self, tensor: Tensor) -> int:
         """Bytes of a tensor's storage where it is new, else 0."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(tensor)
         if key in self._met:
             return 0
         self._met[key] = weakref.ref(storage, lambda _: self._met.pop(key))
         return int(storage.nbytes())
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._met
+        return storage_key(tensor) in self._met
 
 
 class Saved:

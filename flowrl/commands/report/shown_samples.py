@@ -9,6 +9,7 @@ from PIL import Image
 from flowrl.commands.report.run_data import Pair, RunData
 from flowrl.html.embedded_images import LARGE, UNREADABLE, clip_addresses, image_element
 from flowrl.html.markup import esc, plural, section
+from flowrl.media.sound_files import has_sound
 
 MAX_PAIRS = 16
 MAX_CLIPS = 8  # prompts of a video run: each plays twice
@@ -31,6 +32,7 @@ def images(run: RunData, home: Path) -> str:
     if video:
         more += " Beside each clip are frames spread evenly over it, the first and the last among them."
         linked = any(not value.startswith("data:") for value in address.values())
+        more += " Clips with sound wait to be started." if any(map(has_sound, clips)) else ""
         more += " The clips are files in samples/: keep this page where it is." if linked else ""
     title = "Before and after" if len(run.pair_iterations) > 1 else "Videos" if video else "Images"
     edits = any(pair.sources for pair in chosen)
@@ -61,7 +63,11 @@ def _pair(pair: Pair, address: dict[Path, str]) -> str:
     try:
         sources = "".join(_image("source", path, f"source: {pair.prompt}") for path in pair.sources)
         stills = [_image(side, path, f"{side} training: {pair.prompt}") for side, path, clip in sides if clip is None]
-        shots = [_shot(side, path, address[clip], pair.prompt) for side, path, clip in sides if clip is not None]
+        shots = [
+            _shot(side, path, address[clip], pair.prompt, has_sound(clip))
+            for side, path, clip in sides
+            if clip is not None
+        ]
     except UNREADABLE:
         return ""
     images = sources + "".join(stills)
@@ -77,10 +83,11 @@ def _image(side: str, path: Path, words: str) -> str:
     return f'<div style="--share:{share:.0f}">{element}<span>{side}</span></div>'
 
 
-def _shot(side: str, path: Path, clip: str, prompt: str) -> str:
-    """A clip that plays by itself, and the row of its frames for paper and for a still look."""
+def _shot(side: str, path: Path, clip: str, prompt: str, heard: bool) -> str:
+    """A clip, which plays by itself where it is silent, and the row of its frames for paper and for a still look."""
+    playing = "" if heard else "muted autoplay "  # browsers start no clip by itself that would be heard
     return (
-        f'<div class="shot"><span>{side}</span><video src="{esc(clip)}" muted loop autoplay playsinline controls '
+        f'<div class="shot"><span>{side}</span><video src="{esc(clip)}" {playing}loop playsinline controls '
         f'aria-label="{side} training: {esc(prompt)}"></video>'
         f"{_whole(path, f'frames {side} training: {prompt}', ROW)}</div>"
     )

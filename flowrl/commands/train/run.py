@@ -18,6 +18,7 @@ from flowrl.failures import explain, told
 from flowrl.files import LOCK
 from flowrl.training.run_folder import refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
+from flowrl.versions import untested_line, versions
 
 if TYPE_CHECKING:
     from flowrl.pipelines import ModelFamily
@@ -75,6 +76,8 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
     run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed)
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
+        if line := untested_line(versions()):
+            print(f"Note: {line}.", flush=True)
         if not resumed:
             _note_overlap(run, prompts)
     try:
@@ -259,7 +262,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.model_files import model_location
+    from flowrl.training.model_files import location_of
     from flowrl.training.optimizers import check_optimizer
     from flowrl.training.parts import (
         check_attention,
@@ -297,7 +300,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     kind = device_kind(config.pipeline.device) if here else None
     check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
     check_optimizer(config, kind)
-    known, location = check_pipeline(config.pipeline), model_location(config.pipeline.model)
+    known, location = check_pipeline(config.pipeline), location_of(config.pipeline)
     if config.eval.temporal and not known.videos:
         raise ValueError(f"eval.temporal measures videos, but family {known.name} makes images: remove it")
     if config.policy.train == "full":
@@ -343,10 +346,10 @@ def describe(config: TrainConfig) -> str:
 def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses to leave out, or to recompute, a half of guidance that is not there."""
     from flowrl.recipes.forward_settings import trained_scale
-    from flowrl.training.model_files import model_location
+    from flowrl.training.model_files import location_of
 
     trained, scale = config.sampler.train_negative, trained_scale(config)
-    if trained is not True and known.rows(model_location(config.pipeline.model), scale) == 1:
+    if trained is not True and known.rows(location_of(config.pipeline), scale) == 1:
         raise ValueError(
             f"sampler.train_negative is {str(trained).lower()}, but at guidance scale {scale:g} this model of family "
             f"{known.name} is evaluated with the prompt alone, so nothing is negative: remove train_negative, or set a "

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
 
 T = TypeVar("T")

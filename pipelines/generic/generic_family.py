@@ -1,0 +1,238 @@
+"""The family of all stock pipelines that have none: what is known of them before weights load, and loading them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.config.options import build_options
+from flowrl.failures import out_of_memory
+from flowrl.pipelines import cards
+from flowrl.pipelines.arithmetic.attention_words import Known
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
+from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
+from flowrl.pipelines.cards import ImageOptions, Size, VideoOptions
+from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
+from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refused
+from flowrl.pipelines.generic.stock_call import undecorated
+from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.precision import refuse_unable
+
+_OTHER = "models that are trained have a family (docs/families.md), or are called as docs/generic.md says"
+
+
+def stock_class(model: str, index: Mapping[str, Any]) -> Any:
+    """The stock class of a folder's index, whose call can be stepped from outside as far as its arguments say.
+
+    Raises:
+        ValueError: there is none, or its call is another one.
+    """
+    import diffusers
+
+    name = str(index.get("_class_name"))
+    cls = getattr(diffusers, name, None)
+    if (Path(model) / "modular_model_index.json").is_file() or "Modular" in name:
+        raise ValueError(f"{model} is a modular pipeline, whose blocks no scheduler's place can be taken in: {_OTHER}")
+    if cls is None:
+        raise ValueError(f"{model} is a {name}, which diffusers {diffusers.__version__} does not have: {_OTHER}")
+    taken = inspect.signature(undecorated(cls.__call__)).parameters
+    wanted = [one for one in ("prompt", "latents", "num_inference_steps", "output_type") if one not in taken]
+    if wanted or not hasattr(cls, "encode_prompt"):
+        lacking = wanted or ["encode_prompt"]
+        raise ValueError(f"{name} cannot be trained by pipeline.name=generic, it has no {', '.join(lacking)}: {_OTHER}")
+    if "audio_latents" in taken or hasattr(cls, "prepare_audio_latents"):
+        raise ValueError(f"{name} steps two schedulers in a loop, of images and of sound: {_OTHER}")
+    own = [key for key, one in taken.items() if one.default is one.empty and key not in ("self", "prompt")]
+    own = [
+        key for key in own if taken[key].kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    ]
+    if own:
+        raise ValueError(f"{name} draws from {', '.join(own)} beside a prompt, which pipeline.name=generic has not")
+    return cls
+
+
+def denoiser_parts(index: Mapping[str, Any]) -> dict[str, str]:
+    """Parts of a folder that denoise, and their classes."""
+    found = {}
+    for part, entry in index.items():
+        if part.startswith(("transformer", "unet")) and isinstance(entry, (list, tuple)) and entry[0] is not None:
+            found[part] = str(entry[1])
+    return found
+
+
+class GenericFamily:
+    """What commands ask of a family; see `flowrl.pipelines.ModelFamily`."""
+
+    name = "generic"
+    title = "diffusers"
+    lora_targets: tuple[str, ...] = ()
+    num_sources: tuple[int, int] | None = (0, 0)
+    denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
+    videos = True
+    options = VideoOptions
+
+    def card(self, model: str) -> None:
+        """Nothing is known of a checkpoint in the form that families know theirs."""
+        return None
+
+    def _index(self, model: str) -> dict[str, Any]:
+        found = cards.read_part(model, "model_index.json")
+        if found is None and Path(model).is_dir():
+            raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
+        return found or {}
+
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
+        """Refuses a folder whose class cannot be called from outside, and a LoRA that binds to nothing.
+
+        Raises:
+            ValueError: says what is wrong.
+        """
+        if not Path(model).is_dir():
+            return
+        index = self._index(model)
+        cls = stock_class(model, index)
+        if not denoiser_parts(index):
+            raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {_OTHER}")
+        denoiser = self.meta_denoiser(model)
+        if denoiser is not None:
+            for part in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
+                check_targets(part, targets or found_targets(part), rank)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks `pipeline.options`, those that have no key of their own.
+
+        Raises:
+            ValueError: names the option.
+        """
+        for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
+            if name in options:
+                raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
+        self.chosen(options)
+
+    def chosen(self, options: Mapping[str, Any]) -> Any:
+        """Options from plain values."""
+        return build_options(VideoOptions, options, owner="pipeline 'generic'")
+
+    def attends(self, model: str) -> Known:
+        """Nothing is known of its attention."""
+        return Known()
+
+    def block_kinds(self, model: str) -> dict[str, int]:
+        """None are known."""
+        return {}
+
+    def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
+        """The denoiser of a folder without weights, or experts by name; None where nothing is known."""
+        import diffusers
+
+        found = {}
+        for part, name in denoiser_parts(cards.read_part(model, "model_index.json") or {}).items():
+            config, cls = cards.read_part(model, f"{part}/config.json"), getattr(diffusers, name, None)
+            if config is not None and cls is not None:
+                found[part] = stock_loading.on_meta(cls, config)
+        return nn.ModuleDict(found) if len(found) > 1 else next(iter(found.values()), None)
+
+    def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
+        """Stock's own code says what is drawn, once it is loaded."""
+        return None
+
+    def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
+        """What the options say, or 512."""
+        return int(self.chosen(options).max_sequence_length or 512)
+
+    def rows(self, model: str, scale: float) -> int:
+        """2 where there is guidance, as far as is known before stock's code is loaded."""
+        return 1 if scale == 1 else 2
+
+    def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
+        """Refused.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"what the network of {model} is called with is known once stock's own code is loaded")
+
+    def load(
+        self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
+        attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
+    ) -> GenericPipeline:  # fmt: skip
+        """Loads a checkpoint from a folder or the hub, and tests whether its own call can be taken step by step.
+
+        Args:
+            model: folder or hub id.
+            dtype: of denoiser and text encoders; the autoencoder is float32.
+            device: where everything lives.
+            attention: "auto" or "native".
+            compile: "blocks" compiles the denoisers' repeated blocks.
+            how: `later` is not heeded, all is loaded at once.
+            options: fields of `VideoOptions`.
+
+        Raises:
+            ValueError: nothing loadable there, or a pipeline that is not reproduced, and why.
+        """
+        import diffusers
+
+        chosen = self.chosen(options)
+        check_compile(compile, device)
+        refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
+        if attention not in ("auto", "native"):
+            raise ValueError(f"pipeline.attention of a generic pipeline is native, got {attention}: remove the key")
+        if how.split is not None or how.quantize != "none" or set(how.offload) - {"rewards"}:
+            raise ValueError(
+                "pipeline.name=generic loads a model whole onto one device: remove pipeline.quantize, "
+                "pipeline.offload of its parts, and the splitting of its weights"
+            )
+        index = self._index(model) or {"_class_name": cards.hub_class(model)}
+        cls = stock_class(model, index)
+        pipe = stock_loading.load_stock(cls.__name__, model, title=cls.__name__, dtype=dtype, exact=("vae",))
+        denoisers = {name: part for name, part in pipe.components.items()
+                     if name.startswith(("transformer", "unet")) and isinstance(part, nn.Module)}  # fmt: skip
+        if not denoisers or not isinstance(getattr(pipe, "vae", None), nn.Module):
+            raise ValueError(f"{cls.__name__} has not both a transformer or unet and a vae: {_OTHER}")
+        schedulers = [n for n, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
+        if schedulers != ["scheduler"]:
+            raise ValueError(
+                f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {_OTHER}"
+            )
+        stock_loading.freeze(pipe, device)
+        encoders = [name for name, part in pipe.components.items()
+                    if name.startswith("text_encoder") and isinstance(part, nn.Module)]  # fmt: skip
+        return self.made(model, pipe, denoisers, encoders, chosen, dtype, torch.device(device), compile)
+
+    def made(
+        self, model: str, pipe: Any, denoisers: Mapping[str, nn.Module], encoders: Sequence[str], chosen: Any,
+        dtype: torch.dtype, device: torch.device, compile: str,
+    ) -> GenericPipeline:  # fmt: skip
+        """A loaded stock pipeline, tested."""
+        name = type(pipe).__name__
+        p = GenericPipeline(model, pipe, denoisers, encoders, chosen, dtype=dtype, device=device)
+        for option in ("max_sequence_length", "num_frames", "height", "width"):
+            has = p.videos if option == "num_frames" else option in p.parameters
+            if getattr(chosen, option) is not None and not has:
+                raise ValueError(f"pipeline.{option} is set, and {name} has no such argument: remove it")
+        if p.videos and chosen.vae_tiling:
+            pipe.vae.enable_tiling()
+        for part in denoisers.values() if chosen.gradient_checkpointing else ():
+            checkpoint_blocks(part, device, dtype)
+        if compile == "blocks":
+            compile_blocks(p.denoiser)
+        try:
+            p.encode(PROMPTS)
+            p.measure()
+            check_reproduces(p)
+        except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
+            if out_of_memory(error):
+                raise
+            raise refused(name, error) from error
+        return p
+
+
+FAMILY = GenericFamily()

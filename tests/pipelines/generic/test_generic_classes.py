@@ -1,0 +1,202 @@
+"""Stock classes that no family is written for, trained as they are; and what is refused, in words."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+import yaml
+from family_sampling import adapted, idle_tensors, replayed
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from tiny_generic import TINY_GENERIC, save_tiny_generic
+from torch import Tensor
+
+from flowrl.commands.train.run import train
+from flowrl.pipelines import family, family_of
+from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces
+from flowrl.randomness import counter_normal
+
+pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")  # stock Chroma's own
+REWARDS = """
+def darkness(images, prompts, metadata):
+    return -images.mean((1, 2, 3))
+"""
+TRAINED = ("AuraFlowPipeline", "CogView3PlusPipeline", "SkyReelsV2Pipeline")
+"""Trained from the command on in every run of the tests: a flow, a noise-predicting model, a video."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    room = tmp_path_factory.mktemp("stock")
+    return cache(lambda name: save_tiny_generic(name, room / name))
+
+
+@cache
+def _loaded(name: str, folder: Path) -> Any:
+    return family(family_of(str(folder))).load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
+
+
+@pytest.mark.parametrize("name", TINY_GENERIC)
+def test_a_class_without_a_family_trains_and_its_lora_loads_in_stock(name: str, folders: Any, tmp_path: Path) -> None:
+    folder = folders(name)
+    assert family_of(str(folder)) == "generic"
+    family("generic").check(str(folder), None, 2)
+    p: Any = family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
+    policy = adapted(p)
+    cond, negative = p.encode(PROMPTS), p.encode(["blue"])
+    velocity = p.guided(p.network, cond, negative, 2.0)
+    log_prob = replayed(p, velocity, 2, 3)  # the same to the bit as the rollout's
+    idle = idle_tensors(policy, log_prob.sum())
+    assert len(idle) < len(policy.parameters) / 2
+    assert check_reproduces(p) < 1e-5  # with the LoRA too
+    p.save_lora(tmp_path, policy.peft_tensors(), policy.config)
+    x, level = counter_normal((1, *p.latent_shape), "x"), p.schedule(3, "diffusers")
+    with torch.no_grad():
+        tuned = p.guided(p.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
+    again: Any = family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
+    again.encode([*PROMPTS, "blue"])
+    if hasattr(again.pipe, "load_lora_weights"):
+        again.pipe.load_lora_weights(tmp_path)
+    else:
+        PeftModel.from_pretrained(again.pipe.transformer, str(tmp_path))  # its layers are put into the network
+    assert any(isinstance(layer, BaseTunerLayer) for layer in again.denoiser.modules())
+    with torch.no_grad():
+        loaded = again.guided(again.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
+    torch.testing.assert_close(loaded, tuned, atol=1e-5 * float(tuned.abs().max()), rtol=1e-5)
+
+
+def _run(name: str, folder: Path, room: Path) -> list[dict[str, Any]]:
+    """One training iteration from the command; the rows of its log."""
+    room.mkdir(exist_ok=True)
+    (room / "prompts.txt").write_text("a red fox\na blue cat on a table\n")
+    (room / "rewards.py").write_text(REWARDS)
+    config: dict[str, Any] = {
+        "num_iterations": 1, "prompts_per_step": 2, "group_size": 2, "eval_every": 1, "progress": False,
+        "out": str(room / "run"), "threads": 1,
+        "pipeline": {"model": str(folder), "dtype": "float32", "device": "cpu", **TINY_GENERIC[name][1]},
+        "policy": {"lora_rank": 2},
+        "sampler": {"kernel": "flow_sde", "noise_level": 0.3, "num_steps": 3, "guidance_scale": 2.0,
+                    "sde_window_range": [0, 2]},
+        "prompts": {"train": str(room / "prompts.txt"), "eval": str(room / "prompts.txt")},
+        "rewards": [{"file": str(room / "rewards.py"), "function": "darkness"}],
+        "eval": {"num_images": 2}, "logging": {"tensorboard": False},
+    }  # fmt: skip
+    (room / "run.yaml").write_text(yaml.safe_dump(config))
+    assert train(str(room / "run.yaml"), []) == 0
+    return [json.loads(line) for line in (room / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in TRAINED else pytest.param(name, marks=pytest.mark.slow) for name in TINY_GENERIC]
+)
+def test_one_training_iteration(name: str, folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Command to LoRA file; the first ratio is exactly 1."""
+    rows = _run(name, folders(name), tmp_path / "room")
+    capsys.readouterr()
+    trained = next(row for row in rows if "ratio_first_deviation" in row)
+    assert trained["ratio_first_deviation"] == 0
+    assert trained["grad_norm"] > 0
+    assert (tmp_path / "room" / "run" / "lora" / "pytorch_lora_weights.safetensors").is_file()
+
+
+# ---- rows, prompts, sizes --------------------------------------------------------------------------------------------
+
+
+def test_rows_of_several_levels_and_lengths_are_what_each_is_alone(folders: Any) -> None:
+    p = _loaded("PixArtSigmaPipeline", folders("PixArtSigmaPipeline"))
+    cond, negative = p.encode([*PROMPTS, PROMPTS[0]]), p.encode([""])
+    x = counter_normal((3, *p.latent_shape), "x")
+    levels = torch.tensor([900.0, 400.0, 400.0])
+    with torch.no_grad():
+        together = p.guided(p.network, cond, negative, 3.0)(x, levels, levels)
+        for row in range(3):
+            velocity = p.guided(p.network, cond[row], negative, 3.0)
+            alone = velocity(x[row : row + 1], levels[row : row + 1], levels[row : row + 1])
+            torch.testing.assert_close(together[row : row + 1], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_freed_encoders_leave_what_was_encoded(folders: Any) -> None:
+    p: Any = family("generic").load(
+        str(folders("AuraFlowPipeline")), dtype=torch.float32, **TINY_GENERIC["AuraFlowPipeline"][1]
+    )
+    cond = p.encode(["a red fox"])
+    p.free_text_encoders()
+    assert p.pipe.text_encoder is None
+    larger = p.resized(32, 16)
+    assert larger.image_shape == (3, 32, 16)
+    found = larger.network(torch.zeros(1, *larger.latent_shape), torch.tensor([500.0]), cond)
+    assert found.isfinite().all()
+    with pytest.raises(ValueError, match="was not encoded before"):
+        larger.encode(["a cube"])
+
+
+def test_images_carry_gradient(folders: Any) -> None:
+    p = _loaded("AuraFlowPipeline", folders("AuraFlowPipeline"))
+    latents = counter_normal((2, *p.latent_shape), "z").requires_grad_()
+    images = p.decode(latents, gradient=True)
+    (gradient,) = torch.autograd.grad(images.sum(), latents)
+    assert images.shape == (2, *p.image_shape)
+    assert gradient.abs().sum() > 0
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def _index(folder: Path, name: str, **parts: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": name, **parts}), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NoSuchPipeline", "which diffusers .* does not have"),
+        ("LTX2Pipeline", "two schedulers"),
+        ("WanModularPipeline", "modular pipeline"),
+        ("DDPMPipeline", "has no prompt"),
+        ("StableVideoDiffusionPipeline", "has no prompt"),
+    ],
+)
+def test_classes_are_refused_in_words(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        family("generic").check(_index(tmp_path, name), None)
+
+
+def test_what_reads_the_step_is_refused(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class whose own call of two steps is another one than two calls of one step."""
+    stock: Any = inspect.unwrap(diffusers.AuraFlowPipeline.prepare_latents)
+    seen: list[int] = []
+
+    def drifting(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        seen.append(1)
+        made: Tensor = stock(self, *args, **kwargs)
+        return made + 0.01 * len(seen)
+
+    monkeypatch.setattr(diffusers.AuraFlowPipeline, "prepare_latents", drifting)
+    with pytest.raises(ValueError, match="two steps of its own call"):
+        family("generic").load(
+            str(folders("AuraFlowPipeline")), dtype=torch.float32, **TINY_GENERIC["AuraFlowPipeline"][1]
+        )
+
+
+def test_settings_that_it_lacks_are_refused(folders: Any) -> None:
+    folder = str(folders("AuraFlowPipeline"))
+    with pytest.raises(ValueError, match="num_frames is set"):
+        family("generic").load(folder, dtype=torch.float32, num_frames=5)
+    with pytest.raises(ValueError, match=r"pipeline\.attention"):
+        family("generic").load(folder, dtype=torch.float32, attention="cudnn")
+    p = _loaded("AuraFlowPipeline", folders("AuraFlowPipeline"))
+    with pytest.raises(ValueError, match="train_negative"):
+        p.guided(p.network, p.encode(["a"]), p.encode([""]), 2.0, False)
+    with pytest.raises(ValueError, match="shift must be positive"):
+        p.schedule(3, "diffusers", -1.0)
+    with pytest.raises(ValueError, match="only decodes"):
+        p.encode_images(torch.zeros(1, *p.image_shape))
