@@ -228,10 +228,8 @@ def test_a_hub_model_that_is_not_here_has_no_fingerprint_yet(tmp_path: Path, mon
     (snapshot / "model_index.json").write_text("{}")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: str(snapshot / name))
     first = fingerprint(source)
-    snapshot.rename(snapshot.with_name("4567def"))
-    monkeypatch.setattr(
-        "huggingface_hub.try_to_load_from_cache", lambda model, name: str(snapshot.with_name("4567def") / name)
-    )
+    later = snapshot.rename(snapshot.with_name("4567def"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: str(later / name))
     assert first is not None
     assert first != fingerprint(source)
 
