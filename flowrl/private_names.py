@@ -86,6 +86,12 @@ NAMES: Mapping[str, Private] = {
         "diffusers.models.transformers.transformer_chroma:ChromaSingleTransformerBlock",
         "Chroma's blocks, whose masks are kept while they are computed again",
     ),
+    "infer_diffusers_model_type": Private(
+        "diffusers.loaders.single_file_utils:infer_diffusers_model_type", "which model a single file's keys are of"
+    ),
+    "DIFFUSERS_DEFAULT_PIPELINE_PATHS": Private(
+        "diffusers.loaders.single_file_utils:DIFFUSERS_DEFAULT_PIPELINE_PATHS", "whose configuration such a file gets"
+    ),
     "get_3d_rotary_pos_embed": Private(
         "diffusers.models.embeddings:get_3d_rotary_pos_embed", "CogVideoX's positions, made by its pipeline"
     ),

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from diffusers import ChromaTransformer2DModel
-from diffusers.models.transformers.transformer_chroma import ChromaSingleTransformerBlock
 from torch import nn
+
+from flowrl.private_names import ChromaSingleTransformerBlock
 
 Recompute = Callable[..., Any]
 """What calls a block (first) with its arguments, so that it is recomputed."""

@@ -48,7 +48,7 @@ class Marks(Tensor):
         """A choice between tensors without numbers has none either."""
         if func is torch.where and any(isinstance(given, Tensor) and given.is_meta for given in args[1:]):
             args = (common.meta(*args[0].shape).bool(), *args[1:])
-        return super().__torch_function__(func, types, args, dict(kwargs or {}))
+        return super().__torch_function__(func, types, args, dict(kwargs or {}))  # type: ignore[no-untyped-call]
 
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:

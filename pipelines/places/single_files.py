@@ -140,7 +140,7 @@ def header(model: str) -> dict[str, SimpleNamespace]:
 @functools.cache
 def _hub_id(model: str) -> str:
     """The hub id whose configuration diffusers takes for a file's keys."""
-    from diffusers.loaders.single_file_utils import DIFFUSERS_DEFAULT_PIPELINE_PATHS, infer_diffusers_model_type
+    from flowrl.private_names import DIFFUSERS_DEFAULT_PIPELINE_PATHS, infer_diffusers_model_type
 
     found = header(model)
     kind = infer_diffusers_model_type(found)

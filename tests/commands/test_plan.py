@@ -200,6 +200,9 @@ def test_a_snapshot_in_the_cache_is_not_downloaded(monkeypatch: pytest.MonkeyPat
     snapshot = tmp_path / "models--stabilityai--stable-diffusion-3.5-medium" / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
     (snapshot / "model_index.json").write_text("{}")
+    assert not in_cache(model)  # the index alone is there once somebody asked for the model's class
+    (snapshot / "transformer").mkdir()
+    (snapshot / "transformer" / "model.safetensors").touch()
     assert in_cache(model)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flowrl.commands.plan import gather as gathering
+from flowrl.commands.plan.decoding import decode_peaks
 from flowrl.commands.plan.fits import card_gib, fit
 from flowrl.commands.plan.gather import Plan, gather
 from flowrl.commands.plan.memory import CARDS, GIB, checkpoint_bytes
@@ -93,12 +94,12 @@ def shared_without_gradient(few: Few, call: dict[str, Any]) -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = gathering.decode_peaks
     monkeypatch.setattr(gathering, "few_blocks", shared_few_blocks)
     monkeypatch.setattr(gathering, "measure", shared_measure)
     monkeypatch.setattr(gathering, "without_gradient", shared_without_gradient)
     monkeypatch.setattr(gathering, "decode_peaks", lambda own, model, size, dtype: once(
-        ("decode", own.name, size, dtype, str(own.card(model).network)), lambda: decode(own, model, size, dtype=dtype)
+        ("decode", own.name, size, dtype, str(own.card(model).network)),
+        lambda: decode_peaks(own, model, size, dtype=dtype),
     ))  # fmt: skip
     monkeypatch.setattr(gathering, "decode_flops", lambda *given: None)
 

@@ -63,9 +63,9 @@ def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> 
         (low, median, high), path = found
         told = f"The pace of {median:g} TFLOP/s ({low:g} to {high:g}) was measured on this machine: {path}.{left_out}"
         return Pace(range=(low, high), told=told, measured=True)
-    low, high = (f"{100 * share:.0f}" for share in SHARES)
+    least, most = (f"{100 * share:.0f}" for share in SHARES)
     told = (
-        f"At {low} to {high} % of a GPU's peak, which training of large transformers was published to reach; flowrl "
+        f"At {least} to {most} % of a GPU's peak, which training of large transformers was published to reach; flowrl "
         "bench CONFIG measures this model's pace."
     )
     return Pace(range=None, told=told + left_out)
