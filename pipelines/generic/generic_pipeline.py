@@ -17,6 +17,7 @@ from flowrl.files import replacing
 from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
+from flowrl.pipelines.generic.stock_classes import scale_argument, takes_frames, undecorated
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
 from flowrl.pipelines.lora import LORA_FILE
@@ -74,12 +75,12 @@ class GenericPipeline:
         self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
         self.lora_targets = found_targets(parts[0])
         self.attention = "native"
-        self.parameters = inspect.signature(stock_call.undecorated(type(pipe).__call__)).parameters
+        self.parameters = inspect.signature(undecorated(type(pipe).__call__)).parameters
         self.levels = Levels.of(pipe.scheduler)
         self.texts = Texts(encode=pipe.encode_prompt)
         self.keeps_encoders = False
         self.height, self.width = options.height, options.width
-        self.videos = bool({"num_frames", "frames"} & set(self.parameters))
+        self.videos = takes_frames(self.parameters)
         self.fps: float | None = None
         if self.videos:
             rate = self.parameters.get("frame_rate")
@@ -94,10 +95,7 @@ class GenericPipeline:
     @property
     def scale_name(self) -> str | None:
         """The argument that sets guidance; None where there is none."""
-        true = self.parameters.get("true_cfg_scale")
-        if true is not None and isinstance(true.default, (int, float)) and true.default > 1:
-            return "true_cfg_scale"
-        return "guidance_scale" if "guidance_scale" in self.parameters else None
+        return scale_argument(self.parameters)
 
     def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 2) -> dict[str, Any]:
         """Arguments of stock's call that are the same for all latents; some classes have no schedule of one step.

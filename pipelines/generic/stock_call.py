@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.pipelines.generic.stock_classes import undecorated
+
 POSITIVE, NEGATIVE = "the prompt", "the negative prompt"
 """Texts that a stock call is given instead of prompts: what stands in for `encode_prompt` knows them."""
 
@@ -43,12 +45,6 @@ class Asked:
     shape: tuple[int, ...]
     levels: dict[str, Any]
     negative: bool
-
-
-def undecorated(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function without decorators: stock's `no_grad` is one."""
-    found: Callable[..., Any] = inspect.unwrap(call)
-    return found
 
 
 @contextmanager
