@@ -78,7 +78,7 @@ class GenericPipeline:
         self.parameters = inspect.signature(undecorated(type(pipe).__call__)).parameters
         self.levels = Levels.of(pipe.scheduler)
         self.texts = Texts(encode=pipe.encode_prompt)
-        self.keeps_encoders = False
+        self.keeps_encoders, self.alone = False, False
         self.height, self.width = options.height, options.width
         self.videos = takes_frames(self.parameters)
         self.fps: float | None = None
@@ -94,8 +94,9 @@ class GenericPipeline:
 
     @property
     def scale_name(self) -> str | None:
-        """The argument that sets guidance; None where there is none."""
-        return scale_argument(self.parameters)
+        """The argument or part that sets guidance; None where there is none."""
+        named = scale_argument(self.parameters)
+        return "guider" if named is None and getattr(self.pipe, "guider", None) is not None else named
 
     def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 2) -> dict[str, Any]:
         """Arguments of stock's call that are the same for all latents; some classes have no schedule of one step.
@@ -110,15 +111,19 @@ class GenericPipeline:
             **dict.fromkeys(("num_frames", "frames"), options.num_frames),
             "max_sequence_length": options.max_sequence_length, "negative_prompt": [NEGATIVE] * b if negative else None,
             "use_resolution_binning": False,  # sizes are those asked for
+            "enable_prompt_rewrite": False,  # which the text encoder would do in each call
         }  # fmt: skip
-        if self.scale_name is not None:
+        guider = {}
+        if self.scale_name == "guider":
+            guider = {"guider": self.pipe.guider.new(guidance_scale=scale)}
+        elif self.scale_name is not None:
             given[self.scale_name] = scale
         elif scale != 1:
             raise ValueError(
                 f"{type(self.pipe).__name__} takes no guidance scale, got {scale:g}: set sampler.guidance_scale=1 and "
                 "eval.guidance_scale=1"
             )
-        return {key: value for key, value in given.items() if value is not None and key in self.parameters}
+        return guider | {key: value for key, value in given.items() if value is not None and key in self.parameters}
 
     def asked(self, num_steps: int, scale: float) -> Asked:
         """What stock's call asks for at a number of steps and a guidance scale; some text was encoded before."""
@@ -150,16 +155,19 @@ class GenericPipeline:
         return self.levels.velocity(x, output, t)
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        """Velocity in float32: one stock call for all rows of one level whose prompts have one length."""
+        """Velocity in float32: one stock call for all rows of one level whose prompts have one length.
+
+        `alone` is one for each row, of classes that take one prompt at a time.
+        """
         texts = cond.tensors[_ROW].tolist()
         against = cond.tensors[_AGAINST].tolist() if _AGAINST in cond.tensors else None
         scale = float(cond.tensors[_SCALE][0]) if _SCALE in cond.tensors else 1.0
         groups: dict[Any, list[int]] = {}
         for row, level in enumerate(timestep.tolist()):
             kinds = self.texts.kind(texts[row]), None if against is None else self.texts.kind(against[row])
-            groups.setdefault((level, kinds), []).append(row)
+            groups.setdefault((level, kinds, row if self.alone else None), []).append(row)
         parts, order = [], []
-        for (level, _), rows in groups.items():
+        for (level, *_), rows in groups.items():
             at = torch.tensor(rows, device=x.device)
             negatives = None if against is None else [against[row] for row in rows]
             own = x if len(rows) == len(x) else x[at]
@@ -299,10 +307,20 @@ class GenericPipeline:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Finds the shapes of latents and images of the drawn size, by stock's own code."""
+        """Finds the shapes of latents and images of the drawn size, by stock's own code.
+
+        Raises:
+            ValueError: that code draws another size.
+        """
         self._asked = {}
         self.latent_shape = self.asked(2, 1.0).shape
         self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
+        drawn, wanted = self.image_shape[-2:], (self.height, self.width)
+        if any(one not in (None, own) for one, own in zip(wanted, drawn, strict=True)):
+            raise ValueError(
+                f"{type(self.pipe).__name__} draws {drawn[0]} x {drawn[1]} where {wanted[0]} x {wanted[1]} pixels are "
+                "asked for: set pipeline.height and pipeline.width, and eval's, to a size that it draws"
+            )
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Stock's call without a step: what it does with finished latents, slice by slice."""

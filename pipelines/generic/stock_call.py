@@ -109,8 +109,13 @@ class _Stepped:
 
 
 def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
-    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached."""
-    with warnings.catch_warnings():
+    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached.
+
+    A `guider` among the arguments is no argument: it stands where the pipeline has its own.
+    """
+    guider = {key: value for key, value in arguments.items() if key == "guider"}
+    arguments = {key: value for key, value in arguments.items() if key not in guider}
+    with standing_in(pipe, **guider), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)  # of Mochi in float32
         try:
             return undecorated(type(pipe).__call__)(pipe, **arguments)
