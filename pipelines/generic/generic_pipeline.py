@@ -30,10 +30,12 @@ _ROW, _AGAINST, _SCALE = "text_on_host", "negative_text_on_host", "scale_on_host
 
 _ATTENTION = (
     ("to_q", "to_k", "to_v", "to_out.0", "to_out", "to_qkv", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
-    ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq", "wk", "wv", "wo"),
+    ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "qkv_proj", "img_qkv_proj", "txt_kv_proj", "wq", "wk", "wv", "wo"),
     ("to_query", "to_key", "to_value", "out_layer", "query", "key", "value"),
 )
 """Names of attention's projections, as diffusers usually has them and as some networks do."""
+_QUERIES = ("to_q", "to_qkv", "q_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq", "to_query", "query")
+"""Those of which there has to be one, so that not its last layer alone has a usual name."""
 
 
 def found_targets(network: nn.Module) -> tuple[str, ...]:
@@ -44,12 +46,11 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
     """
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     others = [name for name, module in network.named_modules() if not isinstance(module, nn.Linear)]
+    found: tuple[str, ...] = ()
     for ends in _ATTENTION:
-        found = tuple(end for end in ends if any(name.endswith("." + end) for name in linear))
-        found = tuple(
-            end for end in found if not any(name.endswith("." + end) for name in others)
-        )  # PEFT takes no list
-        if found:
+        own = (end for end in ends if any(name.endswith("." + end) for name in linear))
+        found += tuple(end for end in own if not any(name.endswith("." + end) for name in others))  # PEFT takes no list
+        if set(found) & set(_QUERIES):
             return found
     inside = [name for name in linear if any(part.isdigit() for part in name.split("."))]
     last = dict.fromkeys(".".join(part for part in name.split(".")[-2:] if not part.isdigit()) for name in inside)
