@@ -21,6 +21,7 @@ from flowrl.pipelines.cards import ImageOptions, Size, VideoOptions
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refused
 from flowrl.pipelines.generic.stock_classes import (
+    GUIDER_PARTS,
     OTHER,
     check_guider,
     scale_argument,
@@ -84,10 +85,13 @@ class GenericFamily:
         cls = self._stock_class(model, index)
         if published(model) is None and not denoiser_parts(index):
             raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
+        for part in GUIDER_PARTS:
+            if (index.get(part) or [None])[0] is not None:
+                check_guider(cls.__name__, str(index[part][1]), {})
         denoiser = self.meta_denoiser(model)
         if denoiser is not None:
-            for part in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-                check_targets(part, targets or found_targets(part), rank)
+            for network in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
+                check_targets(network, targets or found_targets(network), rank)
 
     def sampling(self, model: str) -> dict[str, Any]:
         """`num_steps` and `guidance_scale` that stock's call has unless told otherwise.
@@ -213,7 +217,9 @@ class GenericFamily:
             raise ValueError(
                 f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}"
             )
-        check_guider(cls.__name__, getattr(pipe, "guider", None))
+        for part in GUIDER_PARTS:
+            if (guider := getattr(pipe, part, None)) is not None:
+                check_guider(cls.__name__, type(guider).__name__, dict(guider.config))
         stock_loading.freeze(pipe, device)
         encoders = [name for name, part in pipe.components.items()
                     if name.startswith("text_encoder") and isinstance(part, nn.Module)]  # fmt: skip

@@ -350,6 +350,18 @@ class GenericPipeline:
         found = torch.stack(list(images)) if isinstance(images, (list, tuple)) else images
         return found.float()
 
+    @property
+    def sound_rate(self) -> None:
+        """Nothing that is called here makes sound."""
+
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        """Refused.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{type(self.pipe).__name__} makes no sound")
+
     def encode_images(self, images: Tensor) -> Tensor:
         """Refused.
 

@@ -24,23 +24,27 @@ def scale_argument(taken: Mapping[str, inspect.Parameter]) -> str | None:
     return "guidance_scale" if "guidance_scale" in taken else None
 
 
+GUIDER_PARTS = ("guider", "ocr_guider")
+"""What guiders are called in a folder."""
 GUIDERS = ("ClassifierFreeGuidance",)
 """Classes of stock's guiders whose scale can be set and that keep nothing from step to step."""
 
 
-def check_guider(name: str, guider: Any) -> None:
+def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
     """Refuses a part that guides a stock pipeline otherwise than by a scale.
+
+    Args:
+        name: of the stock class of the pipeline.
+        kind: of the guider's.
+        config: of the guider, as far as it is known.
 
     Raises:
         ValueError: it is of another class, or is switched on for a part of the steps.
     """
-    if guider is None:
-        return
-    kind, config = type(guider).__name__, dict(guider.config)
     if kind not in GUIDERS or config.get("start", 0.0) != 0 or config.get("stop", 1.0) != 1:
         raise ValueError(
             f"{name} is guided by {kind}, which goes by the number of the step: give the folder a guider "
-            f"{GUIDERS[0]} without start and stop, or {OTHER}"
+            f"{GUIDERS[0]} without start and stop; {OTHER}"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -206,12 +205,3 @@ TINY_GENERIC: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
     "SanaVideoPipeline": (_sana_video, _CLIP),
 }
 """Stock class -> what its parts are made by, and the settings that it is loaded with."""
-
-
-def save_tiny_generic(name: str, folder: Path) -> Path:
-    """A complete folder of a stock class."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        parts = TINY_GENERIC[name][0]()
-        getattr(diffusers, name)(**parts).save_pretrained(folder)
-    return folder

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import diffusers
+import torch
 import transformers
-from tiny_generic import WIDTH, denoiser, flow, image_vae
+from tiny_generic import TINY_GENERIC, WIDTH, denoiser, flow, image_vae
 from tiny_qwen_image import qwen_tokenizer, text_config, vision_language_model
 
 from flowrl.pretrain.tiny_sd3 import CONTEXT
@@ -82,3 +84,12 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
     "PRXPipeline": (prx, {"height": 16, "width": 16}),
 }
 """Stock class -> what its parts are made by, and the settings that it is loaded with."""
+
+
+def save_tiny_generic(name: str, folder: Path) -> Path:
+    """A complete folder of a stock class."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        parts = {**TINY_GENERIC, **LATER}[name][0]()
+        getattr(diffusers, name)(**parts).save_pretrained(folder)
+    return folder
