@@ -42,7 +42,8 @@ def proof(name: str, folder: Path, room: Path) -> dict[str, Any]:
         tuned = p.guided(p.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
     again: Any = family("generic").load(str(folder), dtype=torch.float32, **SETTINGS[name])
     again.encode([*PROMPTS, "blue"])
-    if hasattr(again.pipe, "load_lora_weights"):
+    by = "PEFT" if (room / "adapter_model.safetensors").is_file() else "load_lora_weights"
+    if by == "load_lora_weights":
         again.pipe.load_lora_weights(room)
     else:
         PeftModel.from_pretrained(again.pipe.transformer, str(room))  # its layers are put into the network
@@ -50,7 +51,6 @@ def proof(name: str, folder: Path, room: Path) -> dict[str, Any]:
     with torch.no_grad():
         loaded = again.guided(again.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
     torch.testing.assert_close(loaded, tuned, atol=1e-5 * float(tuned.abs().max()), rtol=1e-5)
-    by = "load_lora_weights" if hasattr(again.pipe, "load_lora_weights") else "PEFT"
     return {"deviation": deviation, "lora_by": by, "one_prompt_at_a_time": p.alone, "targets": list(p.lora_targets)}
 
 
