@@ -42,7 +42,8 @@ def proof(name: str, folder: Path, room: Path) -> dict[str, Any]:
         tuned = p.guided(p.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
     again: Any = family("generic").load(str(folder), dtype=torch.float32, **SETTINGS[name])
     again.encode([*PROMPTS, "blue"])
-    by = "PEFT" if (room / "adapter_model.safetensors").is_file() else "load_lora_weights"
+    stock = hasattr(again.pipe, "load_lora_weights") and not hasattr(again.pipe, "unet_name")  # PRX's asks for a UNet
+    by = "load_lora_weights" if stock else "PEFT"
     if by == "load_lora_weights":
         again.pipe.load_lora_weights(room)
     else:
