@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from flowrl.config.locations import is_path
 from flowrl.config.options import entry_of
 from flowrl.files import read_json
+from flowrl.pipelines.generic.stock_classes import stock_class
 from flowrl.pipelines.known_checkpoints import AGAIN, published, tables
 from flowrl.pipelines.places.hub_files import INDEX, ask, refusal, small_json
 from flowrl.pipelines.places.single_files import config_of, is_single_file, small_part
@@ -231,12 +232,13 @@ def family_of_class(stock: Any, model: str) -> str:
     """The family that loads a stock class: the one place where a class finds its family.
 
     Raises:
-        ValueError: no family loads it.
+        ValueError: no family loads it, and the call of the class, if there is one, cannot be stepped from outside.
     """
     if stock in STOCK:
         return STOCK[stock]
     if isinstance(stock, str) and stock.isidentifier():
-        return "generic"
+        stock_class(stock, model)
+        return next(iter(GENERIC))
     raise ValueError(f"{model} is a {stock}, and no family loads that: there are {', '.join(STOCK)}")
 
 

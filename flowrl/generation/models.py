@@ -176,12 +176,14 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
 
 
 def _of_model(model: str, lora: Path | None) -> Source:
-    from flowrl.pipelines import family_of
+    from flowrl.pipelines import GENERIC, family_of
+    from flowrl.pipelines.generic.generic_family import FAMILY
     from flowrl.pipelines.known_checkpoints import usual_sampling
     from flowrl.training.model_files import model_location
 
     family = family_of(model_location(model))
-    usual = {"max_sequence_length": None} | usual_sampling(family, model) | SHIPPED.get(model, {})
+    own = FAMILY.sampling(model) if family in GENERIC else usual_sampling(family, model)
+    usual = {"max_sequence_length": None} | own | SHIPPED.get(model, {})
     return Source(model=model, lora=lora, grid="diffusers", dtype="float32", family=family, **usual)
 
 
@@ -215,7 +217,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     Raises:
         ValueError: saying what is wrong.
     """
-    from flowrl.pipelines import family
+    from flowrl.pipelines import GENERIC, family
+    from flowrl.pipelines.generic.generic_family import FAMILY
     from flowrl.training.model_files import model_location
 
     known = family(source.family)
@@ -225,7 +228,9 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     known.check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
-    if judging is None or known.videos == videos:
+    if judging is None:
+        return
+    if (FAMILY.makes_videos(source.model) if source.family in GENERIC else known.videos) == videos:
         return
     if videos:
         raise ValueError(

@@ -20,43 +20,20 @@ from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.cards import ImageOptions, Size, VideoOptions
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refused
-from flowrl.pipelines.generic.stock_call import undecorated
+from flowrl.pipelines.generic.stock_classes import (
+    GUIDER_PARTS,
+    OTHER,
+    check_guider,
+    scale_argument,
+    stock_class,
+    takes_frames,
+    undecorated,
+)
+from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.precision import refuse_unable
-
-_OTHER = "models that are trained have a family (docs/families.md), or are called as docs/generic.md says"
-
-
-def stock_class(model: str, index: Mapping[str, Any]) -> Any:
-    """The stock class of a folder's index, whose call can be stepped from outside as far as its arguments say.
-
-    Raises:
-        ValueError: there is none, or its call is another one.
-    """
-    import diffusers
-
-    name = str(index.get("_class_name"))
-    cls = getattr(diffusers, name, None)
-    if (Path(model) / "modular_model_index.json").is_file() or "Modular" in name:
-        raise ValueError(f"{model} is a modular pipeline, whose blocks no scheduler's place can be taken in: {_OTHER}")
-    if cls is None:
-        raise ValueError(f"{model} is a {name}, which diffusers {diffusers.__version__} does not have: {_OTHER}")
-    taken = inspect.signature(undecorated(cls.__call__)).parameters
-    wanted = [one for one in ("prompt", "latents", "num_inference_steps", "output_type") if one not in taken]
-    if wanted or not hasattr(cls, "encode_prompt"):
-        lacking = wanted or ["encode_prompt"]
-        raise ValueError(f"{name} cannot be trained by pipeline.name=generic, it has no {', '.join(lacking)}: {_OTHER}")
-    if "audio_latents" in taken or hasattr(cls, "prepare_audio_latents"):
-        raise ValueError(f"{name} steps two schedulers in a loop, of images and of sound: {_OTHER}")
-    own = [key for key, one in taken.items() if one.default is one.empty and key not in ("self", "prompt")]
-    own = [
-        key for key in own if taken[key].kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    ]
-    if own:
-        raise ValueError(f"{name} draws from {', '.join(own)} beside a prompt, which pipeline.name=generic has not")
-    return cls
 
 
 def denoiser_parts(index: Mapping[str, Any]) -> dict[str, str]:
@@ -84,27 +61,60 @@ class GenericFamily:
         return None
 
     def _index(self, model: str) -> dict[str, Any]:
-        found = cards.read_part(model, "model_index.json")
+        """What is known of a model's parts: of published ones the class alone, of a hub id that is silent nothing."""
+        known = published(model)
+        found = known.index if known is not None else cards.read_part(model, "model_index.json")
         if found is None and Path(model).is_dir():
             raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
-        return found or {}
+        return dict(found or {})
+
+    def _stock_class(self, model: str, index: Mapping[str, Any]) -> Any:
+        if (Path(model) / "modular_model_index.json").is_file():
+            return stock_class("ModularPipeline", model)
+        return stock_class(str(index.get("_class_name")), model)
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
-        """Refuses a folder whose class cannot be called from outside, and a LoRA that binds to nothing.
+        """Refuses a class that cannot be called from outside, and a LoRA that binds to nothing.
 
         Raises:
             ValueError: says what is wrong.
         """
-        if not Path(model).is_dir():
-            return
         index = self._index(model)
-        cls = stock_class(model, index)
-        if not denoiser_parts(index):
-            raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {_OTHER}")
+        if not index:  # of a hub id while nothing can be asked
+            return
+        cls = self._stock_class(model, index)
+        if published(model) is None and not denoiser_parts(index):
+            raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
+        for part in GUIDER_PARTS:
+            if (index.get(part) or [None])[0] is not None:
+                check_guider(cls.__name__, str(index[part][1]), {})
         denoiser = self.meta_denoiser(model)
         if denoiser is not None:
-            for part in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-                check_targets(part, targets or found_targets(part), rank)
+            for network in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
+                check_targets(network, targets or found_targets(network), rank)
+
+    def sampling(self, model: str) -> dict[str, Any]:
+        """`num_steps` and `guidance_scale` that stock's call has unless told otherwise.
+
+        Raises:
+            ValueError: its class cannot be called from outside.
+        """
+        taken = inspect.signature(undecorated(self._stock_class(model, self._index(model)).__call__)).parameters
+        name = scale_argument(taken)
+        scale = 1.0 if name is None else taken[name].default
+        return {
+            "num_steps": int(taken["num_inference_steps"].default),
+            "guidance_scale": float(scale) if isinstance(scale, (int, float)) else 1.0,
+        }
+
+    def makes_videos(self, model: str) -> bool:
+        """Whether stock's call takes a number of frames.
+
+        Raises:
+            ValueError: its class cannot be called from outside.
+        """
+        taken = inspect.signature(undecorated(self._stock_class(model, self._index(model)).__call__)).parameters
+        return takes_frames(taken)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Checks `pipeline.options`, those that have no key of their own.
@@ -190,18 +200,26 @@ class GenericFamily:
                 "pipeline.name=generic loads a model whole onto one device: remove pipeline.quantize, "
                 "pipeline.offload of its parts, and the splitting of its weights"
             )
-        index = self._index(model) or {"_class_name": cards.hub_class(model)}
-        cls = stock_class(model, index)
+        index = self._index(model)
+        if not index:
+            raise ValueError(
+                f"which stock class {model} is cannot be read here: give a folder, or an id of a hub that this machine "
+                "can reach"
+            )
+        cls = self._stock_class(model, index)
         pipe = stock_loading.load_stock(cls.__name__, model, title=cls.__name__, dtype=dtype, exact=("vae",))
         denoisers = {name: part for name, part in pipe.components.items()
                      if name.startswith(("transformer", "unet")) and isinstance(part, nn.Module)}  # fmt: skip
         if not denoisers or not isinstance(getattr(pipe, "vae", None), nn.Module):
-            raise ValueError(f"{cls.__name__} has not both a transformer or unet and a vae: {_OTHER}")
+            raise ValueError(f"{cls.__name__} has not both a transformer or unet and a vae: {OTHER}")
         schedulers = [n for n, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
         if schedulers != ["scheduler"]:
             raise ValueError(
-                f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {_OTHER}"
+                f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}"
             )
+        for part in GUIDER_PARTS:
+            if (guider := getattr(pipe, part, None)) is not None:
+                check_guider(cls.__name__, type(guider).__name__, dict(guider.config))
         stock_loading.freeze(pipe, device)
         encoders = [name for name, part in pipe.components.items()
                     if name.startswith("text_encoder") and isinstance(part, nn.Module)]  # fmt: skip
@@ -227,7 +245,13 @@ class GenericFamily:
         try:
             p.encode(PROMPTS)
             p.measure()
-            check_reproduces(p)
+            try:
+                check_reproduces(p)
+            except (RuntimeError, ValueError) as error:
+                if out_of_memory(error):
+                    raise
+                p.alone = True  # some classes take one prompt at a time; if that is not what was wrong, it is said
+                check_reproduces(p)
         except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
             if out_of_memory(error):
                 raise

@@ -17,6 +17,7 @@ from flowrl.files import replacing
 from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
+from flowrl.pipelines.generic.stock_classes import scale_argument, takes_frames, undecorated
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
 from flowrl.pipelines.lora import LORA_FILE
@@ -29,10 +30,12 @@ _ROW, _AGAINST, _SCALE = "text_on_host", "negative_text_on_host", "scale_on_host
 
 _ATTENTION = (
     ("to_q", "to_k", "to_v", "to_out.0", "to_out", "to_qkv", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
-    ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq", "wk", "wv", "wo"),
+    ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "qkv_proj", "img_qkv_proj", "txt_kv_proj", "wq", "wk", "wv", "wo"),
     ("to_query", "to_key", "to_value", "out_layer", "query", "key", "value"),
 )
 """Names of attention's projections, as diffusers usually has them and as some networks do."""
+_QUERIES = ("to_q", "to_qkv", "q_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq", "to_query", "query")
+"""Those of which there has to be one, so that not its last layer alone has a usual name."""
 
 
 def found_targets(network: nn.Module) -> tuple[str, ...]:
@@ -43,12 +46,11 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
     """
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     others = [name for name, module in network.named_modules() if not isinstance(module, nn.Linear)]
+    found: tuple[str, ...] = ()
     for ends in _ATTENTION:
-        found = tuple(end for end in ends if any(name.endswith("." + end) for name in linear))
-        found = tuple(
-            end for end in found if not any(name.endswith("." + end) for name in others)
-        )  # PEFT takes no list
-        if found:
+        own = (end for end in ends if any(name.endswith("." + end) for name in linear))
+        found += tuple(end for end in own if not any(name.endswith("." + end) for name in others))  # PEFT takes no list
+        if set(found) & set(_QUERIES):
             return found
     inside = [name for name in linear if any(part.isdigit() for part in name.split("."))]
     last = dict.fromkeys(".".join(part for part in name.split(".")[-2:] if not part.isdigit()) for name in inside)
@@ -74,12 +76,12 @@ class GenericPipeline:
         self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
         self.lora_targets = found_targets(parts[0])
         self.attention = "native"
-        self.parameters = inspect.signature(stock_call.undecorated(type(pipe).__call__)).parameters
+        self.parameters = inspect.signature(undecorated(type(pipe).__call__)).parameters
         self.levels = Levels.of(pipe.scheduler)
         self.texts = Texts(encode=pipe.encode_prompt)
-        self.keeps_encoders = False
+        self.keeps_encoders, self.alone = False, False
         self.height, self.width = options.height, options.width
-        self.videos = bool({"num_frames", "frames"} & set(self.parameters))
+        self.videos = takes_frames(self.parameters)
         self.fps: float | None = None
         if self.videos:
             rate = self.parameters.get("frame_rate")
@@ -93,11 +95,9 @@ class GenericPipeline:
 
     @property
     def scale_name(self) -> str | None:
-        """The argument that sets guidance; None where there is none."""
-        true = self.parameters.get("true_cfg_scale")
-        if true is not None and isinstance(true.default, (int, float)) and true.default > 1:
-            return "true_cfg_scale"
-        return "guidance_scale" if "guidance_scale" in self.parameters else None
+        """The argument or part that sets guidance; None where there is none."""
+        named = scale_argument(self.parameters)
+        return "guider" if named is None and getattr(self.pipe, "guider", None) is not None else named
 
     def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 2) -> dict[str, Any]:
         """Arguments of stock's call that are the same for all latents; some classes have no schedule of one step.
@@ -112,15 +112,19 @@ class GenericPipeline:
             **dict.fromkeys(("num_frames", "frames"), options.num_frames),
             "max_sequence_length": options.max_sequence_length, "negative_prompt": [NEGATIVE] * b if negative else None,
             "use_resolution_binning": False,  # sizes are those asked for
+            "enable_prompt_rewrite": False,  # which the text encoder would do in each call
         }  # fmt: skip
-        if self.scale_name is not None:
+        guider = {}
+        if self.scale_name == "guider":
+            guider = {"guider": self.pipe.guider.new(guidance_scale=scale)}
+        elif self.scale_name is not None:
             given[self.scale_name] = scale
         elif scale != 1:
             raise ValueError(
                 f"{type(self.pipe).__name__} takes no guidance scale, got {scale:g}: set sampler.guidance_scale=1 and "
                 "eval.guidance_scale=1"
             )
-        return {key: value for key, value in given.items() if value is not None and key in self.parameters}
+        return guider | {key: value for key, value in given.items() if value is not None and key in self.parameters}
 
     def asked(self, num_steps: int, scale: float) -> Asked:
         """What stock's call asks for at a number of steps and a guidance scale; some text was encoded before."""
@@ -152,16 +156,19 @@ class GenericPipeline:
         return self.levels.velocity(x, output, t)
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        """Velocity in float32: one stock call for all rows of one level whose prompts have one length."""
+        """Velocity in float32: one stock call for all rows of one level whose prompts have one length.
+
+        `alone` is one for each row, of classes that take one prompt at a time.
+        """
         texts = cond.tensors[_ROW].tolist()
         against = cond.tensors[_AGAINST].tolist() if _AGAINST in cond.tensors else None
         scale = float(cond.tensors[_SCALE][0]) if _SCALE in cond.tensors else 1.0
         groups: dict[Any, list[int]] = {}
         for row, level in enumerate(timestep.tolist()):
             kinds = self.texts.kind(texts[row]), None if against is None else self.texts.kind(against[row])
-            groups.setdefault((level, kinds), []).append(row)
+            groups.setdefault((level, kinds, row if self.alone else None), []).append(row)
         parts, order = [], []
-        for (level, _), rows in groups.items():
+        for (level, *_), rows in groups.items():
             at = torch.tensor(rows, device=x.device)
             negatives = None if against is None else [against[row] for row in rows]
             own = x if len(rows) == len(x) else x[at]
@@ -301,10 +308,20 @@ class GenericPipeline:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Finds the shapes of latents and images of the drawn size, by stock's own code."""
+        """Finds the shapes of latents and images of the drawn size, by stock's own code.
+
+        Raises:
+            ValueError: that code draws another size.
+        """
         self._asked = {}
         self.latent_shape = self.asked(2, 1.0).shape
         self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
+        drawn, wanted = self.image_shape[-2:], (self.height, self.width)
+        if any(one not in (None, own) for one, own in zip(wanted, drawn, strict=True)):
+            raise ValueError(
+                f"{type(self.pipe).__name__} draws {drawn[0]} x {drawn[1]} where {wanted[0]} x {wanted[1]} pixels are "
+                "asked for: set pipeline.height and pipeline.width, and eval's, to a size that it draws"
+            )
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Stock's call without a step: what it does with finished latents, slice by slice."""
@@ -332,6 +349,18 @@ class GenericPipeline:
             images = stock_call.call(self.pipe, given)[0]
         found = torch.stack(list(images)) if isinstance(images, (list, tuple)) else images
         return found.float()
+
+    @property
+    def sound_rate(self) -> None:
+        """Nothing that is called here makes sound."""
+
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        """Refused.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{type(self.pipe).__name__} makes no sound")
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Refused.

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.pipelines.generic.stock_classes import undecorated
+
 POSITIVE, NEGATIVE = "the prompt", "the negative prompt"
 """Texts that a stock call is given instead of prompts: what stands in for `encode_prompt` knows them."""
 
@@ -43,12 +45,6 @@ class Asked:
     shape: tuple[int, ...]
     levels: dict[str, Any]
     negative: bool
-
-
-def undecorated(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function without decorators: stock's `no_grad` is one."""
-    found: Callable[..., Any] = inspect.unwrap(call)
-    return found
 
 
 @contextmanager
@@ -113,8 +109,13 @@ class _Stepped:
 
 
 def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
-    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached."""
-    with warnings.catch_warnings():
+    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached.
+
+    A `guider` among the arguments is no argument: it stands where the pipeline has its own.
+    """
+    guider = {key: value for key, value in arguments.items() if key == "guider"}
+    arguments = {key: value for key, value in arguments.items() if key not in guider}
+    with standing_in(pipe, **guider), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)  # of Mochi in float32
         try:
             return undecorated(type(pipe).__call__)(pipe, **arguments)

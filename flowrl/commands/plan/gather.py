@@ -126,7 +126,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     trained = _trained(config.policy, family)
     targets = trained.targets or ()
     drawn, denoisers = family.planned_size(model, options), few_blocks(family, model, targets)
-    unknown = f"no configuration of {config.pipeline.model} is known without its download" * (denoisers is None)
+    unknown = _unknown(config.pipeline.model, denoisers) if drawn is None or denoisers is None else ""
     if drawn is not None and denoisers is not None:
         size = (drawn.height, drawn.width, drawn.num_frames)
         network = measure(
@@ -308,6 +308,17 @@ def _prompts(config: TrainConfig) -> list[str] | None:
 
 def _train_prompts(config: TrainConfig) -> int | None:
     return len(read_prompts(config.prompts, config.prompts.train)) if is_here(config.prompts.train) else None
+
+
+def _unknown(model: str, denoisers: FewBlocks | None) -> str:
+    """Why a network cannot be measured."""
+    if denoisers is None:
+        return f"no configuration of {model} is known without its download"
+    parameters = sum(parameter.numel() for parameter in denoisers.least.parameters())
+    return (
+        f"with what a pipeline that no family is written for calls its network of {parameters:,} parameters is known "
+        "once its own code runs: measure it with 'flowrl bench'"
+    )
 
 
 def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -18,7 +17,8 @@ from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
 WIDTH = 16
 
 
-def _vae(channels: int = 4, levels: int = 2, **changes: Any) -> Any:
+def image_vae(channels: int = 4, levels: int = 2, **changes: Any) -> Any:
+    """An autoencoder of images."""
     return diffusers.AutoencoderKL(
         block_out_channels=(8,) * levels, down_block_types=("DownEncoderBlock2D",) * levels, latent_channels=channels,
         up_block_types=("UpDecoderBlock2D",) * levels, norm_num_groups=4, sample_size=16, **changes,
@@ -39,11 +39,12 @@ def _t5(kind: str = "T5") -> dict[str, Any]:
     return {"tokenizer": tokenizer, "text_encoder": getattr(transformers, f"{kind}EncoderModel")(config)}
 
 
-def _flow(**changes: Any) -> Any:
+def flow(**changes: Any) -> Any:
+    """A flow scheduler."""
     return diffusers.FlowMatchEulerDiscreteScheduler(**changes)
 
 
-def _denoiser(cls: str, **settings: Any) -> Any:
+def denoiser(cls: str, **settings: Any) -> Any:
     """A network whose last layers, which some classes set to zero, are not."""
     network = getattr(diffusers, cls)(**settings)
     for parameter in network.parameters():
@@ -54,8 +55,8 @@ def _denoiser(cls: str, **settings: Any) -> Any:
 
 def _pixart() -> dict[str, Any]:
     return {
-        **_t5(), "vae": _vae(), "scheduler": diffusers.DPMSolverMultistepScheduler(),
-        "transformer": _denoiser(
+        **_t5(), "vae": image_vae(), "scheduler": diffusers.DPMSolverMultistepScheduler(),
+        "transformer": denoiser(
             "PixArtTransformer2DModel", num_attention_heads=2, attention_head_dim=8, num_layers=2, sample_size=8,
             cross_attention_dim=WIDTH, caption_channels=WIDTH,
         ),
@@ -64,8 +65,8 @@ def _pixart() -> dict[str, Any]:
 
 def _aura() -> dict[str, Any]:
     return {
-        **_t5("UMT5"), "vae": _vae(), "scheduler": _flow(shift=1.73),
-        "transformer": _denoiser(
+        **_t5("UMT5"), "vae": image_vae(), "scheduler": flow(shift=1.73),
+        "transformer": denoiser(
             "AuraFlowTransformer2DModel", sample_size=8, num_mmdit_layers=1, num_single_dit_layers=1,
             attention_head_dim=8, num_attention_heads=2, joint_attention_dim=WIDTH, caption_projection_dim=WIDTH,
             pos_embed_max_size=64,
@@ -75,8 +76,8 @@ def _aura() -> dict[str, Any]:
 
 def _chroma() -> dict[str, Any]:
     return {
-        **_t5(), "vae": _vae(shift_factor=0.1), "scheduler": _flow(),
-        "transformer": _denoiser(
+        **_t5(), "vae": image_vae(shift_factor=0.1), "scheduler": flow(),
+        "transformer": denoiser(
             "ChromaTransformer2DModel", in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16,
             num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 4, 8), approximator_num_channels=8,
             approximator_hidden_dim=32, approximator_layers=1,
@@ -86,8 +87,8 @@ def _chroma() -> dict[str, Any]:
 
 def _bria() -> dict[str, Any]:
     return {
-        **_t5(), "vae": _vae(shift_factor=0.1), "scheduler": _flow(use_dynamic_shifting=True),
-        "transformer": _denoiser(
+        **_t5(), "vae": image_vae(shift_factor=0.1), "scheduler": flow(use_dynamic_shifting=True),
+        "transformer": denoiser(
             "BriaTransformer2DModel", in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=8,
             num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=[0, 4, 4],
         ),
@@ -96,8 +97,8 @@ def _bria() -> dict[str, Any]:
 
 def _lumina2() -> dict[str, Any]:
     return {
-        **gemma(), "vae": _vae(shift_factor=0.1, levels=4), "scheduler": _flow(shift=6.0),
-        "transformer": _denoiser(
+        **gemma(), "vae": image_vae(shift_factor=0.1, levels=4), "scheduler": flow(shift=6.0),
+        "transformer": denoiser(
             "Lumina2Transformer2DModel", sample_size=8, in_channels=4, hidden_size=24, num_layers=1,
             num_refiner_layers=1, num_attention_heads=2, num_kv_heads=1, multiple_of=8, axes_dim_rope=(4, 4, 4),
             axes_lens=(512, 32, 32), cap_feat_dim=WIDTH,
@@ -113,8 +114,8 @@ def _cogview4() -> dict[str, Any]:
     }  # fmt: skip
     return {
         "tokenizer": tokenizer, "text_encoder": transformers.GlmModel(transformers.GlmConfig(**settings)),
-        "vae": _vae(), "scheduler": _flow(use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75),
-        "transformer": _denoiser(
+        "vae": image_vae(), "scheduler": flow(use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75),
+        "transformer": denoiser(
             "CogView4Transformer2DModel", in_channels=4, out_channels=4, num_layers=2, attention_head_dim=8,
             num_attention_heads=2, text_embed_dim=WIDTH, time_embed_dim=8, condition_dim=4, sample_size=16,
             rope_axes_dim=(64, 64),
@@ -124,10 +125,10 @@ def _cogview4() -> dict[str, Any]:
 
 def _cogview3() -> dict[str, Any]:
     return {
-        **_t5(), "vae": _vae(),
+        **_t5(), "vae": image_vae(),
         "scheduler": diffusers.CogVideoXDDIMScheduler(prediction_type="v_prediction", rescale_betas_zero_snr=True,
                                                       timestep_spacing="trailing", clip_sample=False),
-        "transformer": _denoiser(
+        "transformer": denoiser(
             "CogView3PlusTransformer2DModel", in_channels=4, out_channels=4, num_layers=2, attention_head_dim=8,
             num_attention_heads=2, text_embed_dim=WIDTH, time_embed_dim=8, condition_dim=4, pos_embed_max_size=16,
             sample_size=8,
@@ -137,12 +138,12 @@ def _cogview3() -> dict[str, Any]:
 
 def _mochi() -> dict[str, Any]:
     return {
-        **_t5(), "scheduler": _flow(invert_sigmas=True),
+        **_t5(), "scheduler": flow(invert_sigmas=True),
         "vae": diffusers.AutoencoderKLMochi(
             encoder_block_out_channels=(32,) * 4, decoder_block_out_channels=(32,) * 4, latent_channels=12,
             layers_per_block=(1, 1, 1, 1, 1), add_attention_block=(False,) * 5,
         ),
-        "transformer": _denoiser(
+        "transformer": denoiser(
             "MochiTransformer3DModel", num_attention_heads=2, attention_head_dim=8, num_layers=2,
             pooled_projection_dim=WIDTH, in_channels=12, text_embed_dim=WIDTH, time_embed_dim=8,
             max_sequence_length=CONTEXT,
@@ -155,7 +156,7 @@ def _skyreels() -> dict[str, Any]:
         **_t5("UMT5"), "vae": _wan_vae(),
         "scheduler": diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True,
                                                        flow_shift=8.0),
-        "transformer": _denoiser(
+        "transformer": denoiser(
             "SkyReelsV2Transformer3DModel", num_attention_heads=2, attention_head_dim=12, in_channels=4,
             out_channels=4, text_dim=WIDTH, freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=32,
         ),
@@ -165,7 +166,7 @@ def _skyreels() -> dict[str, Any]:
 def _sana_video() -> dict[str, Any]:
     return {
         **gemma(), "vae": _wan_vae(), "scheduler": diffusers.DPMSolverMultistepScheduler(**SANA_LEVELS),
-        "transformer": _denoiser(
+        "transformer": denoiser(
             "SanaVideoTransformer3DModel", in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=12,
             num_layers=2, num_cross_attention_heads=2, cross_attention_head_dim=12, cross_attention_dim=24,
             caption_channels=WIDTH, sample_size=4, rope_max_seq_len=32,
@@ -178,9 +179,9 @@ def _ovis() -> dict[str, Any]:
     tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     encoder = transformers.Qwen3Model(transformers.Qwen3Config(**text_config(tokenizer), head_dim=8))
     return {
-        "tokenizer": tokenizer, "text_encoder": encoder, "vae": _vae(shift_factor=0.1),
-        "scheduler": _flow(use_dynamic_shifting=True),
-        "transformer": _denoiser(
+        "tokenizer": tokenizer, "text_encoder": encoder, "vae": image_vae(shift_factor=0.1),
+        "scheduler": flow(use_dynamic_shifting=True),
+        "transformer": denoiser(
             "OvisImageTransformer2DModel", in_channels=16, out_channels=16, num_layers=1, num_single_layers=1,
             attention_head_dim=16, num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 4, 8),
         ),
@@ -204,12 +205,3 @@ TINY_GENERIC: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
     "SanaVideoPipeline": (_sana_video, _CLIP),
 }
 """Stock class -> what its parts are made by, and the settings that it is loaded with."""
-
-
-def save_tiny_generic(name: str, folder: Path) -> Path:
-    """A complete folder of a stock class."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        parts = TINY_GENERIC[name][0]()
-        getattr(diffusers, name)(**parts).save_pretrained(folder)
-    return folder

@@ -11,23 +11,20 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-import yaml
-from family_sampling import adapted, idle_tensors, replayed
-from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
-from tiny_generic import TINY_GENERIC, save_tiny_generic
+from generic_proof import one_iteration, proof
+from tiny_generic import TINY_GENERIC
+from tiny_generic_later import LATER, save_tiny_generic
 from torch import Tensor
 
-from flowrl.commands.train.run import train
-from flowrl.pipelines import family, family_of
+from flowrl.pipelines import STOCK, ModelFamily, Pipeline, family, family_of
+from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces
+from flowrl.pipelines.generic.stock_classes import check_guider
 from flowrl.randomness import counter_normal
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")  # stock Chroma's own
-REWARDS = """
-def darkness(images, prompts, metadata):
-    return -images.mean((1, 2, 3))
-"""
+OWN = {"ChromaPipeline": "chroma", "Lumina2Pipeline": "lumina2"}
+"""Families written by hand that have the class too: the generic route has to be asked for by its name."""
 TRAINED = ("AuraFlowPipeline", "CogView3PlusPipeline", "SkyReelsV2Pipeline")
 """Trained from the command on in every run of the tests: a flow, a noise-predicting model, a video."""
 
@@ -40,65 +37,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @cache
 def _loaded(name: str, folder: Path) -> Any:
-    return family(family_of(str(folder))).load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
+    return family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
 
 
 @pytest.mark.parametrize("name", TINY_GENERIC)
 def test_a_class_without_a_family_trains_and_its_lora_loads_in_stock(name: str, folders: Any, tmp_path: Path) -> None:
     folder = folders(name)
-    assert family_of(str(folder)) == "generic"
+    assert family_of(str(folder)) == OWN.get(name, "generic")
     family("generic").check(str(folder), None, 2)
-    p: Any = family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
-    policy = adapted(p)
-    cond, negative = p.encode(PROMPTS), p.encode(["blue"])
-    velocity = p.guided(p.network, cond, negative, 2.0)
-    log_prob = replayed(p, velocity, 2, 3)  # the same to the bit as the rollout's
-    idle = idle_tensors(policy, log_prob.sum())
-    assert len(idle) < len(policy.parameters) / 2
-    assert check_reproduces(p) < 1e-5  # with the LoRA too
-    p.save_lora(tmp_path, policy.peft_tensors(), policy.config)
-    x, level = counter_normal((1, *p.latent_shape), "x"), p.schedule(3, "diffusers")
-    with torch.no_grad():
-        tuned = p.guided(p.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
-    again: Any = family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
-    again.encode([*PROMPTS, "blue"])
-    if hasattr(again.pipe, "load_lora_weights"):
-        again.pipe.load_lora_weights(tmp_path)
-    else:
-        PeftModel.from_pretrained(again.pipe.transformer, str(tmp_path))  # its layers are put into the network
-    assert any(isinstance(layer, BaseTunerLayer) for layer in again.denoiser.modules())
-    with torch.no_grad():
-        loaded = again.guided(again.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
-    torch.testing.assert_close(loaded, tuned, atol=1e-5 * float(tuned.abs().max()), rtol=1e-5)
+    assert proof(name, folder, tmp_path)["deviation"] < 1e-5
 
 
-def _run(name: str, folder: Path, room: Path) -> list[dict[str, Any]]:
-    """One training iteration from the command; the rows of its log."""
-    room.mkdir(exist_ok=True)
-    (room / "prompts.txt").write_text("a red fox\na blue cat on a table\n")
-    (room / "rewards.py").write_text(REWARDS)
-    config: dict[str, Any] = {
-        "num_iterations": 1, "prompts_per_step": 2, "group_size": 2, "eval_every": 1, "progress": False,
-        "out": str(room / "run"), "threads": 1,
-        "pipeline": {"model": str(folder), "dtype": "float32", "device": "cpu", **TINY_GENERIC[name][1]},
-        "policy": {"lora_rank": 2},
-        "sampler": {"kernel": "flow_sde", "noise_level": 0.3, "num_steps": 3, "guidance_scale": 2.0,
-                    "sde_window_range": [0, 2]},
-        "prompts": {"train": str(room / "prompts.txt"), "eval": str(room / "prompts.txt")},
-        "rewards": [{"file": str(room / "rewards.py"), "function": "darkness"}],
-        "eval": {"num_images": 2}, "logging": {"tensorboard": False},
-    }  # fmt: skip
-    (room / "run.yaml").write_text(yaml.safe_dump(config))
-    assert train(str(room / "run.yaml"), []) == 0
-    return [json.loads(line) for line in (room / "run" / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in TRAINED else pytest.param(name, marks=pytest.mark.slow) for name in TINY_GENERIC]
-)
+@pytest.mark.parametrize("name", TRAINED)
 def test_one_training_iteration(name: str, folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Command to LoRA file; the first ratio is exactly 1."""
-    rows = _run(name, folders(name), tmp_path / "room")
+    """Command to LoRA file; the first ratio is exactly 1. All others: tests/trials/generic_classes.py."""
+    rows = one_iteration(name, folders(name), tmp_path / "room", route="generic" if name in OWN else None)
     capsys.readouterr()
     trained = next(row for row in rows if "ratio_first_deviation" in row)
     assert trained["ratio_first_deviation"] == 0
@@ -146,6 +99,23 @@ def test_images_carry_gradient(folders: Any) -> None:
     assert gradient.abs().sum() > 0
 
 
+def test_it_has_all_that_recipes_and_commands_ask_for(folders: Any) -> None:
+    p = _loaded("AuraFlowPipeline", folders("AuraFlowPipeline"))
+    for asked, made in ((Pipeline, p), (ModelFamily, family("generic"))):
+        names = {name for name in (*vars(asked), *asked.__annotations__) if not name.startswith("_")}
+        assert [name for name in names if not hasattr(made, name)] == []
+    assert p.sound_rate is None
+
+
+@pytest.mark.filterwarnings("ignore:`LoraLoaderMixin` is deprecated:FutureWarning")  # stock PRX's own
+def test_a_class_that_guides_one_prompt_at_a_time(tmp_path: Path) -> None:
+    folder = save_tiny_generic("PRXPipeline", tmp_path)
+    p: Any = family("generic").load(str(folder), dtype=torch.float32, **LATER["PRXPipeline"][1])
+    assert p.alone
+    assert p.lora_targets == ("to_out.0", "img_qkv_proj", "txt_kv_proj")
+    assert check_reproduces(p) < 1e-5
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -158,16 +128,42 @@ def _index(folder: Path, name: str, **parts: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("NoSuchPipeline", "which diffusers .* does not have"),
+        ("NoSuchPipeline", "nor has diffusers .* a pipeline of this name"),
         ("LTX2Pipeline", "two schedulers"),
         ("WanModularPipeline", "modular pipeline"),
         ("DDPMPipeline", "has no prompt"),
+        ("StableDiffusion3Img2ImgPipeline", "begins at a given image"),
+        ("AutoencoderKL", "nor has diffusers .* a pipeline"),
         ("StableVideoDiffusionPipeline", "has no prompt"),
     ],
 )
 def test_classes_are_refused_in_words(name: str, said: str, tmp_path: Path) -> None:
+    folder = _index(tmp_path, name)
     with pytest.raises(ValueError, match=said):
-        family("generic").check(_index(tmp_path, name), None)
+        family("generic").check(folder, None)
+    if name not in STOCK:
+        with pytest.raises(ValueError, match=said):
+            family_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [("AdaptiveProjectedMixGuidance", {}), ("ClassifierFreeGuidance", {"stop": 0.5})]
+)
+def test_guiders_that_go_by_the_step_are_refused(kind: str, config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"guided by {kind}, which goes by the number of the step"):
+        check_guider("APipeline", kind, config)
+    check_guider("APipeline", "ClassifierFreeGuidance", {"guidance_scale": 6.0, "start": 0.0, "stop": 1.0})
+    if not config:
+        parts = {"transformer": ["diffusers", "HunyuanImageTransformer2DModel"], "guider": ["diffusers", kind]}
+        with pytest.raises(ValueError, match=kind):
+            family("generic").check(_index(tmp_path, "HunyuanImagePipeline", **parts), None)
+
+
+def test_a_size_that_stock_changes_is_refused(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = _loaded("AuraFlowPipeline", folders("AuraFlowPipeline"))
+    monkeypatch.setattr(GenericPipeline, "_decoded", lambda self, latents: torch.zeros(1, 3, 64, 64))
+    with pytest.raises(ValueError, match="draws 64 x 64 where 32 x 16 pixels are asked for"):
+        p.resized(32, 16)
 
 
 def test_what_reads_the_step_is_refused(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:

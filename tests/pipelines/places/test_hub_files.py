@@ -68,6 +68,9 @@ REPOSITORIES = {
     "me/adapter": Repository(others=("pytorch_lora_weights.safetensors",)),
     "me/one-file": Repository(others=("dreams_v8.safetensors",)),
     "me/words": Repository(small={"config.json": {}}),
+    "me/absent": Repository(small={"model_index.json": {"_class_name": "NoSuchPipeline"}}),
+    "me/video": Repository(small={"model_index.json": {"_class_name": "StableVideoDiffusionPipeline"}}),
+    "me/aura": Repository(small={"model_index.json": {"_class_name": "AuraFlowPipeline", "vae": [None, None]}}),
     "me/inpaint": Repository(small={"model_index.json": {"_class_name": "StableDiffusionInpaintPipeline"}}),
 }
 
@@ -120,7 +123,12 @@ def test_a_fine_tune_is_known_by_its_configuration(model: str, hub: FakeHub) -> 
         ("me/adapter", r"no diffusers pipeline: it has no model_index.json, but a LoRA: set policy.init_lora"),
         ("me/one-file", r"files of weights: download dreams_v8.safetensors and set pipeline.model to its path"),
         ("me/words", r"me/words on the hub is no diffusers pipeline: .* diffusers' layout"),
-        ("me/inpaint", r"me/inpaint is a StableDiffusionInpaintPipeline, and no family loads that: there are "),
+        (
+            "me/inpaint",
+            r"me/inpaint is a StableDiffusionInpaintPipeline, which no family loads .* fills what a mask",
+        ),
+        ("me/absent", r"me/absent is a NoSuchPipeline, and no family loads that, nor has diffusers .* docs/generic.md"),
+        ("me/video", r"me/video is a StableVideoDiffusionPipeline, .* has no prompt"),
         ("me/dreams@v7", r"me/dreams on the hub has no revision v7: set pipeline.revision to a branch, tag or commit"),
         ("an id/with words", r"neither a folder or file here nor a hub id \(OWNER/NAME\)"),
         ("./nowhere", r"there is no ./nowhere: correct pipeline.model"),
@@ -132,6 +140,20 @@ def test_what_cannot_be_loaded_says_so_before_anything_is_fetched(
     with pytest.raises(ValueError, match=words):
         family_name(name, model)
     assert {one.split(" ")[-1] for one in hub.files()} <= {"model_index.json"}
+
+
+def test_a_class_without_a_family_is_generic_and_what_it_lacks_is_refused_by_its_index(hub: FakeHub) -> None:
+    assert family_of("me/aura") == family_name(None, "me/aura") == "generic"
+    with pytest.raises(ValueError, match=r"of the family generic, got pipeline\.name=sdxl: leave"):
+        family_name("sdxl", "me/aura")
+    with pytest.raises(ValueError, match="no part named transformer or unet"):
+        family("generic").check("me/aura", None)
+    assert family_name("generic", "me/inpaint") == "generic"  # called so, it is refused by the next check
+    with pytest.raises(ValueError, match="fills what a mask leaves out"):
+        family("generic").check("me/inpaint", None)
+    source = find_source("me/aura")
+    assert (source.family, source.num_steps, source.guidance_scale) == ("generic", 50, 3.5)
+    family("generic").check(MEDIUM, None)  # a published one can be called so
 
 
 def test_offline_the_cache_is_looked_at_first_and_then_the_name_counts(
