@@ -153,6 +153,7 @@ MEMBERS: tuple[Private, ...] = (
     Private("torch:Tensor._version", "whether a buffer was written meanwhile"),
     Private("torch:UntypedStorage._cdata", "which tensors share their memory"),
     Private("torch:ops.aten.mm.default._overloadpacket", "the operation that a formula of FLOPs is kept under"),
+    Private("torch:ops.aten.mm.default._schema", "whether an operation writes to what it is given"),
     Private("torch:ops.mkldnn._is_mkldnn_bf16_supported", "whether this CPU multiplies bfloat16"),
     Private("torch:ops.mkldnn._is_mkldnn_fp16_supported", "whether this CPU multiplies float16"),
     Private("torch._inductor.config:emulate_precision_casts", "compiled code rounds where eager code does"),
@@ -162,6 +163,8 @@ MEMBERS: tuple[Private, ...] = (
 
 COMPILER = "torch._dynamo"
 """The module whose import takes seconds; a plan does without (`flowrl.commands.plan.light_libraries`)."""
+SIZES = "torch.fx.experimental.symbolic_shapes"
+"""The module that torch asks what is known of sizes, which takes SymPy with it; likewise."""
 NOTES: Mapping[str, str] = {
     "torch.utils._pytree": "register_constant() on Enum",
     "diffusers.quantizers.torchao.torchao_quantizer": "Unable to import `torchao` Tensor objects",
@@ -329,6 +332,11 @@ def storage_key(tensor: Tensor) -> int:
 def operation_of(func: Any) -> Any:
     """The operation that an overload which torch dispatches belongs to."""
     return func._overloadpacket
+
+
+def writes(func: Any) -> bool:
+    """Whether an overload writes to one of its arguments."""
+    return bool(func._schema.is_mutable)
 
 
 def products_by_dtype() -> dict[str, bool]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from accelerate.utils import gather_object
 
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, replacing, write_atomically
@@ -213,7 +212,7 @@ class Run:
         if not self.main and digest_of_newest(self.folder) == digest:
             with suppress(ValueError):
                 found[0] = read_checkpoint(self.folder)[0]
-        return found[0] if all(gather_object([found[0] is not None])) else on_main(lambda: found[0])
+        return found[0] if all(_gathered([found[0] is not None])) else on_main(lambda: found[0])
 
     def begin(self, first: int, **facts: Any) -> None:
         """Everything is restored and iteration `first` comes next: from here on the folder changes.
@@ -315,13 +314,13 @@ class Run:
         """The lists of all ranks, one after another."""
         if self.processes == 1:
             return mine
-        return list(gather_object(mine if self.first else []))
+        return list(_gathered(mine if self.first else []))
 
     def of_first(self, mine: T) -> T:
         """What the first process of this rank has; every process calls it."""
         if self.layout.context == 1:
             return mine
-        found: T = gather_object([mine])[self.rank * self.layout.context]
+        found: T = _gathered([mine])[self.rank * self.layout.context]
         return found
 
 
@@ -333,10 +332,18 @@ def _refuse_different(inputs: Mapping[str, Any], processes: int) -> None:
     """
     if processes == 1:
         return
-    digests = gather_object([digest_of({part: inputs[part] for part in ("config", "prompts")})])
+    digests = _gathered([digest_of({part: inputs[part] for part in ("config", "prompts")})])
     other = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
     if other:
         raise ValueError(
             f"processes {', '.join(other)} were given other settings or prompts than process 0: where nodes share no "
             "disk, each needs the same config.yaml and prompt files"
         )
+
+
+def _gathered(mine: list[Any]) -> list[Any]:
+    """What every process has, in their order."""
+    from accelerate.utils import gather_object  # a third of a second, and a plan asks nobody
+
+    found: list[Any] = gather_object(mine)
+    return found

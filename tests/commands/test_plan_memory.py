@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 from flowrl.commands.plan import gather as gathering
+from flowrl.commands.plan import traces
 from flowrl.commands.plan.decoding import _without_scheduler, decode_peaks
 from flowrl.commands.plan.fits import Choices, Fit, card_gib, fit
 from flowrl.commands.plan.memory import (
@@ -33,7 +34,7 @@ from flowrl.commands.plan.memory import (
     memory_of,
     trained_bytes,
 )
-from flowrl.commands.plan.network import Network, Trained, few_blocks, measure
+from flowrl.commands.plan.network import Network, Trained, few_blocks, measure, without_gradient
 from flowrl.commands.plan.traces import Trace
 from flowrl.commands.plan.weights import Weights, weights_of
 from flowrl.config.sections import OptimConfig
@@ -213,6 +214,35 @@ def test_activations_are_those_of_a_network_on_the_cpu(
     network.enable_gradient_checkpointing()
     network.train()
     assert found.saved_checkpointed + found.beside == pytest.approx(peak_on_cpu(both_passes) / rows, rel=0.1)
+
+
+def test_what_was_made_once_is_made_alike() -> None:
+    """Counts of a network whose operations were all met before are those of the first time."""
+    own: Any = family("wan")
+    call, targets = call_of("wan", WAN, (64, 64, 17)), own.lora_targets
+    traces._MADE.clear()
+    found = []
+    for _ in range(2):
+        denoisers = few_blocks(own, WAN, targets)
+        assert denoisers is not None
+        found.append(measure(denoisers, call, trained=Trained(targets=targets, rank=RANK), dtype=torch.bfloat16))
+        found.append(replace(found[-1], saved=without_gradient(denoisers, call)[1]))
+    assert found[:2] == found[2:]
+    assert traces._MADE
+
+
+def test_an_operation_that_shares_or_writes_is_never_remembered() -> None:
+    traces._MADE.clear()
+    with Trace():
+        x = torch.empty(4, 6, device="meta")
+        seen = [x.view(6, 4), x.add_(1.0), x[1:], torch.ones(3) + 1, torch.ops.aten._unsafe_view(x, [24])]
+    assert [asked[0] for asked in traces._MADE] == [torch.ops.aten.empty.memory_format]
+    assert [tensor.untyped_storage()._cdata == x.untyped_storage()._cdata for tensor in seen] == [
+        True, True, True, False, True,
+    ]  # fmt: skip
+    with Trace():
+        wide = [torch.empty(2, device="meta", dtype=torch.int64) * factor for factor in (1, 1.0, 1, 1.0, True)]
+    assert [tensor.dtype for tensor in wide] == [torch.int64, torch.float32, torch.int64, torch.float32, torch.int64]
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 
 from PIL import Image
@@ -24,7 +25,8 @@ def images(run: RunData, home: Path) -> str:
     chosen = run.pairs[: MAX_CLIPS if video else MAX_PAIRS]
     clips = [clip for pair in chosen for clip in (pair.before_clip, pair.after_clip) if clip is not None]
     address = clip_addresses(clips, home)
-    shown = [cell for pair in chosen if (cell := _pair(pair, address))]
+    heard = set(filter(has_sound, clips))
+    shown = [cell for pair in chosen if (cell := _pair(pair, address, heard))]
     if not shown:
         return ""
     rest = len(run.pairs) - len(shown)
@@ -32,7 +34,7 @@ def images(run: RunData, home: Path) -> str:
     if video:
         more += " Beside each clip are frames spread evenly over it, the first and the last among them."
         linked = any(not value.startswith("data:") for value in address.values())
-        more += " Clips with sound wait to be started." if any(map(has_sound, clips)) else ""
+        more += " Clips with sound wait to be started." if heard else ""
         more += " The clips are files in samples/: keep this page where it is." if linked else ""
     title = "Before and after" if len(run.pair_iterations) > 1 else "Videos" if video else "Images"
     edits = any(pair.sources for pair in chosen)
@@ -55,8 +57,8 @@ def _lead(run: RunData, video: bool, edits: bool) -> str:
     )
 
 
-def _pair(pair: Pair, address: dict[Path, str]) -> str:
-    """A figure of one prompt; nothing where one of its images cannot be read."""
+def _pair(pair: Pair, address: dict[Path, str], heard: Set[Path]) -> str:
+    """A figure of one prompt, its clips silent but for those `heard`; nothing where an image cannot be read."""
     sides: list[Side] = [("before", pair.before, pair.before_clip)]
     if pair.after is not None:
         sides.append(("after", pair.after, pair.after_clip))
@@ -64,7 +66,7 @@ def _pair(pair: Pair, address: dict[Path, str]) -> str:
         sources = "".join(_image("source", path, f"source: {pair.prompt}") for path in pair.sources)
         stills = [_image(side, path, f"{side} training: {pair.prompt}") for side, path, clip in sides if clip is None]
         shots = [
-            _shot(side, path, address[clip], pair.prompt, has_sound(clip))
+            _shot(side, path, address[clip], pair.prompt, clip in heard)
             for side, path, clip in sides
             if clip is not None
         ]
