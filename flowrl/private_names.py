@@ -67,6 +67,10 @@ NAMES: Mapping[str, Private] = {
         "diffusers.models.attention:AttentionModuleMixin", "how attention of newer networks is recognised"
     ),
     "Attention": Private("diffusers.models.attention_processor:Attention", "how attention of others is recognised"),
+    "QwenImage21AttnProcessor": Private(
+        "diffusers.models.transformers.transformer_qwenimage21:QwenImage21AttnProcessor",
+        "which attention leaves its backend out without a cache",
+    ),
     "SanaLinearAttnProcessor2_0": Private(
         "diffusers.models.attention_processor:SanaLinearAttnProcessor2_0", "which of Sana's attention is linear"
     ),

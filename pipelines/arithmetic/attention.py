@@ -3,7 +3,8 @@
 A kernel (`attention_words.KERNELS`) is set on the attention processors of one network, never for the process:
 `set_attention_backend` of a diffusers model becomes the default of every other model, and does nothing to networks that
 call torch's attention directly. Processors that go through diffusers' dispatcher read their backend from themselves.
-Where a processor calls torch's attention directly (UNets, CogVideoX, Sana), and for kernels that know nothing of
+Where a processor calls torch's attention directly (UNets, CogVideoX, Sana) or leaves its backend out (Qwen-Image-2.1
+without a cache of the prompt), and for kernels that know nothing of
 autocast, it runs as it is with torch's attention replaced within (`torch.overrides.TorchFunctionMode`): under autocast
 norms give queries and keys in float32, which torch's attention casts and other kernels refuse.
 
@@ -33,6 +34,7 @@ from flowrl.private_names import (
     Attention,
     AttentionBackendName,
     AttentionModuleMixin,
+    QwenImage21AttnProcessor,
     ReadsBackend,
     SanaLinearAttnProcessor2_0,
     check_backend,
@@ -202,7 +204,7 @@ def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
         if isinstance(processor, LinearAttention):
             continue
-        reads = isinstance(processor, ReadsBackend)
+        reads = isinstance(processor, ReadsBackend) and not isinstance(processor, QwenImage21AttnProcessor)
         direct = kernel.torchs and not kernel.casts and (word == "native" or not within)
         if reads:
             set_backend(processor, AttentionBackendName(kernel.backend if direct else "native"))

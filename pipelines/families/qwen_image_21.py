@@ -136,5 +136,5 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.in_channels, multiple=32), factors=lambda vae: (16, 1),
     constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=_read, evaluate=_evaluate,
     conditioning=_conditioning, guided=_guided, schedule=_schedule, decode=_decode, encode=_encode,
-    attention=Attends(mask="keys"),
+    attention=Attends(mask="bias"),  # the prompt is causal: keys that are read differ from token to token
 )  # fmt: skip

@@ -55,9 +55,10 @@ def _guided(
     """Guidance in two passes, 1 is one pass.
 
     Raises:
-        ValueError: a scale below 1 for a model whose name says that it is a turbo.
+        ValueError: a model whose name says that it is a turbo with a scale below 1, or a large turbo with any but 1.
     """
-    if scale < 1 and "turbo" in Path(p.model).name.lower():
+    name = Path(p.model).name.lower()
+    if "turbo" in name and (scale < 1 or (scale > 1 and "large" in name)):  # others' turbos may be guided a little
         raise ValueError(
             f"{p.model} is distilled to draw without guidance, which is scale 1 in this family (its card's 0.0 is "
             f"stock's word for that), got scale {scale:g}: set sampler.guidance_scale=1 and eval.guidance_scale=1"

@@ -80,12 +80,14 @@ def test_turbo_draws_in_four_steps_what_stock_draws_at_its_scale_zero(turbo: Pat
     assert pipeline.schedule(4, "linspace").sigma.tolist() == pytest.approx(levels, abs=1e-6)
 
 
-def test_stocks_word_for_no_guidance_is_refused_for_turbo(turbo: Path, medium: Path) -> None:
+def test_guidance_and_stocks_word_for_none_are_refused_for_turbo(turbo: Path, medium: Path) -> None:
     pipeline = load(turbo)
     cond, negative = pipeline.encode(PROMPTS[:1]), pipeline.encode([""])
-    with pytest.raises(ValueError, match=r"without guidance, which is scale 1 .* got scale 0: set sampler\.guidance"):
-        pipeline.guided(pipeline.network, cond, negative, 0.0)
-    pipeline.guided(pipeline.network, cond, negative, 2.0)
+    for scale in (0.0, 2.0):
+        said = rf"without guidance, which is scale 1 .* got scale {scale:g}: set sampler\.guidance"
+        with pytest.raises(ValueError, match=said):
+            pipeline.guided(pipeline.network, cond, negative, scale)
+    pipeline.guided(pipeline.network, cond, negative, 1.0)
     load(medium).guided(pipeline.network, cond, negative, 0.5)  # between both prompts, as in any other checkpoint
     assert usual_sampling("sd3", TURBO) == {"num_steps": 4, "guidance_scale": 1.0}
 
