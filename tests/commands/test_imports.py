@@ -141,8 +141,11 @@ def test_sizes_that_are_numbers_are_answered_as_torch_answers() -> None:
         for y in (True, False):
             for name in ("sym_and", "sym_or"):
                 assert _NUMBERS[name](x, y) is getattr(whole, name)(x, y), name
-    for x, y in (((2, 3), (2, 3)), ((2, 3), (2, 4)), ((2,), (2, 3)), ((2, 3), [2, 3]), (4, 4), (4, 5)):
-        assert _NUMBERS["sym_eq"](x, y) is bool(whole.sym_eq(x, y)), (x, y)
+    sizes: tuple[tuple[object, object], ...] = (
+        ((2, 3), (2, 3)), ((2, 3), (2, 4)), ((2,), (2, 3)), ((2, 3), [2, 3]), (4, 4), (4, 5),
+    )  # fmt: skip
+    for one, other in sizes:
+        assert _NUMBERS["sym_eq"](one, other) is bool(whole.sym_eq(one, other)), (one, other)
     assert _NUMBERS["is_nested_int"](3) is whole.is_nested_int(3)
     assert _NUMBERS["has_guarding_hint"](3) is whole.has_guarding_hint(3)
     assert _NUMBERS["guarding_hint_or_throw"](3) == whole.guarding_hint_or_throw(3)
