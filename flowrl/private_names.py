@@ -90,6 +90,10 @@ NAMES: Mapping[str, Private] = {
         "diffusers.models.transformers.transformer_chroma:ChromaSingleTransformerBlock",
         "Chroma's blocks, whose masks are kept while they are computed again",
     ),
+    "HunyuanVideo15ImageProcessor": Private(
+        "diffusers.pipelines.hunyuan_video1_5.image_processor:HunyuanVideo15ImageProcessor",
+        "the shapes that HunyuanVideo-1.5 draws in",
+    ),
     "infer_diffusers_model_type": Private(
         "diffusers.loaders.single_file_utils:infer_diffusers_model_type", "which model a single file's keys are of"
     ),

@@ -64,6 +64,7 @@ class Scorer:
         self.looks: list[tuple[Tensor, Look]] = []  # at this iteration's images, with their groups, on this process
         self.reward_B: Tensor | None = None  # this iteration's rewards, of all processes
         counters.setdefault("watch", new_history())
+        USAGE.take()  # what this process asked before the run is not among its costs
 
     def begin(self) -> None:
         """Forgets the iteration before."""

@@ -31,6 +31,7 @@ from flowrl.progress import clock
 
 _UNNAMED: Mapping[str, tuple[str, ...]] = {
     "CogVideoXTransformer3DModel": ("CogVideoXBlock",),
+    "Lumina2Transformer2DModel": ("Lumina2TransformerBlock",),
     "SD3Transformer2DModel": ("JointTransformerBlock", "SD3SingleTransformerBlock"),
     "SanaTransformer2DModel": ("SanaTransformerBlock",),
     "UNet2DConditionModel": ("BasicTransformerBlock", "ResnetBlock2D"),
