@@ -74,6 +74,10 @@ NAMES: Mapping[str, Private] = {
     "SanaLinearAttnProcessor2_0": Private(
         "diffusers.models.attention_processor:SanaLinearAttnProcessor2_0", "which of Sana's attention is linear"
     ),
+    "SanaLinearAttnProcessor3_0": Private(
+        "diffusers.models.transformers.transformer_sana_video:SanaLinearAttnProcessor3_0",
+        "which of SANA-Video's attention is linear",
+    ),
     # diffusers: tokens of one image on several processes
     "ContextParallelConfig": Private(f"{_PARALLEL}:ContextParallelConfig", "splits over a mesh of flowrl's own"),
     "ParallelConfig": Private(f"{_PARALLEL}:ParallelConfig", "tells processors that tokens are split"),
@@ -149,6 +153,7 @@ MEMBERS: tuple[Private, ...] = (
         "diffusers:SanaPipeline.__call__(complex_human_instruction)",
         "the default that every prompt is put behind; it stands nowhere else",
     ),
+    Private("diffusers:SanaVideoPipeline.__call__(complex_human_instruction)", "the same of videos"),
     Private("peft:LoraConfig._register_custom_module", "`LoraLinear` in place of PEFT's layer"),
     Private("peft.tuners.tuners_utils:BaseTunerLayer._disable_adapters", "off without flipping requires_grad"),
     Private("peft.tuners.tuners_utils:BaseTunerLayer._active_adapter", "another without flipping requires_grad"),
@@ -291,9 +296,9 @@ def part_types(stock: Any) -> Mapping[str, tuple[Any, ...]]:
     return types
 
 
-def sana_instruction() -> list[str]:
-    """Lines that Sana's stock call puts before every prompt."""
-    return list(found(next(entry for entry in MEMBERS if entry.path.startswith("diffusers:SanaPipeline"))))
+def sana_instruction(stock: str = "SanaPipeline") -> list[str]:
+    """Lines that the call of a stock class of Sana puts before every prompt."""
+    return list(found(next(entry for entry in MEMBERS if entry.path.startswith(f"diffusers:{stock}."))))
 
 
 # ---- PEFT ------------------------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ def random_pipeline(
     types, network = part_types(stock), vars(card.network)
     there = [name for place, name in enumerate(family.denoisers) if place == 0 or card.index.get(name)]
     denoisers = {name: drawn(_made(family.network, network, device, dtype), f"{model}/{name}") for name in there}
-    vae = drawn(_made(types["vae"][0], vae_config(family, card), device, torch.float32), f"{model}/vae")
+    kind = getattr(diffusers, known_checkpoints.tables()["families"][family.name]["autoencoder"])
+    vae = drawn(_made(kind, vae_config(family, card), device, torch.float32), f"{model}/vae")
     given = dict.fromkeys(types) | dict(family.stock_options or {}) | denoisers
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
     for part in denoisers.values() if quantize != "none" else ():

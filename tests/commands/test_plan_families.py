@@ -45,7 +45,7 @@ MORE = {  # checkpoints whose networks read something else than the first of the
 CHECKPOINTS = [(name, model) for name in PIPELINES for model in (published(family(name))[0], *MORE.get(name, ()))]
 FIRST = dict(reversed(CHECKPOINTS))
 BLOCKS = ("num_layers", "num_single_layers", "n_layers")
-VIDEO = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx2", "ltx_video", "wan")
+VIDEO = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx2", "ltx_video", "sana_video", "wan")
 
 
 @functools.cache

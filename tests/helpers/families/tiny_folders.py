@@ -12,7 +12,8 @@ TINY = {
     "hunyuan_video15": "tiny_hunyuan_video15",
     "kontext": "tiny_flux:save_tiny_kontext", "krea2": "tiny_krea2", "ltx2": "tiny_ltx2", "ltx_video": "tiny_ltx_video",
     "lumina2": "tiny_lumina2", "qwen_image": "tiny_qwen_image", "qwen_image_21": "tiny_qwen_image_21",
-    "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana", "sd": "tiny_sd",
+    "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana",
+    "sana_video": "tiny_sana_video", "sd": "tiny_sd",
     "sd3": "tiny_models:save_tiny_sd3", "sdxl": "tiny_sd:save_tiny_sdxl", "wan": "tiny_wan", "z_image": "tiny_z_image",
 }  # fmt: skip
 """Family -> module in tests/ that writes its smallest folder, and the function where it is not `save_tiny_<family>`."""
@@ -32,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qwen_image_21": {"height": 64, "width": 64, "max_sequence_length": 48},
     "qwen_image_edit": {"height": 16, "width": 16, "max_sequence_length": 128},
     "sana": {"max_sequence_length": 16},
+    "sana_video": {**_CLIP, "width": 64},
     "sd3": {"max_sequence_length": 16},
     "z_image": {"height": 16, "width": 16, "max_sequence_length": 24},
 }  # fmt: skip

@@ -23,7 +23,7 @@ from flowrl.pipelines.generic.stock_classes import check_guider
 from flowrl.randomness import counter_normal
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")  # stock Chroma's own
-OWN = {"ChromaPipeline": "chroma", "Lumina2Pipeline": "lumina2"}
+OWN = {"ChromaPipeline": "chroma", "Lumina2Pipeline": "lumina2", "SanaVideoPipeline": "sana_video"}
 """Families written by hand that have the class too: the generic route has to be asked for by its name."""
 TRAINED = ("AuraFlowPipeline", "CogView3PlusPipeline", "SkyReelsV2Pipeline")
 """Trained from the command on in every run of the tests: a flow, a noise-predicting model, a video."""
