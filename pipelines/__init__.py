@@ -255,7 +255,9 @@ def family_name(name: str | None, model: str) -> str:
         return name  # any model can be called so
     own = known_family(model)
     if own not in (None, name):
-        raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out")
+        mine = next(iter(tables()["families"][name]["checkpoints"]), None)
+        other = f", or set pipeline.model to one of {name}, such as {mine}" if mine is not None else ""
+        raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out{other}")
     return name
 
 

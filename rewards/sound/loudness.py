@@ -115,8 +115,8 @@ def sounds_of(inputs: RewardInputs, *, owner: str) -> tuple[Float[Tensor, " b c 
     """
     if inputs.sounds is None or inputs.sound_rate is None:
         raise ValueError(
-            f"{owner} scores sounds, and there are none: take a pipeline whose videos have sound, such as ltx2; sounds "
-            "are not decoded with gradient, read from folders or sent to servers."
+            f"{owner} scores sounds, and there are none: take a pipeline whose videos have sound, such as ltx2, or "
+            "clips that have; sounds are not decoded with gradient or sent to servers."
         )
     return inputs.sounds, inputs.sound_rate
 
