@@ -147,6 +147,10 @@ class ModelFamily(Protocol):
     def videos(self) -> bool:
         """Whether it makes videos."""
 
+    @property
+    def sound(self) -> Any:
+        """How its videos sound (`sounds.Sound`); None of silent ones."""
+
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Refuses a model of another family, and a LoRA that binds to nothing or is too wide, before weights load."""
 

@@ -40,6 +40,7 @@ class Loudness:
     width: float = 20.0
     """Decibels beside the target at which the value falls to 0."""
     models: ClassVar[tuple[Model, ...]] = ()
+    judges: ClassVar[tuple[str, ...]] = ("sounds",)
 
     def __post_init__(self) -> None:
         positive(self, "width")
@@ -69,6 +70,7 @@ class SoundSync:
     lag: int = 0
     """Frames that a sound may come too late or too early."""
     models: ClassVar[tuple[Model, ...]] = ()
+    judges: ClassVar[tuple[str, ...]] = ("sounds",)
 
     def __post_init__(self) -> None:
         if not 0 <= self.lag <= 1000:
