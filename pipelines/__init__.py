@@ -147,6 +147,10 @@ class ModelFamily(Protocol):
     def videos(self) -> bool:
         """Whether it makes videos."""
 
+    @property
+    def sound(self) -> Any:
+        """How its videos sound (`sounds.Sound`); None of silent ones."""
+
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Refuses a model of another family, and a LoRA that binds to nothing or is too wide, before weights load."""
 
@@ -255,7 +259,9 @@ def family_name(name: str | None, model: str) -> str:
         return name  # any model can be called so
     own = known_family(model)
     if own not in (None, name):
-        raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out")
+        mine = next(iter(tables()["families"][name]["checkpoints"]), None)
+        other = f", or set pipeline.model to one of {name}, such as {mine}" if mine is not None else ""
+        raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out{other}")
     return name
 
 

@@ -27,8 +27,9 @@ from flowrl.placement import sent
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
 
-JUDGED = ("groups", "videos", "edits")
-"""What a reward may need beside single images: all images of a prompt, frames, or the image that was to be edited."""
+JUDGED = ("groups", "videos", "edits", "sounds")
+"""What a reward may need beside single images: all images of a prompt, frames, the image that was to be edited, or the
+sound of a clip."""
 
 REWARDS: dict[str, str] = {
     "adversarial": "flowrl.rewards.adversarial:Adversarial",

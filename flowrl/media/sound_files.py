@@ -1,4 +1,6 @@
-"""The sound of a clip as its AAC track. A sound is [channels, samples] float in [-1, 1]."""
+"""The sound of a clip as its track: AAC for players, 16-bit PCM where it is scored. A sound is [channels, samples]
+float in [-1, 1].
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 _LAYOUTS = {1: "mono", 2: "stereo"}
 _AAC_RATE = 48_000  # every player takes it, and PyAV resamples on the way
+_EXACT = "pcm_s16le"
 
 
 def _sixteen_bits(sound: Float[Tensor, "channels samples"], rate: int) -> Int16[np.ndarray, "channels samples"]:
@@ -32,9 +35,10 @@ def _sixteen_bits(sound: Float[Tensor, "channels samples"], rate: int) -> Int16[
     return found
 
 
-def add_sound(container: Any, rate: int, channels: int) -> Any:
-    """An AAC track for so many channels in an open container of PyAV, before anything is written."""
-    track = container.add_stream("aac", rate=max(rate, _AAC_RATE))
+def add_sound(container: Any, rate: int, channels: int, *, exact: bool = False) -> Any:
+    """A track for so many channels in an open container of PyAV, before anything is written: AAC, or `exact` PCM at the
+    sound's own rate."""
+    track = container.add_stream(_EXACT if exact else "aac", rate=rate if exact else max(rate, _AAC_RATE))
     track.layout = _LAYOUTS.get(channels, "mono")
     track.codec_context.thread_count = 1
     return track
@@ -48,7 +52,8 @@ def write_sound(container: Any, track: Any, sound: Tensor, rate: int) -> None:
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(values), format="s16p", layout=_LAYOUTS[len(values)])
     frame.sample_rate = rate
     frame.pts = 0
-    resampler = av.AudioResampler(format="fltp", layout=_LAYOUTS[len(values)], rate=track.rate, frame_size=1024)
+    form = "s16" if track.codec_context.name == _EXACT else "fltp"
+    resampler = av.AudioResampler(format=form, layout=_LAYOUTS[len(values)], rate=track.rate, frame_size=1024)
     for part in (*resampler.resample(frame), *resampler.resample(None)):
         container.mux(track.encode(part))
     container.mux(track.encode(None))
@@ -61,5 +66,28 @@ def has_sound(clip: Path) -> bool:
     try:
         with av.open(str(clip)) as container:
             return bool(container.streams.audio)
-    except (OSError, ValueError):  # PyAV's errors are of these kinds
+    except (av.FFmpegError, OSError, ValueError):
         return False
+
+
+def read_sound(clip: Path) -> tuple[Float[Tensor, "channels samples"], int] | None:
+    """The first track of sound, in as many channels as it has, and its samples per second; None where there is none.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    import av
+
+    parts = []
+    try:
+        with av.open(str(clip)) as container:
+            if not container.streams.audio:
+                return None
+            track = container.streams.audio[0]
+            planes = av.AudioResampler(format="fltp", layout=track.layout, rate=track.rate)
+            for frame in container.decode(track):
+                parts += planes.resample(frame)
+            rate, found = track.rate, [part.to_ndarray() for part in parts]
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise ValueError(f"the sound of {clip} cannot be read ({error}): draw it again or replace it.") from error
+    return (torch.from_numpy(np.concatenate(found, axis=1)), rate) if found else None

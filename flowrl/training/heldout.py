@@ -39,6 +39,12 @@ class Made:
     images: Tensor
     sounds: Tensor | None
 
+    def tracks(self, rate: int | None) -> list[tuple[Tensor, int] | None]:
+        """The sound of each on the host with its samples per second, as clips are written; None of silent ones."""
+        if self.sounds is None or rate is None:
+            return [None] * len(self.images)
+        return [(sound, rate) for sound in self.sounds.cpu()]
+
 
 @torch.no_grad()
 def generate(
@@ -54,7 +60,11 @@ def made_of(
     pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
 ) -> Made:
     """As `generate`, with the sound of videos that have any."""
-    final = _final(pipeline, prompts, x, schedule, guidance_scale)
+    return decoded(pipeline, _final(pipeline, prompts, x, schedule, guidance_scale))
+
+
+def decoded(pipeline: Pipeline, final: Tensor) -> Made:
+    """Images or videos of finished latents, with the sound of videos that have any."""
     heard = pipeline.sound_rate is not None
     return Made(images=pipeline.decode(final), sounds=pipeline.decode_sound(final) if heard else None)
 

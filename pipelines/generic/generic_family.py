@@ -54,6 +54,7 @@ class GenericFamily:
     num_sources: tuple[int, int] | None = (0, 0)
     denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
     videos = True
+    sound = None
     options = VideoOptions
 
     def card(self, model: str) -> None:

@@ -34,6 +34,8 @@ class ClapScore:
         "heard, where the processor draws a place."
     )
 
+    judges: ClassVar[tuple[str, ...]] = ("sounds",)
+
     model: str = DEFAULT_MODEL
     """A CLAP of transformers with tokenizer and feature extractor, a local folder or an id on the hub."""
     revision: str | None = None

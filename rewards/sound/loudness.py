@@ -40,6 +40,7 @@ class Loudness:
     width: float = 20.0
     """Decibels beside the target at which the value falls to 0."""
     models: ClassVar[tuple[Model, ...]] = ()
+    judges: ClassVar[tuple[str, ...]] = ("sounds",)
 
     def __post_init__(self) -> None:
         positive(self, "width")
@@ -69,6 +70,7 @@ class SoundSync:
     lag: int = 0
     """Frames that a sound may come too late or too early."""
     models: ClassVar[tuple[Model, ...]] = ()
+    judges: ClassVar[tuple[str, ...]] = ("sounds",)
 
     def __post_init__(self) -> None:
         if not 0 <= self.lag <= 1000:
@@ -115,8 +117,8 @@ def sounds_of(inputs: RewardInputs, *, owner: str) -> tuple[Float[Tensor, " b c 
     """
     if inputs.sounds is None or inputs.sound_rate is None:
         raise ValueError(
-            f"{owner} scores sounds, and there are none: take a pipeline whose videos have sound, such as ltx2; sounds "
-            "are not decoded with gradient, read from folders or sent to servers."
+            f"{owner} scores sounds, and there are none: take a pipeline whose videos have sound, such as ltx2, or "
+            "clips that have; sounds are not decoded with gradient or sent to servers."
         )
     return inputs.sounds, inputs.sound_rate
 

@@ -165,6 +165,9 @@ def test_a_model_that_nobody_knows_is_planned_as_its_familys_first(capsys: pytes
     assert "nothing is known of it here: counted as stabilityai/stable-diffusion-3.5-medium, the family's first" in text
     assert "rollout 10 1,280 384,000" in text
     assert "licence not known: see huggingface.co/nobody/unheard-of" in text
+    text = printed(capsys, CLIP, "pipeline.model=stabilityai/stable-diffusion-3.5-medum@v2")
+    assert "the family's first (did you mean stabilityai/stable-diffusion-3.5-medium" in text
+    assert "licence not known: see huggingface.co/stabilityai/stable-diffusion-3.5-medum" in text
 
 
 def test_what_is_smaller_than_it_seems_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -204,6 +207,7 @@ def test_a_snapshot_in_the_cache_is_not_downloaded(monkeypatch: pytest.MonkeyPat
     (snapshot / "transformer").mkdir()
     (snapshot / "transformer" / "model.safetensors").touch()
     assert in_cache(model)
+    assert in_cache(f"{model}@v2")
 
 
 def test_memory_falls_with_checkpointing_and_grows_with_the_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,6 +243,7 @@ REFUSED = {
     "height": (("pipeline.height=65",), "pipeline.height"),
     "gate": (("rewards.0.gate=0.5", "--processes", "16"), "gate"),
     "video": (("rewards=[{name: temporal_smoothness}]",), "temporal_smoothness"),
+    "sound": (("rewards=[{name: loudness}]",), "(loudness) judges sounds, and what the family sd3 draws is silent"),
     "configuration": (("nothing.yaml",), "no configuration"),
 }
 

@@ -200,6 +200,7 @@ class ToyFamily:
     num_sources: tuple[int, int] | None = (0, 0)
     denoisers: tuple[str, ...] = ("transformer",)
     videos: bool = False
+    sound = None
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         pass

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.media.sound_files import has_sound
+from flowrl.media.lossless import read_clip, save_lossless
+from flowrl.media.sound_files import has_sound, read_sound
 from flowrl.media.videos import save_mp4
 
 RATE = 8000
@@ -40,6 +41,24 @@ def test_a_clip_has_its_sound(tmp_path: Path) -> None:
     assert abs(np.fft.rfft(middle[0])).argmax() * 48000 / middle.shape[1] == pytest.approx(440, abs=2)
     again = save_mp4(clip, tmp_path / "again.mp4", 8.0, (sound, RATE))
     assert again.read_bytes() == path.read_bytes()
+
+
+def test_a_clip_that_is_scored_keeps_its_sound_to_a_level_of_sixteen_bits(tmp_path: Path) -> None:
+    draws = torch.Generator().manual_seed(0)
+    clip, sound = torch.rand(8, 3, 32, 32, generator=draws), 2 * torch.rand(2, 8190, generator=draws) - 1
+    path = save_lossless(clip, tmp_path / "clip.mkv", 8.0, (sound, RATE))
+    heard = read_sound(path)
+    assert heard is not None
+    assert (heard[0].shape, heard[1]) == (sound.shape, RATE)
+    assert (heard[0] - sound).abs().max() < 1.5 / 32767
+    assert torch.equal(read_clip(path), read_clip(save_lossless(clip, tmp_path / "silent.mkv", 8.0)))
+    assert read_sound(tmp_path / "silent.mkv") is None
+    again = save_lossless(clip, tmp_path / "again.mkv", 8.0, (sound, RATE))
+    assert again.read_bytes() == path.read_bytes()
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"the sound of .*clip\.mkv cannot be read"):
+        read_sound(path)
+    assert not has_sound(path)
 
 
 def test_a_clip_without_sound_is_as_it_was(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.plan.throughput import PEAKS, SHARES
 from flowrl.commands.plan.verdict import verdict
 from flowrl.commands.terminal_text import COLUMNS
-from flowrl.config.locations import is_path
+from flowrl.config.locations import is_path, split_revision
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.known_checkpoints import precision_note
+from flowrl.pipelines.places.hub_files import did_you_mean
 from flowrl.training.parts import attention_text
 
 _PNG = 2  # bytes per pixel of a saved image, roughly
@@ -81,7 +82,8 @@ def _stand_ins(plan: Plan) -> list[Row]:
     if (note := precision_note(plan.model, plan.config.pipeline.dtype)) is not None:
         return [("", note)]
     if plan.counted_as is not None:
-        return [("", f"nothing is known of it here: counted as {plan.counted_as}, the family's first")]
+        meant = did_you_mean(plan.model)
+        return [("", f"nothing is known of it here: counted as {plan.counted_as}, the family's first{meant}")]
     if plan.parts_of is not None:
         return [("", f"its denoiser as its configuration says, its other parts as {plan.parts_of}")]
     return []
@@ -259,4 +261,5 @@ def _speed(config: TrainConfig) -> list[str]:
 
 
 def _on_hub(plan: Plan) -> bool:
-    return plan.model == plan.config.pipeline.model and not is_path(plan.model) and not Path(plan.model).exists()
+    given, _ = split_revision(plan.config.pipeline.model)
+    return plan.model == given and not is_path(given) and not Path(given).exists()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flowrl.config.locations import is_path
+from flowrl.config.locations import is_path, split_revision
 from flowrl.files import safetensors_parameters
 from flowrl.pipelines import ModelFamily, known_checkpoints
 from flowrl.pipelines.places.hub_files import model_card, small_json
@@ -74,5 +74,6 @@ def in_cache(model: str) -> bool:
     """Whether the hub's cache on this machine holds weights of a model; small files alone are soon there."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()
-    files = (cache / f"models--{model.replace('/', '--')}").glob("snapshots/*/**/*")
+    repo, _ = split_revision(model)
+    files = (cache / f"models--{repo.replace('/', '--')}").glob("snapshots/*/**/*")
     return any(path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt") for path in files)

@@ -80,6 +80,11 @@ def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Ite
             )
         if "videos" in judged and not family.videos:
             yield f"{key} ({reward.name}) judges videos, and the family {family.name} draws images: change one of them"
+        if "sounds" in judged and family.sound is None:
+            yield (
+                f"{key} ({reward.name}) judges sounds, and what the family {family.name} draws is silent: take another "
+                "reward, or a model whose videos have sound, such as Lightricks/LTX-2"
+            )
         if "edits" in judged and family.num_sources == (0, 0):
             yield (
                 f"{key} ({reward.name}) judges edits of a source image, and the family {family.name} takes none: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,18 @@ from flow_family import bare, edited, published
 from tiny_ltx2 import CHANNELS, OPTIONS, RATE, save_tiny_ltx2
 from torch import Tensor
 
+from flowrl.cli import main
 from flowrl.commands.train.run import train
+from flowrl.generation.folders import read_folder
+from flowrl.generation.generate import draw_folder
+from flowrl.generation.image_folder import check_needs, score_items
+from flowrl.generation.models import Source
+from flowrl.media.lossless import LOSSLESS, save_lossless
+from flowrl.media.sound_files import has_sound, read_sound
 from flowrl.pipelines.families.ltx2 import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.prompts.loading import Prompt
+from flowrl.rewards.sound.loudness import Loudness
 
 TOKENS, SOUND = 2 * 2 * 2, 28  # of 9 frames of 64 x 64 at 8 a second; 25 tokens of sound a second, rounded
 SAMPLES = (4 * SOUND - 3) * 80  # a token of sound is 4 mel frames, the first one; of them the vocoder makes 80 samples
@@ -180,6 +190,31 @@ def test_training_on_what_is_heard(folder: Path, tmp_path: Path, capsys: pytest.
     assert page.count('<video src="data:video/mp4') == 4  # before and after
     assert "muted autoplay" not in page
     assert "frames after training: a red fox" in page
+
+
+def test_drawn_clips_are_heard_and_scored_by_what_is_heard(folder: Path, tmp_path: Path) -> None:
+    words = ["--height", "64", "--width", "64", "--steps", "2", "--guidance", "1"]
+    given = ["sample", str(folder), "--prompt", "a red fox", "--seeds", "0", *words, "--out", str(tmp_path / "drawn")]
+    assert main(given) == 0
+    assert has_sound(tmp_path / "drawn" / "000_seed0.mp4")
+    source = Source(
+        model=str(folder), lora=None, num_steps=2, guidance_scale=1.0, grid="diffusers", max_sequence_length=24,
+        dtype="float32", family="ltx2", options={"height": 64, "width": 64, "num_frames": 9, "fps": 8.0},
+    )  # fmt: skip
+    prompts, clips = [Prompt(text=text, metadata={"prompt": text}) for text in video.PROMPTS], tmp_path / "clips"
+    draw_folder(source, prompts, clips, label="ltx2", samples=1, seed=3, batch_size=2, device="cpu", show=False,
+                suffix=LOSSLESS)  # fmt: skip
+    items = read_folder(clips, (LOSSLESS,))
+    sounds = [read_sound(item.path) for item in items]
+    assert [None if sound is None else (sound[0].shape, sound[1]) for sound in sounds] == 2 * [((2, SAMPLES), RATE)]
+    reward = Loudness().build(torch.device("cpu"))
+    scores = score_items(reward, items, key="loudness", batch_size=2)
+    assert scores.errors == [None, None]
+    rms = [sound[0].double().square().mean().sqrt().item() for sound in sounds if sound is not None]
+    assert scores.parts["level"] == pytest.approx([20 * math.log10(value) for value in rms], abs=0.01)
+    save_lossless(torch.zeros(9, 3, 64, 64), items[1].path, 8.0)
+    with pytest.raises(ValueError, match=r"'loudness' judges sounds, and 00001/samples/00000\.mkv has none"):
+        check_needs(reward, items, key="loudness", prompts_given=True)
 
 
 def test_published_size() -> None:

@@ -83,12 +83,18 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 @pytest.mark.parametrize("model", WRONG)
-def test_a_wrong_family_is_refused_and_the_right_one_named(model: str, hub: FakeHub) -> None:
+def test_a_wrong_family_is_refused_and_the_right_one_named(
+    model: str, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = (published(TUNED.get(model, model)) or published(MEDIUM)).family  # type: ignore[union-attr]
     with pytest.raises(
         ValueError, match=f"{re.escape(model)} is of the family {own}, got pipeline.name={WRONG[model]}"
     ):
         family_name(WRONG[model], model)
+    assert main(["plan", "sd35m_grpo_geneval", f"pipeline.model={model}", f"pipeline.name={WRONG[model]}"]) == 1
+    said = capsys.readouterr().err
+    assert f"leave pipeline.name out, or set pipeline.model to one of {WRONG[model]}, such as " in said
+    assert "Traceback" not in said
     assert hub.files() == (set() if model in checkpoints() else {f"{model} model_index.json"})
 
 
