@@ -45,14 +45,16 @@ MORE = {  # checkpoints whose networks read something else than the first of the
 CHECKPOINTS = [(name, model) for name in PIPELINES for model in (published(family(name))[0], *MORE.get(name, ()))]
 FIRST = dict(reversed(CHECKPOINTS))
 BLOCKS = ("num_layers", "num_single_layers", "n_layers")
-VIDEO = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx2", "ltx_video", "wan")
+VIDEO = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx2", "ltx_video", "wan", "wan_vace")
 
 
 @functools.cache
 def network(name: str, model: str, doubled: str = "") -> Any:
     """A published network with one block of each kind, or two of one kind: they are alike, and the rest is as it is."""
     known = checkpoints()[model]
-    short = {key: 1 + (key == doubled) for key in BLOCKS if key in known.network}
+    short: dict[str, Any] = {key: 1 + (key == doubled) for key in BLOCKS if key in known.network}
+    if "vace_layers" in known.network:
+        short["vace_layers"] = [0]
     with patch.dict(checkpoints(), {model: replace(known, network={**known.network, **short})}):
         denoiser = family(name).meta_denoiser(model)
     assert isinstance(denoiser, nn.Module)
@@ -100,6 +102,8 @@ def test_few_blocks_tell_exactly_what_all_of_them_take(name: str, model: str) ->
     short = {key: value for key, value in MIDDLING.items() if key in known.network}
     if known.network.get("dual_attention_layers"):
         short |= {"num_layers": 7, "dual_attention_layers": [0, 1, 2]}
+    if known.network.get("vace_layers"):
+        short |= {"num_layers": 7, "vace_layers": [0, 2, 5]}
     with patch.dict(checkpoints(), {model: replace(known, network={**known.network, **short})}):
         kinds, targets = family(name).block_kinds(model), family(name).lora_targets
         full, few = family(name).meta_denoiser(model), few_blocks(family(name), model, targets)
