@@ -15,30 +15,32 @@ _COUNTS = ("num_layers", "num_single_layers", "n_layers")
 """Entries of a denoiser's configuration that count blocks, in the order in which the blocks are called."""
 _DUAL = "dual_attention_layers"
 """Blocks of SD3.5-M with a second attention: the first ones, so that they are a kind of their own."""
-_CONTROLLED = "vace_layers"
-"""Blocks of Wan VACE with a control block beside them, the first one among them; they are alike wherever they are."""
 _STACKS = "transformer_layers_per_block"
 """Transformer blocks of each attention of a UNet, level by level."""
+_CONTROLLED = "vace_layers"
+"""Blocks of Wan VACE behind which the answer of a control block is added."""
 _ONE_BLOCK = re.compile(r"(?:^|blocks\.|layers\.)\d+\.")
 
 
 def block_kinds(config: Mapping[str, Any]) -> dict[str, int]:
     """Kind of block -> how many there are, of a configuration with the class's defaults; none where they are not alike.
 
-    Kinds are in the order of calls. Those of `num_layers` with a second attention are `dual_attention_layers`, those
-    with a control block `vace_layers`, and are not counted as `num_layers`. Levels of a UNet are kinds of their own.
+    Kinds are in the order of calls. Those of `num_layers` with a second attention are `dual_attention_layers`, and are
+    not counted as `num_layers`. Levels of a UNet are kinds of their own. Answers of all control blocks are held at once,
+    so that memory without gradient grows with their number, and none of them is a kind.
     """
+    if config.get(_CONTROLLED):
+        return {}
     stacks = config.get(_STACKS)
     if isinstance(stacks, list | tuple) and all(isinstance(count, int) for count in stacks):
         return {f"{_STACKS}.{level}": count for level, count in enumerate(stacks) if count > 1}
     kinds = {key: int(config[key]) for key in _COUNTS if isinstance(config.get(key), int)}
-    own = next((key for key in (_DUAL, _CONTROLLED) if config.get(key)), None)
-    if own is None:
+    dual = list(config.get(_DUAL) or ())
+    if not dual:
         return kinds
-    listed = list(config[own])
-    if (own == _DUAL and listed != list(range(len(listed)))) or "num_layers" not in kinds:
+    if dual != list(range(len(dual))) or "num_layers" not in kinds:
         return {}
-    kinds = {own: len(listed), **kinds, "num_layers": kinds["num_layers"] - len(listed)}
+    kinds = {_DUAL: len(dual), **kinds, "num_layers": kinds["num_layers"] - len(dual)}
     return {kind: count for kind, count in kinds.items() if count}
 
 
@@ -47,9 +49,10 @@ def with_blocks(config: Mapping[str, Any], kinds: Mapping[str, int]) -> dict[str
     if any(kind.startswith(_STACKS) for kind in kinds):
         stacks = enumerate(config[_STACKS])
         return {**config, _STACKS: [kinds.get(f"{_STACKS}.{level}", count) for level, count in stacks]}
+    dual = kinds.get(_DUAL)
     changed: dict[str, Any] = {key: kinds[key] for key in _COUNTS if key in kinds}
-    for own in {_DUAL, _CONTROLLED} & kinds.keys():
-        changed |= {own: list(range(kinds[own])), "num_layers": kinds[own] + kinds.get("num_layers", 0)}
+    if dual is not None:
+        changed |= {_DUAL: list(range(dual)), "num_layers": dual + kinds.get("num_layers", 0)}
     return {**config, **changed}
 
 
