@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from diffusers import WanVACEPipeline
 from family_sampling import load, same, start_noise
 from flow_family import OnSchedule
@@ -18,6 +19,7 @@ from tiny_wan import CHANNELS, OPTIONS, Kind, save_tiny_wan
 from torch import Tensor, nn
 from video_family import PROMPTS, STEPS, Sources, check_ratio_is_one, image, sample_ode, with_lora
 
+from flowrl.commands.train.run import train
 from flowrl.media.images import to_pixels
 from flowrl.media.lossless import read_clip
 from flowrl.media.videos import save_mp4
@@ -224,6 +226,36 @@ def test_stock_loads_the_saved_lora(folders: dict[str, Path], tmp_path: Path) ->
     pipe.load_lora_weights(tmp_path)
     torch.testing.assert_close(stock_call(pipe, pipeline, given, 4.0, "latent"), final, atol=2e-5, rtol=1e-5)
     assert (without - final).abs().max() > 1e-2
+
+
+def test_a_run_on_clips(folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From rows that name clips to a LoRA; families that take none refuse the rows before anything loads."""
+    save_mp4(clip(5, 128, 192), tmp_path / "run.mp4", 8.0)
+    Image.fromarray(to_pixels(image(2, 40, 30))).save(tmp_path / "fox.png")
+    rows = [{"prompt": text, "source_video": "run.mp4", "sources": ["fox.png"]} for text in PROMPTS]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "rewards.py").write_text(
+        "def darkness(images, prompts, metadata):\n    return -images.mean((1, 2, 3))\n", encoding="utf-8"
+    )
+    size = {name: value for name, value in OPTIONS.items() if name != "device"}
+    config: dict[str, Any] = {
+        "num_iterations": 1, "prompts_per_step": 2, "group_size": 2, "eval_every": 0, "progress": False,
+        "out": str(tmp_path / "run"), "threads": 1, "policy": {"lora_rank": 2},
+        "pipeline": {"model": str(folders["vace"]), "dtype": "float32", "device": "cpu", **size,
+                     "options": {"num_references": 1}},
+        "sampler": {"kernel": "flow_sde", "noise_level": 0.3, "num_steps": 3, "guidance_scale": 2.0,
+                    "sde_window_range": [0, 2]},
+        "prompts": {"train": str(tmp_path / "p.jsonl")},
+        "rewards": [{"file": str(tmp_path / "rewards.py"), "function": "darkness"}],
+        "logging": {"tensorboard": False},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert train(str(tmp_path / "run.yaml"), []) == 0
+    capsys.readouterr()
+    assert (tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors").is_file()
+    plain = save_tiny_wan(tmp_path / "plain")
+    with pytest.raises(ValueError, match=r"names a source_video, which family wan does not take: .* family wan_vace"):
+        train(str(tmp_path / "run.yaml"), [f"pipeline.model={plain}", "pipeline.options={}", f"out={tmp_path / 'no'}"])
 
 
 # ---- refusals and real sizes -----------------------------------------------------------------------------------------
