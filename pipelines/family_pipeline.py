@@ -179,10 +179,7 @@ class Family:
         return found[0] if found and all(kinds == found[0] for kinds in found) else {}
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser without weights, or experts by name: of a folder or a published checkpoint, else None.
-
-        With `kinds` it has so many blocks of each kind that `block_kinds` names.
-        """
+        """The denoiser without weights, or experts by name; with so many blocks of `kinds`. None of unknown models."""
         configs = self._denoisers(model)
         found = {n: stock_loading.on_meta(self.network, with_blocks(one, kinds or {})) for n, one in configs.items()}
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
@@ -339,6 +336,7 @@ class FamilyPipeline:
 
     denoiser: nn.Module
     attention: str
+    grid_shape: tuple[int, ...]
 
     def __init__(
         self, family: Family, card: Card, options: Any, *, pipe: Any, denoisers: Mapping[str, nn.Module],

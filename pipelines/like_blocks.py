@@ -26,8 +26,8 @@ def block_kinds(config: Mapping[str, Any]) -> dict[str, int]:
     """Kind of block -> how many there are, of a configuration with the class's defaults; none where they are not alike.
 
     Kinds are in the order of calls. Those of `num_layers` with a second attention are `dual_attention_layers`, and are
-    not counted as `num_layers`. Levels of a UNet are kinds of their own. Answers of control blocks are all held at once,
-    so that memory without gradient grows with their number: no block is like another.
+    not counted as `num_layers`. Levels of a UNet are kinds of their own. Answers of control blocks are held all at once
+    and memory without gradient grows with their number: no block is like another.
     """
     if config.get(_CONTROLLED):
         return {}

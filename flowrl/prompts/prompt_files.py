@@ -81,8 +81,8 @@ class Prompt:
     @property
     def record(self) -> dict[str, Any]:
         """The metadata with the prompt, its images by absolute paths: a JSONL row that holds in any folder."""
-        found = {"sources": list(self.sources), "references": list(self.references)}
-        found |= {VIDEO: self.video, MASK: self.mask}
+        images = {"sources": list(self.sources), "references": list(self.references)}
+        found: dict[str, Any] = {**images, VIDEO: self.video, MASK: self.mask}
         found = {key: value for key, value in found.items() if value}
         moved = (SOURCES if self.sources else ()) + (REFERENCES if self.references else ())
         kept = {key: value for key, value in self.metadata.items() if key not in moved}
