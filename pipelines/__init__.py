@@ -140,6 +140,10 @@ class ModelFamily(Protocol):
         """Least and most source images of a prompt; None where checkpoint and options say."""
 
     @property
+    def clips(self) -> tuple[str, ...]:
+        """Keys of a prompt's row whose clips are sources too, before its images."""
+
+    @property
     def denoisers(self) -> tuple[str, ...]:
         """Parts of a checkpoint that denoise."""
 

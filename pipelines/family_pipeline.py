@@ -71,6 +71,8 @@ class Family:
     """Least and most source images of a prompt; None where checkpoint and options say, see `count_sources`."""
     sources_option: str | None = None
     """The option that sets their number."""
+    clips: tuple[str, ...] = ()
+    """Keys of a prompt's row whose clips are sources too, before its images."""
     attention: Attends = UNMASKED
     """How its denoiser attends."""
     stock_options: Mapping[str, Any] | None = None
@@ -103,6 +105,8 @@ class Family:
     """Latents of images in [-1, 1] as the autoencoder takes them."""
     factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
+    state: Callable[[FamilyPipeline], tuple[int, ...]] = lambda p: p.grid_shape
+    """Shape of what is denoised, where it is more than the latent of an image or clip."""
     constants: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
     """Tensors that a loaded checkpoint keeps on its device."""
     positions: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
@@ -175,10 +179,7 @@ class Family:
         return found[0] if found and all(kinds == found[0] for kinds in found) else {}
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser without weights, or experts by name: of a folder or a published checkpoint, else None.
-
-        With `kinds` it has so many blocks of each kind that `block_kinds` names.
-        """
+        """The denoiser without weights, or experts by name; with so many blocks of `kinds`. None of unknown models."""
         configs = self._denoisers(model)
         found = {n: stock_loading.on_meta(self.network, with_blocks(one, kinds or {})) for n, one in configs.items()}
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
@@ -234,8 +235,7 @@ class Family:
         "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call.
 
         Raises:
-            ValueError: nothing loadable there, an option that the checkpoint does not have, or nothing to compile or
-                quantise with.
+            ValueError: nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
         """
         check_compile(compile, device)
         check_quantize(how.quantize, device, compile=compile)
@@ -336,6 +336,7 @@ class FamilyPipeline:
 
     denoiser: nn.Module
     attention: str
+    grid_shape: tuple[int, ...]
 
     def __init__(
         self, family: Family, card: Card, options: Any, *, pipe: Any, denoisers: Mapping[str, nn.Module],
@@ -354,14 +355,13 @@ class FamilyPipeline:
         self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
         self.fps = (size := family.size_of(card, options)).fps
         self.constants = {} if pipe is None else family.constants(self)
-        self._texts = Embedded(self._embed)
-        self._cache: tuple[Path, str] | None = None
+        self._texts, self._cache = Embedded(self._embed), cast("tuple[Path, str] | None", None)
         self._set_size(size)
 
     def _set_size(self, size: Size) -> None:
         grid, videos = self.family.grid(self.card.network), self.family.videos
         self.grid_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
-        self.latent_shape = self.family.sound.packed(self) if self.family.sound else self.grid_shape
+        self.latent_shape = self.family.sound.packed(self) if self.family.sound else self.family.state(self)
         self.positions = self.family.positions(self)
         self._images = Embedded(self._embed_sources)  # another size has other latents
         if self._cache is not None:
@@ -399,8 +399,7 @@ class FamilyPipeline:
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
         """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
         self._cache = folder, encoders
-        self._texts.cache = cache_of(self, folder, encoders, sources=False)
-        self._images.cache = cache_of(self, folder, encoders, sources=True)
+        self._texts.cache, self._images.cache = (cache_of(self, folder, encoders, sources=s) for s in (False, True))
 
     def _embed(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         with self.awake("text_encoders", *(("vae",) if sources else ())):

@@ -169,8 +169,8 @@ def _digests(place: Path) -> dict[str, str]:
 
 
 def _prompt_digest(prompt: Prompt) -> str:
-    video = () if prompt.video is None else (prompt.video,)
-    return _row_digest([prompt.key, prompt.negative, prompt.metadata], [*prompt.sources, *prompt.references, *video])
+    files = [*prompt.sources, *prompt.references, *prompt.clips]
+    return _row_digest([prompt.key, prompt.negative, prompt.metadata], files)
 
 
 def _row_digest(words: Sequence[Any], images: Sequence[str]) -> str:

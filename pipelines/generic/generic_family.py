@@ -52,6 +52,7 @@ class GenericFamily:
     title = "diffusers"
     lora_targets: tuple[str, ...] = ()
     num_sources: tuple[int, int] | None = (0, 0)
+    clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
     videos = True
     sound = None

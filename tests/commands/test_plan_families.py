@@ -45,14 +45,16 @@ MORE = {  # checkpoints whose networks read something else than the first of the
 CHECKPOINTS = [(name, model) for name in PIPELINES for model in (published(family(name))[0], *MORE.get(name, ()))]
 FIRST = dict(reversed(CHECKPOINTS))
 BLOCKS = ("num_layers", "num_single_layers", "n_layers")
-VIDEO = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx2", "ltx_video", "sana_video", "wan")
+VIDEO = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx2", "ltx_video", "sana_video", "wan", "wan_vace")
 
 
 @functools.cache
 def network(name: str, model: str, doubled: str = "") -> Any:
     """A published network with one block of each kind, or two of one kind: they are alike, and the rest is as it is."""
     known = checkpoints()[model]
-    short = {key: 1 + (key == doubled) for key in BLOCKS if key in known.network}
+    short: dict[str, Any] = {key: 1 + (key == doubled) for key in BLOCKS if key in known.network}
+    if "vace_layers" in known.network:
+        short["vace_layers"] = [0]
     with patch.dict(checkpoints(), {model: replace(known, network={**known.network, **short})}):
         denoiser = family(name).meta_denoiser(model)
     assert isinstance(denoiser, nn.Module)
@@ -94,7 +96,11 @@ MIDDLING = {"num_layers": 4, "num_single_layers": 3, "n_layers": 4, "transformer
 """Fewer blocks than published, and more than those by which many are measured."""
 
 
-@pytest.mark.parametrize(("name", "model"), [case for case in CHECKPOINTS if case[0] != "sd"])  # no two are alike there
+WHOLE = ("sd", "wan_vace")
+"""Families of which no two blocks are alike, or whose memory is not that of a few."""
+
+
+@pytest.mark.parametrize(("name", "model"), [case for case in CHECKPOINTS if case[0] not in WHOLE])
 def test_few_blocks_tell_exactly_what_all_of_them_take(name: str, model: str) -> None:
     known = checkpoints()[model]
     short = {key: value for key, value in MIDDLING.items() if key in known.network}

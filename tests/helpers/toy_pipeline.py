@@ -198,6 +198,7 @@ class ToyFamily:
     name: str = "sd3"
     lora_targets: tuple[str, ...] = LORA_TARGETS
     num_sources: tuple[int, int] | None = (0, 0)
+    clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer",)
     videos: bool = False
     sound = None

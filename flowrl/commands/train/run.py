@@ -309,6 +309,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         rank, _, _ = lora_of(config.policy, known.lora_targets)
         known.check(location, config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
+    _check_clips(known, (*prompts.train, *prompts.held_out))
     check_attention(config.pipeline, known, here=here)
     check_tokens(config, known)
     check_offload(config)
@@ -357,6 +358,16 @@ def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
         )
 
 
+def _check_clips(known: ModelFamily, rows: Sequence[Prompt]) -> None:
+    """Refuses prompts that name clips, where the family takes none."""
+    with_clips = next((row for row in rows if row.clips), None)
+    if with_clips is not None and not known.clips:
+        raise ValueError(
+            f"prompt {with_clips.text!r} names a source_video, which family {known.name} does not take: remove it, "
+            "give the frame to start from under 'source', or take a model of family wan_vace"
+        )
+
+
 def _check_prompts(text: str, rows: Sequence[Prompt], rewards: Sequence[RewardConfig]) -> None:
     """Prompts of a file `text` give the reward `geneval` the record that it reads with every prompt.
 
@@ -365,11 +376,6 @@ def _check_prompts(text: str, rows: Sequence[Prompt], rewards: Sequence[RewardCo
     """
     from flowrl.benchmarks.geneval.metadata import parse_record
 
-    if with_video := next((row for row in rows if row.video is not None), None):
-        raise ValueError(
-            f"{text}: prompt {with_video.text!r} names a source_video, and no family edits videos yet: remove it, or "
-            "give the frame to start from under 'source'"
-        )
     if not any(reward.name == "geneval" for reward in rewards):
         return
     if text.endswith(".txt"):
