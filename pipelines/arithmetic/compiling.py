@@ -34,6 +34,7 @@ _UNNAMED: Mapping[str, tuple[str, ...]] = {
     "Lumina2Transformer2DModel": ("Lumina2TransformerBlock",),
     "SD3Transformer2DModel": ("JointTransformerBlock", "SD3SingleTransformerBlock"),
     "SanaTransformer2DModel": ("SanaTransformerBlock",),
+    "SanaVideoTransformer3DModel": ("SanaVideoTransformerBlock",),
     "UNet2DConditionModel": ("BasicTransformerBlock", "ResnetBlock2D"),
 }
 """Classes of repeated blocks by class of network, for those that diffusers names none of."""
