@@ -346,7 +346,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggingConfig:
-    """Where numbers, samples and the report go besides the run folder; nothing leaves this machine unless it says so."""
+    """Where numbers, samples and the report go besides the run folder; nothing leaves the machine by default."""
 
     tensorboard: bool = True
     """Write TensorBoard event files into the run folder."""

@@ -1,1 +1,1 @@
-"""Where a run's numbers, samples and report go beside its folder's own files: TensorBoard, Weights & Biases, trackio."""
+"""Where a run's numbers, samples and report go beside its own files: TensorBoard, Weights & Biases, trackio."""

@@ -45,7 +45,7 @@ def open_trackers(config: TrainConfig, folder: Path, *, run: str, resumed: bool)
     except Exception as error:  # their servers, keys and quotas: whatever they raise, nothing was trained yet
         Trackers(found).close(failed=True)
         raise ValueError(
-            f"a tracker could not be started: {error}. Nothing was trained; logging.wandb=offline and logging.trackio=local "
-            "need no server"
+            f"a tracker could not be started: {error}. Nothing was trained; logging.wandb=offline and "
+            "logging.trackio=local need no server"
         ) from error
     return Trackers(found)

@@ -55,7 +55,7 @@ def as_gif(video: Path) -> tuple[bytes, int, int]:
 
     with av.open(str(video)) as file:
         rate = float(file.streams.video[0].average_rate or 8)
-        frames = [frame.to_image() for frame in file.decode(video=0)]
+        frames = [Image.fromarray(frame.to_ndarray(format="rgb24")) for frame in file.decode(video=0)]
     out = io.BytesIO()
     frames[0].save(out, "GIF", save_all=True, append_images=frames[1:], duration=round(1000 / rate), loop=0)
     return out.getvalue(), *frames[0].size

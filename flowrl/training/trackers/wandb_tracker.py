@@ -13,8 +13,8 @@ from flowrl.training.trackers.tracker import Numbers, Sample
 class WandbTracker:
     """A run by the identity in the manifest, so that one that is continued goes on there.
 
-    Numbers lie over `iteration` and not over W&B's own count of calls: iterations that are done again after a stop fall on
-    the same place, where W&B would drop what comes late. Neither code nor terminal output is sent.
+    Numbers lie over `iteration` and not over W&B's own count of calls: iterations that are done again after a stop fall
+    on the same place, where W&B would drop what comes late. Neither code nor terminal output is sent.
     """
 
     name = "Weights & Biases"
@@ -65,11 +65,11 @@ def check_wandb(mode: str) -> None:
         import wandb
     except ImportError:
         raise ValueError(
-            f"logging.wandb={mode} needs the package wandb, which is not installed: pip install 'flowrl-toolkit[wandb]', "
-            "or logging.wandb=none"
+            f"logging.wandb={mode} needs the package wandb, which is not installed: pip install "
+            "'flowrl-toolkit[wandb]', or logging.wandb=none"
         ) from None
     if mode == "online" and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
         raise ValueError(
-            "logging.wandb=online has no key: run 'wandb login', or set WANDB_API_KEY; logging.wandb=offline needs none "
-            "and is sent later by 'wandb sync'"
+            "logging.wandb=online has no key: run 'wandb login', or set WANDB_API_KEY; logging.wandb=offline needs "
+            "none and is sent later by 'wandb sync'"
         )
