@@ -346,10 +346,22 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggingConfig:
-    """Where numbers go besides ``metrics.jsonl``."""
+    """Where numbers, samples and the report go besides the run folder; nothing leaves the machine by default."""
 
     tensorboard: bool = True
     """Write TensorBoard event files into the run folder."""
+    wandb: Literal["none", "offline", "online"] = "none"
+    """Weights & Biases (extra ``wandb``): into the run folder for ``wandb sync`` later, or sent as the run goes on."""
+    trackio: str = "none"
+    """trackio (extra ``trackio``): ``local``, a database on this machine, or a Space of the hub as ``OWNER/NAME``."""
+    project: str = "flowrl"
+    """Project of W&B and trackio."""
+    entity: str | None = None
+    """User or team of W&B; null takes the one of the key."""
+
+    def __post_init__(self) -> None:
+        if not self.project.strip():
+            raise ValueError("logging.project must be a name, got nothing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

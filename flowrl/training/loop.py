@@ -389,6 +389,7 @@ class Loop(Draws):
         found = evaluation_warnings(self.counters["watch"], row, names)
         say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
         self.run.log({"iteration": iteration, **row} | ({"warnings": found} if found else {}))
+        self.run.trackers.show(self.run.folder, iteration)
         self.counters["evaluated"] = iteration
         return True
 

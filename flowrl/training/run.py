@@ -36,6 +36,8 @@ from flowrl.training.processes.devices import accelerator_of, on_main
 from flowrl.training.processes.mesh import layout_of
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
 from flowrl.training.seal import ALLOW, changes, digest_of
+from flowrl.training.trackers.opening import open_trackers
+from flowrl.training.trackers.tracker import Trackers
 
 T = TypeVar("T")
 
@@ -107,7 +109,7 @@ class Run:
         self.stop_requested = False
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed
-        self._writer: Any = None
+        self.trackers = Trackers(())  # on the main process, from `begin` on
         self._metrics_size = self._first = 0
         self._facts = session_facts(self.device, self.processes) if self.main else {}
         _refuse_different(inputs, self.processes)
@@ -153,17 +155,13 @@ class Run:
     # ---- metrics -------------------------------------------------------------------------------------------------
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Appends a row to `metrics.jsonl` and to TensorBoard at its `iteration`; what is not finite becomes null."""
+        """Appends a row to `metrics.jsonl` and tells trackers; what is not finite becomes null."""
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
-        if self._writer is not None:
-            for key, value in clean.items():
-                if isinstance(value, int | float) and key != "iteration":
-                    self._writer.add_scalar(key, value, int(row["iteration"]))
-            self._writer.flush()
+        self.trackers.log(clean)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -236,10 +234,7 @@ class Run:
                     stream.write(kept)
             remove_evaluations(self.folder, after=first)
         self._write()
-        if self._config.logging.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder / "tensorboard"))
+        self.trackers = open_trackers(self._config, self.folder, run=self._manifest["run"], resumed=self._resumed)
 
     # ---- interrupts, end -----------------------------------------------------------------------------------------
 
@@ -250,12 +245,10 @@ class Run:
             write_manifest(self.folder, self._manifest)
 
     def finish(self, *, finished: bool) -> None:
-        """Notes in the manifest when the run finished, or was stopped, and its peak memory; closes TensorBoard."""
+        """Notes in the manifest when the run finished, or was stopped, and its peak memory."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         end = {"finished" if finished else "stopped": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         self.note(**end, peak_memory_gib=round(peak / 2**30, 2))
-        if self._writer is not None:
-            self._writer.close()
 
     def watching_interrupts(self) -> AbstractContextManager[None]:
         """Inside, the first Ctrl-C asks for a stop after this iteration; a second one stops at once.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from flowrl.training.run import Run
 
 DEFAULT_CONFIG = "tiny_g2rpo"
+TRACKED = ("tensorboard", "wandb")
+"""Folders of trackers in a run folder."""
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -94,6 +96,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
 
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
+        run.trackers.close(report)
     return 0 if finished else 130
 
 
@@ -148,6 +151,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     said = re.sub(r"\s*\n\s*", "; ", said).rstrip(".")
     if begun:
         with suppress(Exception):  # on a full disk, say: what counts is the reason for the end
+            run.trackers.close(failed=True)
             run.note(failed=time.strftime("%Y-%m-%dT%H:%M:%S%z"), error=explain(error))
             from flowrl.commands.report.run import write_report
 
@@ -156,7 +160,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     else:
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
-                if path.name == "tensorboard":
+                if path.name in TRACKED:
                     shutil.rmtree(path)
                 else:
                     path.unlink()
@@ -169,7 +173,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
 def _has_begun(folder: Path) -> bool:
     """Whether a run folder holds more than what every run starts with."""
     return folder.is_dir() and bool(
-        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, "tensorboard"}
+        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, *TRACKED}
     )
 
 
@@ -275,6 +279,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.processes.mesh import check_parallel, data_ranks
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_offload, check_rewards
+    from flowrl.training.trackers.opening import check_trackers
     from flowrl.workers.layout import check_workers
 
     check_parallel(config, num_launched() if here else None)
@@ -289,6 +294,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         )
     if here:
         check_device(config.pipeline.device)
+        check_trackers(config.logging)
     validate_reward_specs(config.rewards)
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
