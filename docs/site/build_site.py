@@ -6,6 +6,7 @@ that are made of the code, builds all of it with Sphinx, and checks every link a
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from site_interface import interface_pages
-from site_links import anchor_of, faults_of_site, markdown_links
+from site_links import faults_of_site, markdown_links
 from site_reference import reference_pages, vocabulary_tables
 from site_syntax import ROOT
 
@@ -155,10 +156,10 @@ def linked_files(pages: dict[str, str]) -> Iterator[str]:
     for name, text in pages.items():
         for target in markdown_links(text):
             parts = urlsplit(target)
-            path = (ROOT / name).parent / unquote(parts.path)
+            path = Path(os.path.normpath((ROOT / name).parent / unquote(parts.path)))  # folders of made pages are none
             if parts.scheme or not parts.path or path.suffix == ".md" or not path.is_file():
                 continue
-            found.add(path.resolve().relative_to(ROOT).as_posix())
+            found.add(path.relative_to(ROOT).as_posix())
     yield from sorted(found)
 
 
@@ -167,7 +168,7 @@ def settings() -> dict[str, Any]:
     return {
         "project": "flowrl", "release": version_text().split("\n")[0], "html_title": "flowrl", "language": "en",
         "extensions": ["myst_parser"], "root_doc": "index", "html_theme": "furo", "myst_heading_anchors": 6,
-        "myst_heading_slug_func": anchor_of, "html_show_sourcelink": False, "html_copy_source": False,
+        "myst_heading_slug_func": "site_links.anchor_of", "html_show_sourcelink": False, "html_copy_source": False,
         "html_show_copyright": False, "pygments_style": "friendly", "suppress_warnings": ["misc.highlighting_failure"],
         "html_theme_options": {
             "light_css_variables": _colours(LIGHT), "dark_css_variables": _colours(DARK), "footer_icons": [],

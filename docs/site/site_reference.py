@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
 from site_syntax import (
     ROOT,
     Option,
@@ -76,6 +75,7 @@ def reference_pages() -> dict[str, str]:
         "reference/families.md": families_page(),
         "reference/configurations.md": configurations_page(),
         "reference/commands.md": commands_page(),
+        **configuration_pages(),
     }
 
 
@@ -194,22 +194,32 @@ def configurations_page() -> str:
     rows: dict[str, list[tuple[str, ...]]] = {"Embedded models, on a CPU": [], "Real checkpoints": []}
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
-        head = re.match(r"(?:#.*\n)+", text)
-        about = " ".join(line.lstrip("# ").rstrip() for line in head[0].splitlines()) if head else ""
-        first = about.split("  ")[0] if "  " in about else about
-        base = yaml.safe_load(text).get("base", "")
+        head = re.match(r"(?:# .*\n)+", text)  # up to the first line without text
+        first = " ".join(line[2:] for line in head[0].splitlines()) if head else ""
+        base = found[1] if (found := re.search(r"^base: *(\S+)", text, re.MULTILINE)) else ""
         group = "Embedded models, on a CPU" if path.stem.startswith(("tiny_", "toy")) else "Real checkpoints"
-        link = f"[`{path.stem}`](../configs/{path.name})"
-        rows[group].append((link, cell(first[:240]), f"`{base}`" if base else ""))
+        link = f"[`{path.stem}`](configurations/{path.stem}.md)"
+        rows[group].append((link, cell(first), f"[`{base}`](configurations/{base}.md)" if base else ""))
     out = [
         "# Recipes: shipped configurations",
         "`flowrl train NAME` runs one, `flowrl plan NAME` says before any download what it needs, `base: NAME` builds on "
         "it. Files for real checkpoints load in the tests and their networks are built there without weights; they "
         "have not been trained here.",
     ]
-    for group, found in rows.items():
-        out += [f"## {group}", _table(("configuration", "what it is", "builds on"), found, escape=False)]
+    for group, listed in rows.items():
+        out += [f"## {group}", _table(("configuration", "what it is", "builds on"), listed, escape=False)]
     return _joined(out)
+
+
+def configuration_pages() -> dict[str, str]:
+    """A page for each shipped configuration: its file as it stands."""
+    return {
+        f"reference/configurations/{path.stem}.md": _joined([
+            "---\norphan: true\n---", f"# `{path.stem}`", "One of the [recipes](../configurations.md).",
+            f"```yaml\n{path.read_text(encoding='utf-8').rstrip()}\n```",
+        ])
+        for path in sorted((ROOT / "configs").glob("*.yaml"))
+    }  # fmt: skip
 
 
 def commands_page() -> str:

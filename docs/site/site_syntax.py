@@ -78,6 +78,7 @@ def modules() -> Iterator[str]:
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def located(module: str, name: str) -> tuple[str, ast.AST] | None:
     """The module and node that define a name which stands in a module, followed through its imports; None elsewhere."""
     tree = tree_of(module)
@@ -128,6 +129,7 @@ def text_after(body: list[ast.stmt], place: int) -> str:
     return ""
 
 
+@cache
 def options_of(module: str, name: str) -> list[Option]:
     """The fields of a dataclass, in order.
 
