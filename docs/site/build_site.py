@@ -28,12 +28,12 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/starting.md": "Your first own run",
         "docs/cards.md": "I have this card and this model",
         "docs/python.md": "From Python and notebooks",
-        "docs/migrating.md": "I come from flow_grpo, DanceGRPO or another toolkit",
+        "docs/migrating.md": "What flow_grpo, DanceGRPO and others call it",
     },
     "Methods": {
         "reference/methods.md": "What each method computes, with its options",
-        "docs/methods.md": "Methods measured side by side",
-        "docs/full-training.md": "All weights instead of a LoRA",
+        "docs/methods.md": "Measured side by side at equal cost, with what did not help",
+        "docs/full-training.md": "In the place of a LoRA",
         "docs/rlg.md": "Guidance by the tuned model",
         "docs/embedded-run.md": "How the settings of the demo were found",
     },
@@ -42,30 +42,30 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "reference/rewards.md": "Every reward and its options",
         "docs/serving.md": "Rewards behind HTTP",
         "docs/benchmarks.md": "Benchmarks and what their numbers say",
-        "docs/unigenbench.md": "UniGenBench",
+        "docs/unigenbench.md": "A judge that reads 600 prompts by test point",
         "docs/published.md": "What each published name reproduces",
     },
     "Models": {
         "docs/families.md": "Families, what was checked of each",
         "reference/families.md": "Every family and checkpoint, licences",
         "docs/generic.md": "Stock pipelines without a family of their own",
-        "reference/configurations.md": "Recipes: every shipped configuration",
+        "reference/configurations.md": "What to build on, from the embedded models to FLUX, Qwen-Image and Wan",
     },
     "Running": {
         "docs/watching.md": "Watch runs",
         "docs/trackers.md": "Weights & Biases, trackio, TensorBoard",
-        "docs/resuming.md": "Stop and continue",
+        "docs/resuming.md": "Ctrl-C, crashes, and going on with the same bits",
         "docs/memory.md": "What fills a card",
         "docs/speed.md": "Where the seconds go",
         "docs/scaling.md": "Several cards, several machines",
         "docs/sharding.md": "One copy over several cards",
-        "docs/workers.md": "Workers on Ray",
+        "docs/workers.md": "Images drawn elsewhere, while this one learns",
         "docs/sharing.md": "Share what was trained",
         "docs/troubleshooting.md": "Symptoms and what to change",
     },
     "Reference": {
         "reference/keys.md": "Every key: type, default, allowed values",
-        "reference/metrics.md": "Every metric",
+        "reference/metrics.md": "Every number of metrics.jsonl",
         "reference/commands.md": "Every command and flag",
         "reference/api.md": "Public functions and classes",
     },
@@ -128,14 +128,16 @@ def sources() -> dict[str, str]:
 
 def front_page(pages: dict[str, str]) -> str:
     """The first page: sections of the navigation with a line for each page."""
-    sections = {name: {page: said for page, said in found.items() if page in pages} for name, found in NAVIGATION.items()}
+    sections = {
+        name: {page: said for page, said in found.items() if page in pages} for name, found in NAVIGATION.items()
+    }
     named = {page for found in sections.values() for page in found}
     if more := {page: title_of(text) for page, text in pages.items() if page.startswith("docs/") and page not in named}:
         sections["More"] = more
     out = [
         "# flowrl",
-        "Fine-tune diffusion and flow-matching generators of images and video with reinforcement learning, and trust the "
-        "numbers.",
+        "Fine-tune diffusion and flow-matching generators of images and video with reinforcement learning, and trust "
+        "the numbers.",
     ]
     for name, found in sections.items():
         toc = "\n".join(f"{title_of(pages[page])} <{page.removesuffix('.md')}>" for page in found)

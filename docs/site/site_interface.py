@@ -39,7 +39,9 @@ def public() -> dict[str, tuple[str, ...]]:
     for module in modules():
         path = module_path(module)
         said = "" if path is None else path.read_text(encoding="utf-8")
-        if module not in CONTRACTS and not any(word in said for word in ("__all__", *(f"def {name}(" for name in LOOSE))):
+        if module not in CONTRACTS and not any(
+            word in said for word in ("__all__", *(f"def {name}(" for name in LOOSE))
+        ):
             continue  # parsing all modules takes many seconds
         tree = tree_of(module)
         names = [*_listed(tree)] if not module.startswith(INNER) else []
@@ -55,7 +57,9 @@ def public() -> dict[str, tuple[str, ...]]:
 def _listed(tree: ast.Module) -> Iterator[str]:
     """The names of `__all__`."""
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             yield from (str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant))
 
@@ -89,14 +93,16 @@ def _members(node: ast.ClassDef) -> list[str]:
     """Fields with their docstrings, then public methods and properties."""
     out = []
     fields = [
-        f"- `{ast.unparse(one)}`" + (f": {' '.join(markdown(said).split())}" if (said := text_after(node.body, place)) else "")
+        f"- `{ast.unparse(one)}`: {' '.join(markdown(text_after(node.body, place)).split())}".rstrip(": ")
         for place, one in enumerate(node.body)
         if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target).startswith("_")
     ]  # fmt: skip
     if fields:
         out.append("\n".join(fields))
     for one in node.body:
-        if not isinstance(one, ast.FunctionDef) or (one.name.startswith("_") and one.name not in ("__init__", "__call__")):
+        if not isinstance(one, ast.FunctionDef) or (
+            one.name.startswith("_") and one.name not in ("__init__", "__call__")
+        ):
             continue
         said = ast.get_docstring(one)
         if said is not None:
@@ -106,7 +112,9 @@ def _members(node: ast.ClassDef) -> list[str]:
 
 def _signature(node: ast.FunctionDef) -> str:
     """A definition's first line, an argument a line where it is long."""
-    decorated = "".join(f"@{text}\n" for one in node.decorator_list if (text := ast.unparse(one)) in ("property", "staticmethod"))
+    decorated = "".join(
+        f"@{text}\n" for one in node.decorator_list if (text := ast.unparse(one)) in ("property", "staticmethod")
+    )
     returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
     line = f"def {node.name}({ast.unparse(node.args)}){returned}"
     if len(line) > 100:

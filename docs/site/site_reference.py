@@ -115,8 +115,8 @@ def metrics_page() -> str:
     """Every metric of `metrics.jsonl` with its meaning."""
     out = [
         "# Metrics",
-        "Names of the numbers in `metrics.jsonl`, in trackers and in charts. A row of the file is one iteration, or one "
-        "evaluation: then its names begin with `eval/`. A name in angle brackets stands for what a run calls it: "
+        "Names of the numbers in `metrics.jsonl`, in trackers and in charts. A row of the file is one iteration, or "
+        "one evaluation: then its names begin with `eval/`. A name in angle brackets stands for what a run calls it: "
         "`reward/<name>` is `reward/pick_score` where `pick_score` is trained on. What is not finite is `null`.",
     ]
     for group, names in METRICS.items():
@@ -202,8 +202,8 @@ def configurations_page() -> str:
         rows[group].append((link, cell(first), f"[`{base}`](configurations/{base}.md)" if base else ""))
     out = [
         "# Recipes: shipped configurations",
-        "`flowrl train NAME` runs one, `flowrl plan NAME` says before any download what it needs, `base: NAME` builds on "
-        "it. Files for real checkpoints load in the tests and their networks are built there without weights; they "
+        "`flowrl train NAME` runs one, `flowrl plan NAME` says before any download what it needs, `base: NAME` builds "
+        "on it. Files for real checkpoints load in the tests and their networks are built there without weights; they "
         "have not been trained here.",
     ]
     for group, listed in rows.items():
@@ -236,11 +236,19 @@ def commands_page() -> str:
 
 def vocabulary_tables() -> str:
     """What other toolkits call our keys and values, as tables."""
-    out = ["### Keys", _table(("there", "here"), [(f"`{theirs}`", ours) for theirs, ours in sorted(FOREIGN_KEYS.items())])]
+    out = [
+        "### Keys",
+        _table(("there", "here"), [(f"`{theirs}`", ours) for theirs, ours in sorted(FOREIGN_KEYS.items())]),
+    ]
     if ABSENT_KEYS:
-        out += ["### Without counterpart", _table(("there", ""), [(f"`{key}`", said) for key, said in ABSENT_KEYS.items()])]
+        out += [
+            "### Without counterpart",
+            _table(("there", ""), [(f"`{key}`", said) for key, said in ABSENT_KEYS.items()]),
+        ]
     rows = [
-        (f"`{key}`", f"`{theirs}`", f"`{ours}`") for key, table in FOREIGN_VALUES.items() for theirs, ours in table.items()
+        (f"`{key}`", f"`{theirs}`", f"`{ours}`")
+        for key, table in FOREIGN_VALUES.items()
+        for theirs, ours in table.items()
     ]
     return _joined([*out, "### Values", _table(("key", "there", "here"), rows)])
 

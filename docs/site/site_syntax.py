@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = {
-    "int": "integer", "float": "number", "bool": "`true` or `false`", "str": "text", "Any": "anything", "dict": "mapping",
-    "Mapping": "mapping", "Path": "path",
+    "int": "integer", "float": "number", "bool": "`true` or `false`", "str": "text", "Any": "anything",
+    "dict": "mapping", "Mapping": "mapping", "Path": "path",
 }  # fmt: skip
 """Annotations in the words of a YAML file."""
 
@@ -85,7 +85,9 @@ def located(module: str, name: str) -> tuple[str, ast.AST] | None:
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return module, node
     for inner in ast.walk(tree):
@@ -209,7 +211,9 @@ def classes_in(module: str, table: str) -> dict[str, str]:
         raise ValueError(f"{table} of {module} is not written out as names and classes")
     found = {}
     for key, value in zip(node.keys, node.values, strict=True):
-        given = [word.value for word in value.keywords if word.arg == "options"] if isinstance(value, ast.Call) else [value]
+        given = (
+            [word.value for word in value.keywords if word.arg == "options"] if isinstance(value, ast.Call) else [value]
+        )
         if key is not None:
             found[str(ast.literal_eval(key))] = ast.unparse(given[0])
     return found
