@@ -19,7 +19,7 @@ from site_syntax import (
     class_of,
     class_text,
     classes_in,
-    located,
+    escaped,
     markdown,
     names_in,
     options_of,
@@ -56,13 +56,16 @@ METHODS = {
 }
 """Heading -> the key that chooses, and the table of its choices."""
 
+_EVER = 1_000_000_000  # bounds from here on only catch slips
+
 FORMULAS = {
     "Noise of a step": "flowrl.samplers.kernels",
     "Density of a step, and the KL of two": "flowrl.samplers.transition",
     "Which steps are stochastic": "flowrl.samplers.windows",
     "Guidance": "flowrl.samplers.guidance",
+    "Advantages": "flowrl.advantages.normalise",
 }
-"""Heading -> the module whose text has the formulas."""
+"""Heading -> the module whose text and functions have the formulas."""
 
 
 def reference_pages() -> dict[str, str]:
@@ -104,8 +107,7 @@ def keys_page() -> str:
         if choices := [name for module, table in CHOICES.get(dotted, []) for name in names_in(module, table)]:
             facts.append("one of " + ", ".join(f"`{name}`" for name in choices))
         facts.append("**required**" if option.default is None else f"default `{option.default}`")
-        if dotted in MOST:
-            most = MOST[dotted]
+        if (most := MOST.get(dotted, _EVER)) < _EVER:
             facts.append(f"at most {most:,}" if isinstance(most, int) else f"at most {most:g}")
         out += [f"### `{dotted}`", f"*{'; '.join(facts)}*", markdown(option.meaning)]
     return _joined(out)
@@ -137,7 +139,7 @@ def rewards_page() -> str:
         out += [f"## `{name}`", *_class_text(module, cls)]
         if said := class_text(module, cls, "reproduces"):
             out.append(f"*Reproduces:* {markdown(said)}")
-        out.append(_options_table(options_of(module, cls)))
+        out.append(_options_list(options_of(module, cls)))
         if module in told:
             out.append(f"More: see `{told[module]}`.")
         else:
@@ -154,7 +156,7 @@ def methods_page() -> str:
         "in [Methods compared](../docs/methods.md).",
     ]
     for heading, module in FORMULAS.items():
-        out += [f"## {heading}", _module_text(module)]
+        out += [f"## {heading}", _module_text(module), _functions_list(module)]
     for heading, (chooser, home, table) in METHODS.items():
         out += [f"## {heading}", f"Chosen by {chooser}."]
         module = ""
@@ -162,7 +164,7 @@ def methods_page() -> str:
             if class_of(home, cls)[0] != module:
                 module = class_of(home, cls)[0]
                 out.append(_module_text(module))
-            out += [f"### `{name}`", *_class_text(home, cls), _options_table(options_of(home, cls))]
+            out += [f"### `{name}`", *_class_text(home, cls), _options_list(options_of(home, cls))]
     return _joined(out)
 
 
@@ -288,19 +290,27 @@ def _module_text(module: str) -> str:
     return markdown(ast.get_docstring(tree_of(module)) or "")
 
 
-def _options_table(options: list[Option]) -> str:
-    """Options with type, default and meaning; those of a nested dataclass under its name."""
-    rows = list[tuple[str, str, str, str]]()
+def _functions_list(module: str) -> str:
+    """The public functions of a module, each with the first paragraph of its text and the formulas that follow."""
+    out = []
+    for node in tree_of(module).body:
+        said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") else None
+        if said is not None and isinstance(node, ast.FunctionDef):
+            text = re.split(r"\n\n?(?:Args|Returns|Raises|Attributes):\n", said)[0]
+            out.append(f"**`{node.name}`**: {markdown(text)}")
+    return "\n\n".join(out)
 
-    def add(found: list[Option], prefix: str) -> None:
-        for one in found:
-            default = "**required**" if one.default is None else f"`{one.default}`"
-            rows.append((f"`{prefix}{one.name}`", one.kind, default, one.meaning))
-            if one.section is not None and located(*one.section) is not None:
-                add(options_of(*one.section), f"{prefix}{one.name}.{'0.' if one.listed else ''}")
 
-    add(options, "")
-    return _table(("option", "type", "default", "meaning"), rows) if rows else "No options."
+def _options_list(options: list[Option], prefix: str = "") -> str:
+    """Options with type, default and meaning; those of a nested dataclass under its name. A list, since tables of four
+    columns cannot be read on a phone."""
+    lines = []
+    for one in options:
+        default = "**required**" if one.default is None else f"default `{one.default}`"
+        lines.append(f"- `{prefix}{one.name}` (*{one.kind}; {default}*): {escaped(' '.join(one.meaning.split()))}")
+        if one.section is not None:
+            lines.append(_options_list(options_of(*one.section), f"{prefix}{one.name}.{'0.' if one.listed else ''}"))
+    return "\n".join(lines) if lines else "No options."
 
 
 def _table(head: tuple[str, ...], rows: list[Any], *, escape: bool = True) -> str:
