@@ -5,12 +5,16 @@ The site itself is built by `make docs`; here its sources are made, which takes 
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import site_interface
+import site_links
 from build_site import MARKER, NAVIGATION, front_page, linked_files, main, sources, write_sources
 from site_interface import public
 from site_links import broken_links, faults_of_site, markdown_links
@@ -282,6 +286,12 @@ def test_faults_of_a_built_site_are_found(tmp_path: Path) -> None:
         "a.html: none.png leads to no file",
         "own.css loads https://e.org/x.css",
     ]
+
+
+@pytest.mark.parametrize("module", [site_interface, site_links])
+def test_examples_hold(module: ModuleType) -> None:
+    assert doctest.testmod(module).attempted > 0
+    assert doctest.testmod(module).failed == 0
 
 
 def test_docstrings_become_markdown() -> None:

@@ -19,8 +19,8 @@ from site_links import faults_of_site, markdown_links
 from site_reference import reference_pages, vocabulary_tables
 from site_syntax import ROOT
 
+import flowrl
 from flowrl.html.style import DARK, LIGHT
-from flowrl.versions import version_text
 
 NAVIGATION: dict[str, dict[str, str]] = {
     "Start": {
@@ -168,8 +168,9 @@ def linked_files(pages: dict[str, str]) -> Iterator[str]:
 def settings() -> dict[str, Any]:
     """Sphinx's settings: Markdown, a theme that loads nothing from elsewhere, the colours of the reports."""
     return {
-        "project": "flowrl", "release": version_text().split("\n")[0], "html_title": "flowrl", "language": "en",
-        "extensions": ["myst_parser"], "root_doc": "index", "html_theme": "furo", "myst_heading_anchors": 6,
+        "project": "flowrl", "release": flowrl.__version__, "language": "en",
+        "html_title": f"flowrl {flowrl.__version__}", "extensions": ["myst_parser"], "root_doc": "index", "html_theme": "furo",
+        "myst_heading_anchors": 6,
         "myst_heading_slug_func": "site_links.anchor_of", "html_show_sourcelink": False, "html_copy_source": False,
         "html_show_copyright": False, "pygments_style": "friendly", "suppress_warnings": ["misc.highlighting_failure"],
         "html_theme_options": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 
@@ -116,22 +117,28 @@ def _signature(node: ast.FunctionDef) -> str:
         f"@{text}\n" for one in node.decorator_list if (text := ast.unparse(one)) in ("property", "staticmethod")
     )
     returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
-    line = f"def {node.name}({ast.unparse(node.args)}){returned}"
+    arguments = _parts(ast.unparse(node.args))
+    line = f"def {node.name}({', '.join(arguments)}){returned}"
     if len(line) > 100:
-        line = f"def {node.name}(\n    {_broken(ast.unparse(node.args))}\n){returned}"
+        line = f"def {node.name}(\n    " + ",\n    ".join(arguments) + f",\n){returned}"
     return f"{decorated}{line}"
 
 
-def _broken(arguments: str) -> str:
-    """Arguments one a line; commas within brackets and texts stay."""
+def _parts(arguments: str) -> list[str]:
+    """Arguments one by one, with spaces around the sign before a default; commas within brackets and texts stay.
+
+    >>> _parts("x: tuple[int, int]=(1, 2), *, y: str=','")
+    ['x: tuple[int, int] = (1, 2)', '*', "y: str = ','"]
+    """
     out, depth, quote = [""], 0, ""
     for letter in arguments:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "\"'":
             quote = letter
+        elif letter == "," and depth == 0:
+            out.append("")
+            continue
         depth += (letter in "([{") - (letter in ")]}") if not quote else 0
         out[-1] += letter
-        if letter == "," and depth == 0 and not quote:
-            out.append("")
-    return "\n    ".join(part.strip() for part in out)
+    return [re.sub(r"^(\w+: [^=]+)=", r"\1 = ", part.strip()) for part in out if part.strip()]
