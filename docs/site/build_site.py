@@ -169,8 +169,8 @@ def settings() -> dict[str, Any]:
     """Sphinx's settings: Markdown, a theme that loads nothing from elsewhere, the colours of the reports."""
     return {
         "project": "flowrl", "release": flowrl.__version__, "language": "en",
-        "html_title": f"flowrl {flowrl.__version__}", "extensions": ["myst_parser"], "root_doc": "index", "html_theme": "furo",
-        "myst_heading_anchors": 6,
+        "html_title": f"flowrl {flowrl.__version__}", "extensions": ["myst_parser"],
+        "root_doc": "index", "html_theme": "furo", "myst_heading_anchors": 6,
         "myst_heading_slug_func": "site_links.anchor_of", "html_show_sourcelink": False, "html_copy_source": False,
         "html_show_copyright": False, "pygments_style": "friendly", "suppress_warnings": ["misc.highlighting_failure"],
         "html_theme_options": {
