@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest lint types check format clean
+.PHONY: help setup demo test oldest docs lint types check format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,18 @@ oldest: $(STAMP) ## Test the lowest versions that pyproject.toml allows, a file 
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv-oldest/bin/python -r .venv-oldest/requirements.txt && \
 	.venv/bin/uv pip install --quiet --python .venv-oldest/bin/python --no-deps --no-build-isolation -e .
 	@.venv-oldest/bin/python tests/trials/oldest_versions.py $(ARGS)
+
+DOCS := .venv/.docs
+
+docs: $(DOCS) ## Build the documentation site and check its links (build/docs/html/index.html)
+	@$(PY) docs/site/build_site.py $(ARGS)
+
+# Apart from the lock: who trains does not need it. Versions that the lock has stay as they are.
+$(DOCS): $(STAMP)
+	@echo "docs: installing Sphinx and its theme into .venv"
+	@$(HAND_OVER); \
+	.venv/bin/uv pip install --quiet --python $(PY) -c requirements.lock --no-build-isolation -e '.[docs]'
+	@touch $(DOCS)
 
 lint: $(STAMP) ## Check style and formatting
 	@.venv/bin/ruff check .
