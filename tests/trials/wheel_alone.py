@@ -2,9 +2,9 @@
 
     python tests/trials/wheel_alone.py --out docs/trials/wheel_alone.json
 
-Builds the source archive and from it the wheel (or takes --wheel), makes an empty environment, installs the wheel with its own
-dependencies at the versions of requirements.lock, without any extra, and works from an empty folder that is no checkout.
-Packages come from where uv is told to look, as for `make setup`.
+Builds the source archive and from it the wheel (or takes --wheel), makes an empty environment, installs the wheel with its
+own dependencies at the versions of requirements.lock, without any extra, and works from an empty folder that is no
+checkout. Packages come from where uv is told to look, as for `make setup`.
 """
 
 from __future__ import annotations
@@ -109,9 +109,12 @@ def main() -> None:
             archive, wheel = build(folder / "dist")
             told["source_archive_megabytes"] = round(archive.stat().st_size / 1e6, 1)
         with zipfile.ZipFile(wheel) as content:
-            told |= {"wheel": wheel.name, "wheel_megabytes": round(wheel.stat().st_size / 1e6, 1),
-                     "files": len(content.namelist()),
-                     "megabytes_unpacked": round(sum(item.file_size for item in content.infolist()) / 1e6, 1)}  # fmt: skip
+            told |= {
+                "wheel": wheel.name,
+                "wheel_megabytes": round(wheel.stat().st_size / 1e6, 1),
+                "megabytes_unpacked": round(sum(item.file_size for item in content.infolist()) / 1e6, 1),
+                "files": len(content.namelist()),
+            }
         environment = folder / "environment"
         run(UV, "venv", "--quiet", "--python", sys.executable, environment, cwd=folder)
         python, flowrl = environment / "bin" / "python", environment / "bin" / "flowrl"
