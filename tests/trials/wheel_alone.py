@@ -2,8 +2,8 @@
 
     python tests/trials/wheel_alone.py --out docs/trials/wheel_alone.json
 
-Builds the source archive and from it the wheel (or takes --wheel), makes an empty environment, installs the wheel with its
-own dependencies at the versions of requirements.lock, without any extra, and works from an empty folder that is no
+Builds the source archive and from it the wheel (or takes --wheel), makes an empty environment, installs the wheel with
+its own dependencies at the versions of requirements.lock, without any extra, and works from an empty folder that is no
 checkout. Packages come from where uv is told to look, as for `make setup`.
 """
 
