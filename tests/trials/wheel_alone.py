@@ -27,7 +27,7 @@ from origin import origin
 ROOT = Path(__file__).resolve().parents[2]
 UV = str(Path(sys.executable).with_name("uv"))
 TRAIN = ("train", "tiny_grpo_geneval", "out=run", "num_iterations=1", "prompts_per_step=2", "group_size=4", "threads=1",
-         "eval.num_images=4", "eval.batch_size=4", "micro_batch_size=8")  # fmt: skip
+         "eval.num_prompts=4", "eval.num_images=4", "eval.batch_size=4", "micro_batch_size=8")  # fmt: skip
 VOID = frozenset(("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"))
 
 
