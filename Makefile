@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest docs lint types check format clean
+.PHONY: help setup demo test oldest docs lint types check format build notes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,16 @@ check: lint types test ## Everything a change has to pass
 format: $(STAMP) ## Sort imports and format
 	@.venv/bin/ruff check --fix --quiet .
 	@.venv/bin/ruff format .
+
+build: $(STAMP) ## Make the source archive, and from it the wheel, in dist/; print their sizes
+	@rm -rf build dist
+	@.venv/bin/uv build --quiet --no-build-isolation --python $(PY) --out-dir dist
+	@rm -f dist/.gitignore
+	@ls -l dist | awk 'NR > 1 {printf "dist/%s  %.1f MB\n", $$NF, $$5 / 1e6}'
+
+notes: ## Print what CHANGELOG.md says of a version: make notes VERSION=0.1.0
+	@awk -v head='## [$(VERSION)]' 'index($$0, "## [") == 1 {on = index($$0, head) == 1} on {print; some = 1} END {exit !some}' \
+	  CHANGELOG.md || { echo "CHANGELOG.md has no section '## [$(VERSION)]'" >&2; exit 1; }
 
 clean: ## Remove caches and build leftovers; .venv and runs stay
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

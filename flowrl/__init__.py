@@ -5,4 +5,6 @@ Importing this package is light: torch and the model libraries load with the sub
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from flowrl.versions import version_of
+
+__version__ = version_of("flowrl-toolkit") or "0.0"

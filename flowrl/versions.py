@@ -54,13 +54,20 @@ def numbers(version: str) -> list[int]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that flowrl runs from; None for an installed wheel."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except OSError:
+    """The commit of the checkout that flowrl runs from; None for an installed wheel, whatever checkout it lies in."""
+    # Without the tags: the commit alone, where `describe` would otherwise name the release and the distance from it.
+    if _git("rev-parse", "--show-prefix") != "flowrl/":
         return None
-    return done.stdout.strip() or None
+    return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or None
+
+
+def _git(*arguments: str) -> str:
+    """What git says in the folder of this file; nothing where it fails or is not installed."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def version_text() -> str:
