@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("arguments", nargs="*", default=[], metavar="[CONFIG|RUN] key=value",
-        help="a YAML file, the name of a shipped configuration, or a run folder; settings that replace a file's")  # fmt: skip
+        help="a YAML file, the name of a shipped configuration, or a run folder; then settings that replace a file's"
+    )  # fmt: skip
     add("--no-step", action="store_true", help="of a configuration, load no model and train no step")
     add("--offline", action="store_true", help="do not ask the hub")
     add("--json", action="store_true", help="print JSON instead of text")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap, shared_words
 from flowrl.randomness import counter_normal
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
+from flowrl.rewards.judges.chat import is_server
 from flowrl.rewards.specs import CheckedReward, checked_reward
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import model_family
@@ -112,10 +114,8 @@ def _model(config: TrainConfig, *, offline: bool) -> Iterator[Check]:
         yield Check(name="model", state="ok", found=f"{location} is here")
     elif in_cache(location):
         yield Check(name="model", state="ok", found=f"{location} is in the hub's cache")
-    elif config.pipeline.name in PIPELINES and "/" not in location:
-        yield Check(name="model", state="note", found=f"{location} is no path and no hub id")
     elif offline:
-        yield Check(name="model", state="warning", found=f"{location} is not here, and the hub is not asked (--offline)",
+        yield Check(name="model", state="warning", found=f"{location} is not here, and the hub not asked (--offline)",
                     cure="have it downloaded first, or set pipeline.model to a folder")  # fmt: skip
     else:
         asked = ask(location)
@@ -169,11 +169,11 @@ def _reward_models(config: TrainConfig) -> Iterator[str]:
 
 def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -> Iterator[Check]:
     """Servers are reached and asked about two images; of other rewards, whether their models are here."""
-    for entry in (*config.rewards, *config.eval.rewards):
-        name = f"reward {entry.called}"
+    for number, entry in enumerate((*config.rewards, *config.eval.rewards)):
+        name = f"{'eval ' if number >= len(config.rewards) else ''}reward {entry.called}"
         try:
             checked = checked_reward(entry)
-            if entry.name is not None and addresses_of(entry.name):
+            if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
                 yield _reached(name, checked, prompts)
                 continue
             away = [model.name for model in models_of(checked.options) or ()
@@ -194,6 +194,13 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
             )  # fmt: skip
         else:
             yield Check(name=name, state="ok", found="its options are right, and what it loads is here")
+
+
+def _asks_judge(options: Any) -> bool:
+    """Whether a judge on a server stands anywhere in a reward's options."""
+    if isinstance(options, Mapping):
+        return ({"server", "model"} <= options.keys() and is_server(options)) or any(map(_asks_judge, options.values()))
+    return isinstance(options, Sequence) and not isinstance(options, str) and any(map(_asks_judge, options))
 
 
 def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Check:

@@ -30,7 +30,7 @@ def hub_check(*, offline: bool = False) -> Check:
                      "HF_HUB_OFFLINE=1, so that nothing waits for it")  # fmt: skip
     if token and status in (401, 403):
         return Check(name="hub", state="warning", found=f"{place} answers, and refuses the token ({status})",
-                     cure="set HF_TOKEN to a token of yours that is still valid: https://huggingface.co/settings/tokens")  # fmt: skip
+                     cure="set HF_TOKEN to one that is valid (https://huggingface.co/settings/tokens)")  # fmt: skip
     return Check(
         name="hub", state="ok", found=f"{place} answers; {'the token is valid' if token and status == 200 else said}"
     )

@@ -33,11 +33,11 @@ def version_checks() -> list[Check]:
     """Libraries against the bounds of the package's metadata, and against what was tested."""
     required, extras = requirements(_declared())
     installed = {name: version_of(name) for name in required}
-    if wrong := [text for name, bounds in required.items() if (text := unmet(name, bounds, installed[name]))]:
-        return [
-            Check(name="versions", state="fault", found="; ".join(wrong),
-                  cure=f"pip install --upgrade {' '.join(repr(_spec(name, bounds)) for name, bounds in required.items() if unmet(name, bounds, installed[name]))}")
-        ] + _extra_checks(extras)  # fmt: skip
+    wrong = {name: text for name, bounds in required.items() if (text := unmet(name, bounds, installed[name]))}
+    if wrong:
+        cure = f"pip install {' '.join(repr(name + required[name]) for name in wrong)}"
+        found = Check(name="versions", state="fault", found="; ".join(wrong.values()), cure=cure)
+        return [found, *_extra_checks(extras)]
     tested = versions()
     shown = ", ".join(f"{name.removesuffix('-toolkit')} {number or 'not installed'}" for name, number in tested.items())
     if odd := untested(tested):
@@ -95,10 +95,6 @@ def _declared() -> list[str]:
         return []
 
 
-def _spec(name: str, bounds: str) -> str:
-    return f"{name}{bounds}"
-
-
 def disk_check(folder: Path, *, name: str = "disk") -> Check:
     """Room where runs are written, and whether a file can be."""
     place = _existing(folder)
@@ -118,7 +114,7 @@ def disk_check(folder: Path, *, name: str = "disk") -> Check:
                      "(keep_checkpoints)")  # fmt: skip
     if free < LITTLE_ROOM:
         return Check(name=name, state="warning", found=found,
-                     cure="enough for a LoRA, not for downloading a large model: HF_HOME moves the hub's cache")  # fmt: skip
+                     cure="enough for a LoRA, not for downloading a large model: HF_HOME moves the cache")  # fmt: skip
     return Check(name=name, state="ok", found=found)
 
 

@@ -1,4 +1,4 @@
-"""Two iterations of a configuration, trained by its own recipe as `flowrl bench` does, with as few prompts as it takes."""
+"""Two iterations of a configuration by its own recipe, as `flowrl bench` trains them, with as few prompts as can be."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _pace(row: Mapping[str, Any], few: TrainConfig, config: TrainConfig) -> Chec
     )
     return Check(
         name="step", state="ok",
-        found=f"{few.num_images} images trained on in {seconds:.2g} s ({few.num_images / seconds:.2g} a second), with at "
-        f"most {memory}; {config.num_iterations} iterations of {config.num_images} images take about {hours:.2g} h on "
-        "one such device, without evaluations",
+        found=f"{few.num_images} images trained on in {seconds:.2g} s ({few.num_images / seconds:.2g} a second), with "
+        f"at most {memory}; {config.num_iterations} iterations of {config.num_images} images take about {hours:.2g} h "
+        "on one such device, without evaluations",
     )  # fmt: skip

@@ -81,7 +81,7 @@ def _warnings(run: RunData) -> Iterator[Check]:
 
 
 def _seen_again(run: RunData) -> Iterator[tuple[int, str, str]]:
-    """What the watchdog says of the rows of a log without its warnings, as far as rows tell; rewards are not in them."""
+    """What the watchdog says of a log without warnings, as far as rows tell: single rewards are not in them."""
     config = _config(run)
     if config is None or run.warned:
         return
