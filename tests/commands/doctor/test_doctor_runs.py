@@ -16,7 +16,7 @@ from flowrl.commands.doctor.spoken import divided
 from flowrl.commands.terminal_text import COLUMNS
 from flowrl.pipelines import PIPELINES
 
-SOME_NAN = "b[1:] = float('nan'); return b"
+SOME_NAN = "b[::2] = float('nan'); return b"
 BY_PROMPT = "import torch; return torch.tensor([float(len(prompt)) for prompt in prompts])"
 
 
@@ -123,7 +123,7 @@ def test_a_foreign_checkpoint(toy: Path) -> None:
 
 
 def test_the_time_of_a_fault_and_what_the_log_lacks(toy: Path) -> None:
-    run = train(toy, "late", "num_iterations=30")
+    run = train(toy, "late", "num_iterations=30", "checkpoint_every=99")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         row["kl"] = 5.0 if row["iteration"] >= 25 else 0.01
@@ -139,6 +139,6 @@ def test_the_time_of_a_fault_and_what_the_log_lacks(toy: Path) -> None:
 def test_an_error_is_divided_before_its_cure() -> None:
     assert divided("the disk is full: make room") == ("the disk is full", "make room")
     assert divided("reaches 1e30, 3 at most: bound it with clip: [LOW, HIGH], or fix it")[1].startswith("bound it")
-    assert divided("8 of 8 failed: nan 8. Fix it") == ("8 of 8 failed: nan 8", "Fix it")
+    assert divided("8 of 8 failed: nan 8. Fix the reward") == ("8 of 8 failed: nan 8", "Fix the reward")
     assert divided("it is not ready: start it (now), or set wait: false.")[1] == "start it (now), or set wait: false."
     assert divided("nothing else") == ("nothing else", "")
