@@ -108,8 +108,14 @@ def _signs(run: RunData) -> Iterator[Check]:
         if sign.key == "invalid_ratio":
             found = f"{found}{_reasons(run)}"
         ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1
-        yield Check(name=sign.title.lower(), state="fault" if ruined else "warning", found=f"{found}. {sign.healthy}",
+        yield Check(name=sign.title.lower(), state="fault" if ruined else "warning", found=f"{found}; healthy: {_first_words(sign)}",
                     cure=sign.cure)  # fmt: skip
+
+
+def _first_words(sign: Sign) -> str:
+    """The first sentence on what is healthy, within another one."""
+    first = sign.healthy.partition(". ")[0].rstrip(".")
+    return first[:1].lower() + first[1:]
 
 
 def _since(sign: Sign, values: object) -> int:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(errno.ENOSPC, "no space left", "x")
 
     has_free(monkeypatch, 50)
-    monkeypatch.setattr(machine_checks.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     found = disk_check(tmp_path)
     assert found.state == "fault"
     assert "no space is left on the disk" in found.found
@@ -165,8 +166,10 @@ def test_processes_that_do_not_meet_are_named(monkeypatch: pytest.MonkeyPatch) -
     def ends(command: list[str], **options: object) -> subprocess.Popen[str]:
         return subprocess.Popen(["sh", "-c", "echo no route to host; exit 1"], **options)  # type: ignore[call-overload, no-any-return]
 
-    monkeypatch.setattr(machine_checks, "subprocess", namedtuple("S", "Popen PIPE STDOUT TimeoutExpired")(
-        ends, subprocess.PIPE, subprocess.STDOUT, subprocess.TimeoutExpired))  # fmt: skip
+    fake = SimpleNamespace(
+        Popen=ends, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired
+    )
+    monkeypatch.setattr(machine_checks, "subprocess", fake)
     found = processes_check("gloo", 0)
     assert (found.state, "no route to host" in found.found) == ("fault", True)
     assert "GLOO_SOCKET_IFNAME" in found.cure
