@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flowrl.commands.doctor.result import Check, Diagnosis, State
 from flowrl.commands.doctor.spoken import divided, faulty
-from flowrl.commands.report.health import SIGNS, Sign
+from flowrl.commands.report.health import SIGNS, Sign, Values
 from flowrl.commands.report.run_data import RunData, column, keys_below, read_run
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.html.markup import number
@@ -108,8 +108,10 @@ def _signs(run: RunData) -> Iterator[Check]:
         if sign.key == "invalid_ratio":
             found = f"{found}{_reasons(run)}"
         ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1
-        yield Check(name=sign.title.lower(), state="fault" if ruined else "warning", found=f"{found}; healthy: {_first_words(sign)}",
-                    cure=sign.cure)  # fmt: skip
+        yield Check(
+            name=sign.title.lower(), state="fault" if ruined else "warning", cure=sign.cure,
+            found=f"{found}; healthy: {_first_words(sign)}",
+        )  # fmt: skip
 
 
 def _first_words(sign: Sign) -> str:
@@ -118,10 +120,10 @@ def _first_words(sign: Sign) -> str:
     return first[:1].lower() + first[1:]
 
 
-def _since(sign: Sign, values: object) -> int:
+def _since(sign: Sign, values: Values) -> int:
     """The place from which on a sign was unhealthy until the end."""
-    place = len(values)  # type: ignore[arg-type]
-    while place > 1 and not sign.is_healthy(values[: place - 1]):  # type: ignore[index]
+    place = len(values)
+    while place > 1 and not sign.is_healthy(values[: place - 1]):
         place -= 1
     return place - 1
 
