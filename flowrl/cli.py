@@ -26,6 +26,7 @@ from flowrl.versions import version_text
 COMMANDS: dict[str, str] = {
     "train": "train a model with reinforcement learning",
     "plan": "show what a run will do and need, before any download",
+    "doctor": "say what would stop a run, or went wrong in one",
     "bench": "time the phases of an iteration on this machine",
     "compare": "train several methods to one budget and compare them",
     "sample": "draw images or videos from a base or tuned model",

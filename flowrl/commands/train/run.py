@@ -273,7 +273,6 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         check_pipeline,
         check_tokens,
         lora_of,
-        read_run_prompts,
     )
     from flowrl.training.processes.devices import check_device, device_kind, num_launched
     from flowrl.training.processes.mesh import check_parallel, data_ranks
@@ -284,14 +283,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
 
     check_parallel(config, num_launched() if here else None)
     config.resolve_batch(data_ranks(config))
-    prompts = read_run_prompts(config.prompts)
-    _check_prompts(config.prompts.train, prompts.train, config.rewards)
-    _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
-    if config.curriculum.sampling == "gaussian" and len(prompts.train) < config.prompts_per_step:
-        raise ValueError(
-            f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
-            f"but {config.prompts.train} holds {len(prompts.train)}: lower prompts_per_step or add prompts"
-        )
+    prompts = checked_prompts(config)
     if here:
         check_device(config.pipeline.device)
         check_trackers(config.logging)
@@ -325,6 +317,25 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         from flowrl.pipelines.weights.embedding_cache import check_cache
 
         check_cache(Path(config.prompts.cache).expanduser())
+    return prompts
+
+
+def checked_prompts(config: TrainConfig) -> RunPrompts:
+    """Reads the prompts of a run.
+
+    Raises:
+        ValueError: a file is not there, or not what the rewards or the curriculum need.
+    """
+    from flowrl.training.parts import read_run_prompts
+
+    prompts = read_run_prompts(config.prompts)
+    _check_prompts(config.prompts.train, prompts.train, config.rewards)
+    _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
+    if config.curriculum.sampling == "gaussian" and len(prompts.train) < config.prompts_per_step:
+        raise ValueError(
+            f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
+            f"but {config.prompts.train} holds {len(prompts.train)}: lower prompts_per_step or add prompts"
+        )
     return prompts
 
 
