@@ -114,14 +114,18 @@ def run_of(folder: Path, rows: Sequence[Row], broken: int = 0) -> RunData:
 
 def column(rows: Sequence[Row], key: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Iterations and values of one metric, from the rows that have it as a finite number."""
-    found = [(row["iteration"], row[key]) for row in rows if _is_number(row.get(key))]
+    found = [(row["iteration"], value) for row in rows if _is_number(value := row.get(key))]
     table = np.array(found, dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
 def keys_below(rows: Sequence[Row], prefix: str) -> list[str]:
     """The metric names that start with `prefix`, in the order of their first appearance."""
-    return list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
+    found: dict[str, None] = {}
+    for row in rows:
+        if not row.keys() <= found.keys():  # most rows have the keys of the one before
+            found.update(dict.fromkeys(row))
+    return [key for key in found if key.startswith(prefix)]
 
 
 def _check_is_run(folder: Path) -> None:
@@ -140,7 +144,7 @@ def _check_is_run(folder: Path) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return (type(value) is float or type(value) is int) and math.isfinite(value)  # not a bool, which is an int too
 
 
 def _text(path: Path) -> str:

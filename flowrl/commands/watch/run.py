@@ -6,10 +6,14 @@ import argparse
 import importlib
 import secrets
 import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.commands.watch.followed_runs import Watched
+from flowrl.commands.watch.followed_runs import Followed, Watched
+from flowrl.commands.watch.run_view import list_row
 from flowrl.html.markup import plural
 from flowrl.rewards.serving.server import open_socket
 
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.1"
 """The page is for this machine; others come through ssh -L, which asks who they are."""
 HEADER_SECONDS = 10.0
+AHEAD = 10.0
+"""Seconds that are spent on reading before the address is said."""
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -34,15 +40,26 @@ def run(parsed: argparse.Namespace) -> int:
     server, address, bound = make_server(watched, parsed.port)
     with bound:
         port = bound.getsockname()[1]
-        print(f"Watching {plural(len(watched.look()), 'run')} at {address}; Ctrl-C stops.")
+        runs = watched.look()
+        read_ahead(runs)
+        print(f"Watching {plural(len(runs), 'run')} at {address}; Ctrl-C stops.")
         print(f"From another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then the same address.",
               flush=True)  # fmt: skip
-        try:
+        with suppress(KeyboardInterrupt):  # uvicorn has stopped, and hands the signal on
             server.run(sockets=[bound])
-        except KeyboardInterrupt:  # uvicorn has stopped, and hands the signal on
-            pass
     print("Stopped.", flush=True)
     return 0
+
+
+def read_ahead(runs: Sequence[Followed]) -> None:
+    """Reads runs before anybody asks, as far as that goes in `AHEAD` seconds; the page reads the others."""
+    begun = time.monotonic()
+    for followed in runs:
+        if time.monotonic() - begun > AHEAD:
+            return
+        with suppress(ValueError, OSError):  # the page says so in the run's row
+            followed.refresh()
+            list_row(followed)
 
 
 def make_server(watched: Watched, port: int) -> tuple[uvicorn.Server, str, socket.socket]:
