@@ -15,7 +15,9 @@ POLICY = (
 FOOTER = "Served by <code>flowrl watch</code> to this machine only. It reads run folders and changes nothing."
 _STYLE = """
 header{padding-top:26px}#said{min-height:1.5em}#said.lost{color:var(--bad)}
-.runs{max-height:22rem;overflow:auto}.runs table{width:100%}.runs thead th{position:sticky;top:0;background:var(--card)}
+.runs{max-height:22rem;overflow:auto;width:100%}.runs table{width:100%}
+.runs th button::after{content:none}.runs td:nth-child(2),.runs th:nth-child(2){text-align:left}
+#view .scroll+.three{margin-top:16px}.runs thead th{position:sticky;top:0;background:var(--card)}
 .runs tbody th{white-space:nowrap}
 .runs button{font:inherit;font-weight:600;color:var(--p1);background:none;border:0;padding:4px 0;cursor:pointer;
  text-align:left;overflow-wrap:anywhere}
@@ -27,6 +29,8 @@ header{padding-top:26px}#said{min-height:1.5em}#said.lost{color:var(--bad)}
 select,.copy{font:inherit;font-size:.95rem;color:var(--ink);background:var(--card);border:1px solid var(--edge);
  border-radius:7px;padding:6px 9px;max-width:100%;min-width:0}
 .copy{cursor:pointer;flex:none}
+#jump{display:flex;flex-wrap:wrap;gap:4px 12px}#jump button{font:inherit;font-size:.92rem;color:var(--p1);
+ background:none;border:0;padding:4px 0;cursor:pointer}
 .slider{position:sticky;top:0;z-index:2;display:flex;gap:12px;align-items:center;background:var(--paper);
  padding:10px 0;flex-wrap:wrap}
 .slider input{flex:1 1 220px;min-width:0;accent-color:var(--p1);height:28px}
@@ -56,7 +60,8 @@ def page() -> str:
 <p id="said" class="muted" role="status">Reading the runs.</p>
 <div id="list" class="card scroll runs" role="region" aria-label="Runs" tabindex="0"></div>
 <div class="chooser"><label>Run <select id="one"></select></label>
-<label>beside <select id="other"><option value="">no other run</option></select></label></div>
+<label>beside <select id="other"><option value="">no other run</option></select></label>
+<nav id="jump" aria-label="Parts of the page"></nav></div>
 <div id="view"></div>
 <section id="samples" aria-labelledby="samples-head" hidden><h2 id="samples-head">Samples</h2>
 <p class="lead" id="samples-lead"></p>

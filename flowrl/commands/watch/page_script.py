@@ -100,6 +100,7 @@ async function update() {
         at("commands").hidden = at("log").hidden = false;
         addLines(log);
         offer();
+        parts();
       }
     }
     say("Updated " + new Date().toLocaleTimeString() + ".", false);
@@ -110,6 +111,16 @@ async function update() {
   busy = false;
   if (again) { again = false; wait = 0; }
   timer = setTimeout(() => { if (document.hidden) timer = 0; else update(); }, wait);
+}
+
+function parts() {
+  const heads = [...document.querySelectorAll("main h2")].filter((head) => head.offsetParent);
+  const now = heads.map((head) => head.textContent).join("\n");
+  if (at("jump").dataset.has === now) return;
+  at("jump").dataset.has = now;
+  at("jump").replaceChildren(...heads.map((head) => make("button", {
+    type: "button", textContent: head.textContent, onclick: () => at(head.id).scrollIntoView({behavior: "smooth"}),
+  })));
 }
 
 function say(text, lost) {
@@ -186,7 +197,7 @@ function side(number, iteration, index, words) {
   if (!file) { box.append(make("span", {textContent: "not drawn"})); return box; }
   const media = file.clip
     ? make("video", {src: file.address, muted: true, loop: true, autoplay: true, controls: true, playsInline: true})
-    : make("img", {loading: "lazy", src: file.address, alt: words, onload: small});
+    : make("img", {src: file.address, alt: words, onload: small});
   box.append(media, make("span", {textContent: "iteration " + file.when}));
   return box;
 }

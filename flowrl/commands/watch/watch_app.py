@@ -152,7 +152,8 @@ def _pair(watched: Watched, request: Request) -> Response:
     if made is None or made[0] != marks:
         html = view_of_two(one.run(), other.run(), (one.name, other.name))
         made = one.kept[f"pair {other.number}"] = (marks, html)
-    return _since(request, {"view": made[1], "commands": command_list([*commands(one), *commands(other)])})
+    asked = [(f"{run.name}: {words}", command) for run in (one, other) for words, command in commands(run)]
+    return _since(request, {"view": made[1], "commands": command_list(asked)})
 
 
 def _log(watched: Watched, request: Request) -> Response:
