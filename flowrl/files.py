@@ -127,9 +127,10 @@ def at_work(folder: Path) -> dict[str, Any] | None:
     machine that is no more. The lock itself is not asked for: that alone could keep its next owner out."""
     try:
         said = json.loads((folder / LOCK).read_text(encoding="utf-8"))
-        found = {"pid": int(said["pid"]), "host": str(said["host"]), "command": str(said["command"])}
+        process = int(said["pid"])
+        found = {"pid": process, "host": str(said["host"]), "command": str(said["command"])}
         if found["host"] == socket.gethostname():
-            os.kill(found["pid"], 0)
+            os.kill(process, 0)
     except PermissionError:  # it is there and is somebody else's
         return found
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
