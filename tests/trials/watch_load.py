@@ -184,7 +184,6 @@ def main() -> None:
     write_atomically(given.out, json.dumps(origin() | {
         "runs": given.runs, "iterations": given.iterations, "metrics_mib": round(size / 2**20, 1),
         "seconds_to_start": round(started, 2), "seconds_first_page": cold, "seconds_next_page": warm,
-        
         "server_core_seconds": {
             "start, with all runs read": round(used[0], 2), "first page": round(used[1] - used[0], 2),
             "a round of a client": round((used[3] - used[2]) / len(took), 3),
