@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "eval": "measure models on a benchmark and compare them",
     "sweep": "measure guidance scales and search: quality, diversity, cost",
     "report": "write a run's report.html",
+    "watch": "show runs on a local page while they train",
     "serve": "serve rewards over HTTP",
     "reward score": "score a folder of images",
     "reward card": "measure how reliable a reward is",

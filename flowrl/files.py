@@ -122,6 +122,22 @@ def _holder(path: Path) -> str:
     return ""
 
 
+def at_work(folder: Path) -> dict[str, Any] | None:
+    """Who is in a folder, as its lock file says: `pid`, `host`, `command`; None for nobody, or for a process of this
+    machine that is no more. The lock itself is not asked for: that alone could keep its next owner out."""
+    try:
+        said = json.loads((folder / LOCK).read_text(encoding="utf-8"))
+        process = int(said["pid"])
+        found = {"pid": process, "host": str(said["host"]), "command": str(said["command"])}
+        if found["host"] == socket.gethostname():
+            os.kill(process, 0)
+    except PermissionError:  # it is there and is somebody else's
+        return found
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return found
+
+
 def is_taken(folder: Path) -> bool:
     """Whether a path is something else than a folder that may be written into: one that holds no more than a lock."""
     return folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()))
