@@ -85,8 +85,8 @@ def _value(key: str, value: object) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except (TypeError, ValueError):
         raise FlowrlError(
-            f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a reward "
-            "of your own is {'file': 'my_reward.py', 'function': 'score'}"
+            f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a "
+            "reward of your own is {'file': 'my_reward.py', 'function': 'score'}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What the functions for Python return: frozen, numbers as numbers, images as PIL images that are read when asked for."""
+"""What the functions for Python return: frozen, numbers as numbers, images as PIL images that are read late."""
 
 from __future__ import annotations
 
