@@ -72,7 +72,8 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         config, name = load_config(path, overrides), SETTINGS if isinstance(path, Mapping) else path.stem
         if config.resume is not None:
             raise ValueError(
-                f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: flowrl train resume={config.resume}"
+                f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
+                f"flowrl train resume={config.resume}"
             )
         if config.resume_changed:
             raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
