@@ -166,7 +166,7 @@ def evaluate(
 
     >>> flowrl.evaluate(benchmark="genevil", show=False)
     Traceback (most recent call last):
-    flowrl.failures.FlowrlError: --benchmark genevil: ... did you mean geneval? ...
+    flowrl.failures.FlowrlError: --benchmark genevil: ... did you mean 'geneval'...; allowed: ...
     """
     with _as_own_error(), _shown(show):
         several = models if isinstance(models, list | tuple) else [models]
