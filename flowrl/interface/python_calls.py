@@ -110,7 +110,7 @@ def sample(
 
     >>> drawn = flowrl.sample("asset:tiny-sd3", "a photo of a red circle", seeds=[0, 1], steps=2, show=False)
     >>> [image.size for image in drawn.images], drawn.seeds, drawn.grid.size > (64, 64)
-    ([(32, 32), (32, 32)], (0, 1), True)
+    ([(64, 64), (64, 64)], (0, 1), True)
     """
     with _as_own_error(), _shown(show):
         parsed = parsed_words("sample", [_place(model)], {
@@ -166,7 +166,7 @@ def evaluate(
 
     >>> flowrl.evaluate(benchmark="genevil", show=False)
     Traceback (most recent call last):
-    flowrl.failures.FlowrlError: --benchmark genevil: ... did you mean 'geneval'...; allowed: ...
+    flowrl.failures.FlowrlError: --benchmark genevil: unknown benchmark 'genevil' ... allowed: diversity, ...
     """
     with _as_own_error(), _shown(show):
         several = models if isinstance(models, list | tuple) else [models]
