@@ -19,6 +19,7 @@ MAX_FILES = 30  # in a folder
 # Folder (or loose module of flowrl/) -> layer. A file imports from its own folder and from folders of its own layer or
 # of lower ones; circles are excluded below, so that folders of one layer have an order too.
 LAYERS: dict[str, int] = {
+    "interface": 7,
     "cli": 7,
     "commands": 6,
     "recipes": 5,

@@ -192,6 +192,7 @@ class Loop(Draws):
                     self.policy.blend(COPY, 0.0)
                 yield iteration
                 advance(self._advance_note)
+                raised = run.tell(iteration)
                 done, stop = iteration + 1, run.should_stop()
                 last = done == total or budget.spent() >= 1
                 if (last or not stop) and not self._evaluate_if_due(done, last=last):
@@ -199,6 +200,8 @@ class Loop(Draws):
                 if last or stop or done % config.checkpoint_every == 0:
                     self.save(done)
                 if last or stop:
+                    if raised is not None:
+                        raise raised
                     self.finished = last
                     return
         self.finished = True  # a resumed run had nothing left to do

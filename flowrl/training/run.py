@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,8 @@ from flowrl.training.trackers.opening import open_trackers
 from flowrl.training.trackers.tracker import Trackers
 
 T = TypeVar("T")
+Watcher = Callable[[int, Mapping[str, Any]], object]
+"""Is given the number of an iteration and its row of metrics; False from it asks for a stop."""
 
 
 @contextmanager
@@ -80,7 +82,7 @@ class Run:
 
     def __init__(
         self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool,
-        parts: Any = None, rollouts: Any = None,
+        parts: Any = None, rollouts: Any = None, watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
         """Opens a run folder.
 
@@ -92,6 +94,7 @@ class Run:
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
             rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), where it has any.
+            watcher: is told of every iteration, on the main process.
 
         Raises:
             ValueError: the device is not there, processes were given different inputs, or those of a resumed run have
@@ -106,6 +109,7 @@ class Run:
         self.rank, within = divmod(self.accelerator.process_index, self.layout.context)
         self.world, self.first = self.layout.data, within == 0
         self.folder, self.started, self.parts, self.rollouts = folder, time.time(), parts, rollouts
+        self._watcher, self._last_row = watcher, dict[str, Any]()
         self.stop_requested = False
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed
@@ -159,9 +163,25 @@ class Run:
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self._last_row = clean
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
         self.trackers.log(clean)
+
+    def tell(self, iteration: int) -> Exception | None:
+        """Tells the watcher of an iteration that was logged; False from it asks for a stop.
+
+        Returns:
+            What it raised, which asks for a stop too: the run is to be saved before that goes on its way.
+        """
+        if self._watcher is None or not self.main:
+            return None
+        try:
+            self.stop_requested |= self._watcher(iteration, dict(self._last_row)) is False
+        except Exception as error:
+            self.stop_requested = True
+            return error
+        return None
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.config.base import SETTINGS
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
@@ -24,11 +26,19 @@ if TYPE_CHECKING:
     from flowrl.pipelines import ModelFamily
     from flowrl.prompts.loading import Prompt
     from flowrl.training.prompting import RunPrompts
-    from flowrl.training.run import Run
+    from flowrl.training.run import Run, Watcher
 
 DEFAULT_CONFIG = "tiny_g2rpo"
 TRACKED = ("tensorboard", "wandb")
 """Folders of trackers in a run folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A training that has ended: its folder, and whether it came to its end or was asked to stop before."""
+
+    folder: Path
+    finished: bool
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -41,14 +51,32 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
     """Starts or continues a run; returns the exit code: 0 finished, 130 interrupted.
 
     Raises:
+        ValueError: as `trained`.
+    """
+    return 0 if trained(config_name, overrides).finished else 130
+
+
+def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], watcher: Watcher | None = None) -> Ended:
+    """Starts or continues a run.
+
+    Args:
+        given: a YAML file, the name of one that ships with flowrl, or settings; None is the embedded model.
+        overrides: `key=value` settings that replace them.
+        watcher: is given the number and the metrics of each iteration; False from it asks for a stop, and what it
+            raises ends the run, saved.
+
+    Raises:
         ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten.
     """
-    folder = _resume_folder(config_name, overrides)
+    folder = _resume_folder(given, overrides)
     if folder is None:
-        path = find_config(config_name or DEFAULT_CONFIG)
-        config, name = load_config(path, overrides), path.stem
+        path = given if isinstance(given, Mapping) else find_config(given or DEFAULT_CONFIG)
+        config, name = load_config(path, overrides), SETTINGS if isinstance(path, Mapping) else path.stem
         if config.resume is not None:
-            raise ValueError(f"{path}: resume belongs on the command line: flowrl train resume={config.resume}")
+            raise ValueError(
+                f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
+                f"flowrl train resume={config.resume}"
+            )
         if config.resume_changed:
             raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
         wanted = None if config.out is None else Path(config.out).expanduser()
@@ -64,18 +92,24 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
     kept = wanted is not None and wanted.exists()
     with owned_folder(wanted, name, resumed=folder is not None, device=config.pipeline.device) as owned:
         if folder is not None and on_main(lambda: _is_finished(owned, config)):
-            return 0
-        return _run(config, prompts, name, owned, resumed=folder is not None, kept=kept)
+            return Ended(folder=owned, finished=True)
+        resumed = folder is not None
+        finished = _run(config, prompts, name, owned, resumed=resumed, kept=kept, watcher=watcher)
+        return Ended(folder=owned, finished=finished)
 
 
-def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool) -> int:
+def _run(
+    config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool,
+    watcher: Watcher | None,
+) -> bool:  # fmt: skip
+    """Trains in a folder; returns whether the run came to its end."""
     import torch
 
     from flowrl.training.run import Run
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed)
+    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed, watcher=watcher)
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
         if line := untested_line(versions()):
@@ -84,7 +118,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
             _note_overlap(run, prompts)
     try:
         with run.watching_interrupts(), with_workers(config, run):
-            finished = recipe_of(config).main(config, run, prompts)
+            finished = bool(recipe_of(config).main(config, run, prompts))
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
     except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
@@ -97,7 +131,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
         run.trackers.close(report)
-    return 0 if finished else 130
+    return finished
 
 
 @contextmanager
@@ -228,7 +262,7 @@ def recipe_of(config: TrainConfig) -> Any:
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
 
-def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | None:
+def _resume_folder(given_config: str | Mapping[str, Any] | None, overrides: Sequence[str]) -> Path | None:
     """The folder of `resume=RUN`; None where it is not given."""
     given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
     if not given or given[-1] in ("null", "~"):
@@ -238,6 +272,7 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     keys = {text.partition("=")[0] for text in overrides}
     changed = [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
     other = [] if ALLOW in keys else [text for text in changed if not MOVED.fullmatch(text.partition("=")[0])]
+    config_name = "a mapping of settings" if isinstance(given_config, Mapping) else given_config
     if config_name is not None or other:
         raise ValueError(
             f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
