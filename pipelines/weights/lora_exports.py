@@ -9,9 +9,9 @@ the tests do; a layer that it would not find again is refused, never dropped. Na
     kohya    SD 1 and 2, SDXL, Qwen-Image  lora_unet_LAYER_WITH_UNDERSCORES.lora_down.weight, .lora_up.weight, .alpha
              FLUX                   lora_unet_double_blocks_0_img_attn_qkv and so on, of the fused layers
 
-A fused layer of FLUX holds q, k and v side by side. Their LoRAs of rank r become one of rank 3r (4r where the layer also
-holds the MLP): lora_down is the three stacked, lora_up is block-diagonal and alpha 3 times as large, so that the product
-stays the same to the bit.
+A fused layer of FLUX holds q, k and v side by side. Their LoRAs of rank r become one of rank 3r (4r where the layer
+also holds the MLP): lora_down is the three stacked, lora_up is block-diagonal and alpha grows with the rank, so that
+the product stays the same to the bit.
 """
 
 from __future__ import annotations

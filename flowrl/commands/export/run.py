@@ -56,7 +56,9 @@ def run(parsed: argparse.Namespace) -> int:
 def refuse_whole(source: Source, model: str, command: str) -> str:
     """Why a model without a LoRA is not for a command that takes one."""
     if source.trained_from is not None:
-        return f"{model} trained all weights: {source.model} is a stock folder already, and there is no LoRA to {command}"
+        return (
+            f"{model} trained all weights: {source.model} is a stock folder already, and there is no LoRA to {command}"
+        )
     return f"{model} has no LoRA: give a run folder, or the folder of a LoRA that a run wrote"
 
 

@@ -1,4 +1,4 @@
-"""The model card of a run: the hub's YAML front matter, and what a stranger has to know to use and to judge the LoRA."""
+"""The model card of a run: the hub's YAML front matter, and what a stranger needs to use and to judge the LoRA."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from flowrl.generation.models import Source
 from flowrl.html.markup import estimate, plural
 from flowrl.pipelines.known_checkpoints import tables
 from flowrl.pipelines.lora import LORA_FILE
+from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.rewards import reproduced_by
 from flowrl.statistics.bootstrap import LEVEL
 
 MADE = "<!-- written by flowrl push -->"
 """By which a card is known again."""
 SHOWN = (
-    "recipe", "seed", "num_iterations", "prompts_per_step", "group_size", "updates_per_rollout", "clip_range", "kl_coef",
-    "credit.method", "objective.name", "sampler.kernel", "sampler.noise_level", "sampler.num_steps",
+    "recipe", "seed", "num_iterations", "prompts_per_step", "group_size", "updates_per_rollout", "clip_range",
+    "kl_coef", "credit.method", "objective.name", "sampler.kernel", "sampler.noise_level", "sampler.num_steps",
     "sampler.guidance_scale", "optim.lr", "policy.lora_rank", "policy.lora_alpha", "policy.lora_variant",
     "policy.target_modules", "policy.init_lora", "policy.ema_decay", "pipeline.dtype", "pipeline.quantize",
     "pipeline.height", "pipeline.width", "pipeline.num_frames",
@@ -170,7 +171,7 @@ def _use(card: Card) -> str:
     call = what.replace("...", f"PROMPT, num_inference_steps={source.num_steps}, "
                         f"{guidance}={source.guidance_scale:g}{size}")  # fmt: skip
     dtype = "float32" if source.dtype == "float32" else source.dtype
-    experts = "\npipe.load_lora_weights(\"FOLDER/transformer_2\", load_into_transformer_2=True)"
+    experts = '\npipe.load_lora_weights("FOLDER/transformer_2", load_into_transformer_2=True)'
     two = source.lora is not None and (source.lora / "transformer_2").is_dir()
     missing = "" if card.base else "\n\n`BASE` is the base model that is named above."
     return f"""## How to use it
@@ -211,8 +212,8 @@ def _scores(card: Card) -> str:
                      f"; no interval: {held.untold}. ")
                   + "Another training seed can differ by more. Numbers of benchmarks, where there are any, are in the "
                   f"`{INDEX}` of this card."]  # fmt: skip
-    if "trained" not in run.held_word and run.held_word != "held-out":
-        lines += ["", "Prompts of the evaluation were trained on, so that this says nothing about new prompts."]
+    if shared := held_out_or_shared(run.manifest.get("eval_prompts"))[1]:
+        lines += ["", f"{shared}: on those the scores say nothing about new prompts."]
     return "\n".join(lines)
 
 
@@ -226,7 +227,9 @@ def _training(card: Card) -> str:
         lines.append(_reward(reward, versions))
     rows = [f"| `{key}` | {_cell(without_places(_value(value)))} |"
             for key in SHOWN if (value := _at(config, key)) is not None]  # fmt: skip
-    return "\n".join([*lines, "", "Settings; all of them are in `config.yaml`:", "", "| key | value |", "|---|---|", *rows])
+    return "\n".join(
+        [*lines, "", "Settings; all of them are in `config.yaml`:", "", "| key | value |", "|---|---|", *rows]
+    )
 
 
 def _reward(reward: Mapping[str, Any], versions: Mapping[str, str]) -> str:

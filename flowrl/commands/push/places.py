@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 _URL = re.compile(r"\b[a-z][a-z0-9+]*://[^\s'\"]+")
-_PATH = re.compile(r"(?<![\w.:/\u2026-])(?:~[\w.-]*|[A-Za-z]:\\|/)(?:[^\s'\",;\[\](){}]*[/\\])?([^\s'\",;\[\](){}/\\]*)")
+_PATH = re.compile(
+    r"(?<![\w.:/\u2026-])(?:~[\w.-]*|[A-Za-z]:\\|/)(?:[^\s'\",;\[\](){}]*[/\\])?([^\s'\",;\[\](){}/\\]*)"
+)
 _SECRET = re.compile(r"\b(?:hf_\w{20,}|sk-[\w-]{16,}|ghp_\w{20,}|AKIA[0-9A-Z]{16})")
 _SECRET_KEYS = re.compile(r"(?:token|key|secret|password)(?:_env)?$", re.I)
 

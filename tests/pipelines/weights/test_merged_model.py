@@ -67,7 +67,7 @@ def test_base_and_lora_become_one(variant: str, tiny_sd3_folder: Path, tmp_path:
 
 def test_the_dtype_is_kept_and_each_weight_is_rounded_once(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
-    StableDiffusion3Pipeline.from_pretrained(tiny_sd3_folder, torch_dtype=torch.bfloat16).save_pretrained(half)
+    StableDiffusion3Pipeline.from_pretrained(tiny_sd3_folder).to(torch.bfloat16).save_pretrained(half)
     lora = write_lora(tiny_sd3_folder, tmp_path / "lora", "lora")
     done = merged_into(half, lora, tmp_path / "merged")
     old, new = load_file(half / WEIGHTS), load_file(tmp_path / "merged" / WEIGHTS)
@@ -83,7 +83,9 @@ def test_the_dtype_is_kept_and_each_weight_is_rounded_once(tiny_sd3_folder: Path
         change += float((exact - old[f"{layer}.weight"].double()).square().sum())
     assert done.lost == pytest.approx((lost / change) ** 0.5, rel=1e-3)
     drawn = over_base(half, lora, torch.bfloat16)
-    torch.testing.assert_close(probe(load_tiny(tmp_path / "merged", torch.bfloat16)).float(), drawn, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(
+        probe(load_tiny(tmp_path / "merged", torch.bfloat16)).float(), drawn, rtol=2e-2, atol=2e-2
+    )
 
 
 def test_stock_opens_the_merged_folder(tiny_sd3_folder: Path, tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
     shutil.copytree(tiny_sd3_folder, stated)
     config = json.loads((stated / "transformer" / "config.json").read_text())
     (stated / "transformer" / "config.json").write_text(json.dumps(config | {"quantization_config": {"bits": 4}}))
-    with pytest.raises(ValueError, match="quantised weights.*bfloat16 or float32"):
+    with pytest.raises(ValueError, match=r"quantised weights.*bfloat16 or float32"):
         merged_into(stated, lora, out)
     eighth = tmp_path / "eighth"
     shutil.copytree(tiny_sd3_folder, eighth)
