@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
-from flowrl.pipelines.lora import lora_variant, read_lora
+from flowrl.pipelines.lora import LORA_FILE, lora_variant, read_lora
 
 Layers = dict[str, tuple[Tensor, Tensor]]
 """Layer -> lora_A [r, in], lora_B [out, r]."""
@@ -94,6 +96,18 @@ def saved_loras(folder: Path) -> dict[str, SavedLora]:
         }
         magnitudes = {name.partition(".lora_")[0]: tensor for name, tensor in own.items() if "magnitude" in name}
         found[network] = SavedLora(layers=layers, alpha=alpha, variant=variant, magnitudes=magnitudes)
+    return found
+
+
+def stock_files(folder: Path) -> dict[str, tuple[dict[str, Tensor], dict[str, str]]]:
+    """The files of a LoRA in diffusers' layout, by their names in the folder: tensors and what they state of rank,
+    alpha and layers; nothing else of their metadata. Empty for a LoRA in PEFT's layout."""
+    folder, found = folder.parent if folder.name == LORA_FILE else folder, {}
+    for name in (LORA_FILE, f"transformer_2/{LORA_FILE}"):
+        if (folder / name).is_file():
+            with safe_open(folder / name, framework="pt") as file:
+                notes = {key: text for key, text in (file.metadata() or {}).items() if key == "lora_adapter_metadata"}
+            found[name] = load_file(folder / name), notes
     return found
 
 

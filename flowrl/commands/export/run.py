@@ -14,7 +14,14 @@ from torch import Tensor
 from flowrl.files import refuse_foreign, replacing, write_atomically
 from flowrl.generation.models import Source, check_source, find_source, label_of
 from flowrl.pipelines.lora import LORA_FILE, VARIANTS, refuse_not_finite
-from flowrl.pipelines.weights.lora_exports import SavedLora, comfyui_tensors, kohya_tensors, peft_tensors, saved_loras
+from flowrl.pipelines.weights.lora_exports import (
+    SavedLora,
+    comfyui_tensors,
+    kohya_tensors,
+    peft_tensors,
+    saved_loras,
+    stock_files,
+)
 
 MARK = {"format": "pt", "made_by": "flowrl export"}
 """Metadata of a file, by which it is known again."""
@@ -37,7 +44,7 @@ def run(parsed: argparse.Namespace) -> int:
         tensors = {layer: up for layer, (_, up) in lora.layers.items()}
         refuse_not_finite(tensors, f"the LoRA in {source.lora}", "take an earlier one")
     out = parsed.out or Path(parsed.model) / f"export-{parsed.format}"
-    files = exported(loras, parsed.format, source.family, label_of(parsed.model), model=source.model)
+    files = exported(loras, parsed.format, source, label_of(parsed.model))
     dtype = getattr(torch, parsed.dtype)
     for name in files:
         weights = (out / name).with_name("adapter_model.safetensors") if name.endswith(".json") else out / name
@@ -63,7 +70,7 @@ def refuse_whole(source: Source, model: str, command: str) -> str:
 
 
 def exported(
-    loras: Mapping[str, SavedLora], form: str, family: str, label: str, *, model: str
+    loras: Mapping[str, SavedLora], form: str, source: Source, label: str
 ) -> dict[str, tuple[dict[str, Tensor], dict[str, str]] | str]:
     """File names and what is in them: tensors with their metadata, or text.
 
@@ -71,20 +78,24 @@ def exported(
         ValueError: the form cannot hold this LoRA.
     """
     files: dict[str, tuple[dict[str, Tensor], dict[str, str]] | str] = {}
+    if form == "diffusers" and source.lora is not None:  # as its family names the parts
+        files |= stock_files(source.lora)
     for network, lora in loras.items():
         place = f"{network}/" if network == "transformer_2" else ""
         if form in ("comfyui", "kohya"):
             named = comfyui_tensors if form == "comfyui" else kohya_tensors
-            files[f"{label}{NOISE[network]}_{form}.safetensors"] = named(lora, family), {}
+            files[f"{label}{NOISE[network]}_{form}.safetensors"] = named(lora, source.family), {}
+            continue
+        if form == "diffusers" and f"{place}{LORA_FILE}" in files:
             continue
         config = adapter_config(lora)
         if form == "peft":
             files[f"{place}adapter_model.safetensors"] = peft_tensors(lora), {}
-            facts = {"peft_type": "LORA", "base_model_name_or_path": _hub_id(model), **config,
+            facts = {"peft_type": "LORA", "base_model_name_or_path": _hub_id(source.model), **config,
                      "bias": "none", "inference_mode": True, "auto_mapping": None}  # fmt: skip
             files[f"{place}adapter_config.json"] = json.dumps(facts, indent=1)
             continue
-        part = "unet" if family in ("sd", "sdxl") else "transformer"
+        part = "unet" if source.family in ("sd", "sdxl") else "transformer"
         tensors = {
             name.replace("base_model.model.", f"{part}.", 1): tensor for name, tensor in peft_tensors(lora).items()
         }

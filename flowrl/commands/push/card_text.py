@@ -174,6 +174,7 @@ def _use(card: Card) -> str:
     experts = '\npipe.load_lora_weights("FOLDER/transformer_2", load_into_transformer_2=True)'
     two = source.lora is not None and (source.lora / "transformer_2").is_dir()
     missing = "" if card.base else "\n\n`BASE` is the base model that is named above."
+    drawn = f"--steps {source.num_steps} --guidance {source.guidance_scale:g}"
     return f"""## How to use it
 
 Stock diffusers; `FOLDER` is this repository's id or a copy of it:
@@ -187,8 +188,8 @@ pipe.load_lora_weights("FOLDER", weight_name="{LORA_FILE}"){experts if two else 
 {call}
 ```
 
-These are the steps and the guidance of the run's evaluations. The noise of the images above comes from flowrl:
-`flowrl sample {base} --lora FOLDER --prompt TEXT --steps {source.num_steps} --guidance {source.guidance_scale:g}`.
+These are the steps and the guidance of the run's evaluations. A seed of stock diffusers is not one of flowrl, which
+drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT {drawn}`.
 
 {card.comfyui}{missing}"""
 
@@ -220,9 +221,9 @@ def _scores(card: Card) -> str:
 def _training(card: Card) -> str:
     run, config = card.run, card.run.config
     versions = (run.manifest.get("inputs") or {}).get("rewards") or {}
-    lines = ["## Training", "", f"Prompts: `{_prompts(run, 'train') or 'not stated'}`"
-             + (f", evaluated on `{held}`" if (held := _prompts(run, "eval")) else "") + ". No images were trained on, "
-             "other than those that the model drew itself.", "", "Rewards, and what they stand for:", ""]  # fmt: skip
+    held = f", evaluated on `{name}`" if (name := _prompts(run, "eval")) else ""
+    lines = ["## Training", "", f"Prompts: `{_prompts(run, 'train') or 'not stated'}`{held}."]
+    lines += ["", "Rewards, and what they stand for:", ""]
     for reward in config.get("rewards") or []:
         lines.append(_reward(reward, versions))
     rows = [f"| `{key}` | {_cell(without_places(_value(value)))} |"

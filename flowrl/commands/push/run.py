@@ -78,7 +78,7 @@ def collect(parsed: argparse.Namespace, data: RunData, source: Source) -> tuple[
     base = parsed.base or _hub_id(source.model)
     terms = said_by_hand(parsed.licence) if parsed.licence else terms_of(base or source.model)
     comfyui, extra = _comfyui(loras, source, name)
-    images, pictures = image_files(data, parsed.images)
+    images, sampled = image_files(data, parsed.images)
     entries = _entries(parsed.eval)
     card = Card(
         name=name, run=data, source=source, base=base, terms=terms, held=held_out(data), images=images,
@@ -88,13 +88,13 @@ def collect(parsed: argparse.Namespace, data: RunData, source: Source) -> tuple[
     text = _with_benchmarks(card_text(card), name, entries)
     front = Shared(name=README, content=text.encode())
     settings = Shared(name="config.yaml", content=config.encode())
-    return [front, *weights, *extra, settings, *pictures], terms is not None
+    return [front, *weights, *extra, settings, *sampled], terms is not None
 
 
 def _lora_files(loras: dict[str, SavedLora], source: Source) -> list[Shared]:
     """The LoRA, written again so that nothing but tensors, rank, alpha and layers travels."""
     files = []
-    for name, content in exported(loras, "diffusers", source.family, "", model=source.model).items():
+    for name, content in exported(loras, "diffusers", source, "").items():
         assert not isinstance(content, str)
         tensors, notes = content
         files.append(Shared(name=name, content=save(tensors, metadata={"format": "pt"} | notes)))
@@ -104,7 +104,7 @@ def _lora_files(loras: dict[str, SavedLora], source: Source) -> list[Shared]:
 def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[str, list[Shared]]:
     """What the card says of ComfyUI, and the files for it where they differ from the LoRA's own."""
     try:
-        found = exported(loras, "comfyui", source.family, name, model=source.model)
+        found = exported(loras, "comfyui", source, name)
     except ValueError as error:
         return f"ComfyUI: no file is here for it ({error}).", []
     files = [
