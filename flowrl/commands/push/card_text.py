@@ -67,9 +67,8 @@ def card_text(card: Card) -> str:
 
 def task_of_run(run: RunData) -> str:
     """The hub's name for what a run's model does."""
-    if run.sample_word == "video":
-        return "text-to-video"
-    return "image-to-image" if any(pair.sources for pair in run.pairs) else "text-to-image"
+    given = "image" if any(pair.sources for pair in run.pairs) else "text"
+    return f"{given}-to-{run.sample_word}"
 
 
 def _front(card: Card) -> dict[str, Any]:
@@ -156,10 +155,10 @@ def _cell(text: str) -> str:
     return flat.replace("|", "\\|").replace("`", "\\`")
 
 
-def stock_class(source: Source) -> str:
-    """The stock class of a family, whose name stands in snippets."""
-    families = tables()["families"]
-    return str(families[source.family]["stock"][0]) if source.family in families else "DiffusionPipeline"
+def _stock_class(source: Source) -> str:
+    """The stock class of a family; of one that has several, the class that finds the right one by itself."""
+    stock = tables()["families"].get(source.family, {}).get("stock", [])
+    return str(stock[0]) if len(stock) == 1 else "DiffusionPipeline"
 
 
 def _use(card: Card) -> str:
@@ -167,13 +166,17 @@ def _use(card: Card) -> str:
     guidance = "true_cfg_scale" if source.family in _TRUE_GUIDANCE else "guidance_scale"
     size = "".join(f", {name}={value}" for name in ("height", "width", "num_frames")
                    if (value := source.options.get(name)))  # fmt: skip
-    what = "frames = pipe(...).frames[0]" if card.task == "text-to-video" else "image = pipe(...).images[0]"
-    call = what.replace("...", f"PROMPT, num_inference_steps={source.num_steps}, "
+    image = "image=IMAGE, " if card.task.startswith("image-to") else ""
+    what = "frames = pipe(...).frames[0]" if card.task.endswith("video") else "image = pipe(...).images[0]"
+    call = what.replace("...", f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, "
                         f"{guidance}={source.guidance_scale:g}{size}")  # fmt: skip
     dtype = "float32" if source.dtype == "float32" else source.dtype
-    experts = '\npipe.load_lora_weights("FOLDER/transformer_2", load_into_transformer_2=True)'
+    experts = (
+        f'\npipe.load_lora_weights(\n    "FOLDER", subfolder="transformer_2", weight_name="{LORA_FILE}", '
+        "load_into_transformer_2=True,\n)"
+    )
     two = source.lora is not None and (source.lora / "transformer_2").is_dir()
-    missing = "" if card.base else "\n\n`BASE` is the base model that is named above."
+    missing = "" if card.base else "`BASE` is the base model that is named above. "
     drawn = f"--steps {source.num_steps} --guidance {source.guidance_scale:g}"
     return f"""## How to use it
 
@@ -181,17 +184,17 @@ Stock diffusers; `FOLDER` is this repository's id or a copy of it:
 
 ```python
 import torch
-from diffusers import {stock_class(source)}
+from diffusers import {_stock_class(source)}
 
-pipe = {stock_class(source)}.from_pretrained("{base}", torch_dtype=torch.{dtype})
+pipe = {_stock_class(source)}.from_pretrained("{base}", torch_dtype=torch.{dtype})
 pipe.load_lora_weights("FOLDER", weight_name="{LORA_FILE}"){experts if two else ""}
 {call}
 ```
 
-These are the steps and the guidance of the run's evaluations. A seed of stock diffusers is not one of flowrl, which
-drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT {drawn}`.
+{missing}These are the steps and the guidance of the run's evaluations. A seed of stock diffusers is not one of flowrl,
+which drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT {drawn}`.
 
-{card.comfyui}{missing}"""
+{card.comfyui}"""
 
 
 def _scores(card: Card) -> str:

@@ -131,7 +131,7 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
         merged_into(other, lora, out)
     with pytest.raises(ValueError, match="no folder in diffusers' layout"):
         merged_into(lora, lora, out)
-    monkeypatch.setattr(merged_model.shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
     with pytest.raises(ValueError, match=r"has 0\.00 GB left: make room"):
         merged_into(tiny_sd3_folder, lora, out)
     assert {path.name for path in tmp_path.iterdir()} == {"lora", "stated", "eighth", "other"}
