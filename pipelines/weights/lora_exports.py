@@ -139,7 +139,7 @@ def kohya_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
     known = _ATTENTION if family in _UNET else _JOINT
     if family not in (*_UNET, *_QWEN):
         raise ValueError(_refusal("kohya", family, "take --format comfyui or diffusers"))
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for layer, (down, up) in lora.layers.items():
         if not known.search(layer):
             raise ValueError(_unknown_layer("kohya", layer))
