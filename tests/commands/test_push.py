@@ -92,8 +92,9 @@ def test_the_folder_holds_what_was_listed_and_stock_loads_it(
     sizes = {name: float(number) * {"B": 1, "kB": 1e3, "MB": 1e6}[unit] for name, number, unit in rows}
     assert sizes == {name: pytest.approx((out / name).stat().st_size, abs=60) for name in names}
     pipe: Any = StableDiffusion3Pipeline.from_pretrained(runs.folder / "model")
-    pipe.load_lora_weights(out)
-    pipe.load_lora_weights(out / "comfyui", weight_name="first_comfyui.safetensors", adapter_name="other")
+    pipe.load_lora_weights(out, weight_name="pytorch_lora_weights.safetensors")
+    pipe.unload_lora_weights()
+    pipe.load_lora_weights(out / "comfyui", weight_name="first_comfyui.safetensors")
 
 
 def test_nothing_tells_where_it_was_made(run: Path, runs: TinyRuns, tmp_path: Path) -> None:
@@ -165,8 +166,8 @@ class _Hub(BaseHTTPRequestHandler):
         server: Any = self.server
         server.asked.append((self.path, self.headers.get("Authorization")))
         if self.path.endswith("/repos/create"):
-            server.private = json.loads(body)["private"]
-            self._send(200, {"url": "http://hub/me/first"})
+            server.private = json.loads(body)["visibility"] == "private"
+            self._send(200, {"url": "https://huggingface.co/me/first"})
         elif "/preupload/" in self.path:
             files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                      for file in json.loads(body)["files"]]  # fmt: skip
@@ -175,7 +176,7 @@ class _Hub(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     server.held[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self._send(200, {"commitUrl": "http://hub/me/first/commit/0", "commitOid": "0", "success": True})
+            self._send(200, {"commitUrl": "https://huggingface.co/me/first/commit/0", "commitOid": "0", "success": True})
         else:
             self._send(404, {})
 
@@ -237,7 +238,7 @@ def test_the_commands_merge_and_export_take_a_run(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["merge", str(run), str(tmp_path / "merged")]) == 0
-    assert "16 layers changed, in float32" in capsys.readouterr().out
+    assert "15 layers changed, in float32" in capsys.readouterr().out
     assert (tmp_path / "merged" / "model_index.json").is_file()
     assert main(["merge", str(run), str(tmp_path / "merged")]) == 1
     assert "is there already" in capsys.readouterr().err

@@ -60,7 +60,12 @@ def upload(repository: str, files: Sequence[Shared], *, public: bool) -> str:
     ]  # fmt: skip
     try:
         address = api.create_repo(repository, private=not public, exist_ok=True)
+        private = public or api.repo_info(repository, timeout=10).private
+        if not private:  # somebody made it meanwhile, or the owner's settings did not let it be
+            raise ValueError(f"{repository} is public and nothing was uploaded: say --public, or give another name")
         api.create_commit(repository, operations=operations, commit_message="LoRA and model card by flowrl push")
+    except ValueError:
+        raise
     except Exception as error:  # as above
         raise ValueError(_unreachable(error)) from error
     return str(address)

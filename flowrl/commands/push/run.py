@@ -14,8 +14,8 @@ from flowrl.commands.eval.board.finished import Entry, find_entries
 from flowrl.commands.eval.board.model_card import add_to_card
 from flowrl.commands.export.run import exported, refuse_whole
 from flowrl.commands.push.base_licences import said_by_hand, terms_of
-from flowrl.commands.push.card_text import Card, card_text, task_of_run
 from flowrl.commands.push.hub_upload import check_target, upload
+from flowrl.commands.push.model_card_text import Card, card_text, task_of_run
 from flowrl.commands.push.places import settings_without_places
 from flowrl.commands.push.shared_files import README, Shared, image_files, listed, write_files
 from flowrl.commands.report.result import held_out

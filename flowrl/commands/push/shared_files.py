@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.commands.push.card_text import MADE
+from flowrl.commands.push.model_card_text import MADE
 from flowrl.commands.report.run_data import RunData
 from flowrl.files import refuse_foreign, replacing
 
