@@ -168,6 +168,8 @@ class _Hub(BaseHTTPRequestHandler):
         if self.path.endswith("/repos/create"):
             server.private = json.loads(body)["visibility"] == "private"
             self._send(200, {"url": "https://huggingface.co/me/first"})
+        elif self.path.endswith("/validate-yaml"):
+            self._send(200, {"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                      for file in json.loads(body)["files"]]  # fmt: skip
@@ -176,7 +178,8 @@ class _Hub(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     server.held[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self._send(200, {"commitUrl": "https://huggingface.co/me/first/commit/0", "commitOid": "0", "success": True})
+            url = "https://huggingface.co/me/first/commit/0"
+            self._send(200, {"commitUrl": url, "commitOid": "0", "success": True})
         else:
             self._send(404, {})
 
