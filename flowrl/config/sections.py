@@ -353,7 +353,7 @@ class LoggingConfig:
     wandb: Literal["none", "offline", "online"] = "none"
     """Weights & Biases (extra ``wandb``): into the run folder for ``wandb sync`` later, or sent as the run goes on."""
     trackio: str = "none"
-    """trackio (extra ``trackio``): ``local``, a database on this machine, or a Space of the hub as ``OWNER/NAME``."""
+    """trackio (docs/trackers.md): ``local``, a database on this machine, or a Space of the hub as ``OWNER/NAME``."""
     project: str = "flowrl"
     """Project of W&B and trackio."""
     entity: str | None = None

@@ -48,8 +48,8 @@ def check_trackio(space: str) -> None:
     """
     if importlib.util.find_spec("trackio") is None:
         raise ValueError(
-            f"logging.trackio={space} needs the package trackio, which is not installed: "
-            "pip install 'flowrl-toolkit[trackio]', or logging.trackio=none"
+            f"logging.trackio={space} needs the package trackio, which is not installed: docs/trackers.md says how to "
+            "install it beside flowrl, or logging.trackio=none"
         )
     if space != LOCAL and (space.count("/") != 1 or not all(space.split("/"))):
         raise ValueError(f"logging.trackio={space}: allowed are none, local, or a Space of the hub as OWNER/NAME")
