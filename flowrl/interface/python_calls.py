@@ -243,7 +243,9 @@ def compare(
         FlowrlError: something is wrong, the folder holds another comparison, or no run has finished.
     """
     with _as_own_error(), _shown(show):
-        if isinstance(configs, Mapping) or any(isinstance(one, Mapping) for one in configs):
+        if any(
+            isinstance(one, Mapping) for one in ([configs] if isinstance(configs, str | Path | Mapping) else configs)
+        ):
             raise FlowrlError("compare trains in processes of their own: give files or names of configurations")
         parsed = parsed_words("compare", [*texts(configs), *override_words(settings)], {
             "out": out, "budget": budget, "num_seeds": num_seeds, "evals": evals, "jobs": jobs, "baseline": baseline,

@@ -114,7 +114,7 @@ def test_images_come_as_images(runs: TinyRuns, tmp_path: Path) -> None:
         (lambda: flowrl.sample(), "no prompt was given"),
         (lambda: flowrl.sample(prompts="a circle", steps=-1), "must be a whole number"),
         (lambda: flowrl.plan("tiny_g2rpo", group_size=0), "group_size"),
-        (lambda: flowrl.compare({"a": 1}, out="nowhere", budget="nfe=10"), "give files or names"),
+        (lambda: flowrl.compare([Path("a"), {"b": 1}], out="nowhere", budget="nfe=10"), "give files or names"),  # type: ignore[list-item]
         (lambda: flowrl.compare("tiny_g2rpo", out="nowhere", budget="nfes=10"), "nfe=NUMBER"),
         (lambda: flowrl.evaluate(benchmark="genevil"), "did you mean 'geneval'"),
         (lambda: flowrl.read_run("nowhere"), "is not a folder"),
