@@ -10,7 +10,6 @@ from flowrl.commands.list.entries import config_files
 from flowrl.config.base import read_with_base
 from flowrl.config.train import resolve_path
 
-
 EVERYDAY, EVERYDAY_EVAL = "asset:prompts/everyday.txt", "asset:prompts/everyday_eval.txt"
 """Prompts that ship and are of no benchmark."""
 
@@ -47,7 +46,10 @@ def base_for(wish: Wish) -> str:
         if not same and (family is None or known_family(location(model)) != family):
             continue
         rewards = [reward.get("name") for reward in data["rewards"]]
-        ranked.append((not same, wish.reward not in (None, *rewards), card is None, len(rewards), len(data), name))
+        sampler = data["sampler"]
+        other = (sampler["kernel"] != "flow_sde") + (sampler.get("sde_window_size", 0) > 0)  # than plain Flow-GRPO
+        away = wish.reward not in (None, *rewards)
+        ranked.append((not same, away, card is None, other, len(rewards), len(data), name))
     if not ranked:
         raise ValueError(
             f"no configuration ships for {wish.model}, of the family {family or 'that nobody here can know'}: give a "

@@ -54,7 +54,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _made(wish: Wish, path: Path) -> tuple[Wish, str, tuple[str, ...] | None, str]:
-    """The wish, with prompts that are here where the base's are not and rewards take plain ones; and what came of it."""
+    """The wish, with prompts that are here where the base's are not and plain ones will do; what came of it."""
     base = base_for(wish)
     if wish.prompts is None and not prompts_are_here(base):
         try:

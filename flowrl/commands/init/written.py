@@ -60,7 +60,7 @@ def text_of(wish: Wish, base: str, overrides: Sequence[str]) -> str:
         f"# Written by flowrl init for {wish.model} on one card of {wish.card} GB.",
         f"# It builds on {base}:",
         f"#   {first_sentence(head_of(path.read_text(encoding='utf-8')))}.",
-        "# What it does not say is as there; 'flowrl list keys' names all keys, key=value on the command line overrides.",
+        "# What it does not say is as there; 'flowrl list keys' names all keys.",
     ]
     return "\n".join([*top, *_lines(_plain(data), sized), ""])
 
