@@ -20,6 +20,7 @@ SHOWN = ("seed", "num_iterations", "prompts_per_step", "group_size", "policy.lor
          "sampler.guidance_scale", "optim.lr", "eval_every", "checkpoint_every")  # fmt: skip
 """What is written even where it is as the base has it: what one changes first."""
 COLUMN = 46
+WIDTH = 120
 
 
 def text_of(wish: Wish, base: str, overrides: Sequence[str]) -> str:
@@ -59,7 +60,7 @@ def text_of(wish: Wish, base: str, overrides: Sequence[str]) -> str:
     top = [
         f"# Written by flowrl init for {wish.model} on one card of {wish.card} GB.",
         f"# It builds on {base}:",
-        f"#   {first_sentence(head_of(path.read_text(encoding='utf-8')))}.",
+        cut(f"#   {first_sentence(head_of(path.read_text(encoding='utf-8')))}.", WIDTH),
         "# What it does not say is as there; 'flowrl list keys' names all keys.",
     ]
     return "\n".join([*top, *_lines(_plain(data), sized), ""])
@@ -114,7 +115,7 @@ def _lines(data: dict[str, Any], sized: set[str]) -> list[str]:
 def _line(name: str, value: Any, key: str, docs: dict[str, str], sized: set[str]) -> str:
     text, said = f"{name}: {_flow(value)}", docs.get(key, "").partition(";")[0]
     said = "; ".join([*([said] if said else []), *(["set for the card"] if key in sized else [])])
-    return cut(f"{text:<{COLUMN}}  # {said}" if said else text, max(120, len(text)))
+    return cut(f"{text:<{COLUMN}}  # {said}" if said else text, max(WIDTH, len(text)))
 
 
 def _flow(value: Any) -> str:
