@@ -24,6 +24,8 @@ from flowrl.private_names import NOTES, flags_of
 from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {
+    "init": "write a first configuration for a model and a card, or from another toolkit's",
+    "list": "name configurations, rewards, methods, families, benchmarks, keys",
     "train": "train a model with reinforcement learning",
     "plan": "show what a run will do and need, before any download",
     "doctor": "say what would stop a run, or went wrong in one",
@@ -44,6 +46,7 @@ COMMANDS: dict[str, str] = {
     "reward rubric": "let a judge find rules that explain pairs of images",
     "reward realism": "measure how near a run's images are to drawn scenes",
     "reward published": "say what published scores the rewards reproduce",
+    "completion": "print what completes commands and keys in bash, zsh or fish",
     "pretrain": "make an embedded model, scorer or prompt list from scratch",
 }
 """Every command and what it does; two words are a folder within a folder."""
