@@ -38,7 +38,7 @@ COMMANDS: dict[str, str] = {
     "watch": "show runs on a local page while they train",
     "push": "write a model card of a run beside its LoRA, and upload both",
     "merge": "merge a run's LoRA into the weights of its base model",
-    "export": "write a run's LoRA for ComfyUI, kohya's scripts, PEFT or diffusers",
+    "export": "write a run's LoRA for ComfyUI, kohya, PEFT or diffusers",
     "serve": "serve rewards over HTTP",
     "reward score": "score a folder of images",
     "reward card": "measure how reliable a reward is",

@@ -123,8 +123,8 @@ def test_what_travels_to_every_user_stays_small() -> None:
     assert sum(sizes.values()) <= WHOLE
     kinds = {file.suffix or file.name for file in sizes}
     assert kinds <= {
-        ".json", ".jsonl", ".md", ".png", ".py", ".safetensors", ".txt", ".typed", ".yaml", ".css", ".js", ".html",
-        ".svg", "LICENSE", "SOURCE",
+        ".json", ".jsonl", ".md", ".png", ".py", ".pyi", ".safetensors", ".txt", ".typed", ".yaml", ".css", ".js",
+        ".html", ".svg", "LICENSE", "SOURCE",
     }  # fmt: skip
 
 

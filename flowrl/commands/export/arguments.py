@@ -13,6 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl export` takes."""
     parser.add_argument("model", metavar="RUN", help="run folder, or folder of a LoRA")
     parser.add_argument("--format", choices=FORMATS, required=True, help="who is to read it")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (default: RUN/export-FORMAT)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32",
-                        help="of the tensors (default: float32, as trained)")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="PATH", help="where to (default: RUN/export-FORMAT)")
+    parser.add_argument("--dtype", metavar="NAME", default="float32",
+                        help="of the tensors: float32, bfloat16 or float16 (default: float32, as trained)")  # fmt: skip

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from flowrl.pipelines.weights.lora_exports import (
     saved_loras,
     stock_files,
 )
+from flowrl.training.parts import DTYPES
 
 MARK = {"format": "pt", "made_by": "flowrl export"}
 """Metadata of a file, by which it is known again."""
@@ -35,7 +35,7 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: the run has no LoRA, or the form cannot hold it.
     """
-    source = find_source(parsed.model)
+    source = find_source(parsed.model, dtype=parsed.dtype)
     if source.lora is None:
         raise ValueError(refuse_whole(source, parsed.model, "export"))
     check_source(source)
@@ -45,7 +45,7 @@ def run(parsed: argparse.Namespace) -> int:
         refuse_not_finite(tensors, f"the LoRA in {source.lora}", "take an earlier one")
     out = parsed.out or Path(parsed.model) / f"export-{parsed.format}"
     files = exported(loras, parsed.format, source, label_of(parsed.model))
-    dtype = getattr(torch, parsed.dtype)
+    dtype = DTYPES[source.dtype]
     for name in files:
         weights = (out / name).with_name("adapter_model.safetensors") if name.endswith(".json") else out / name
         refuse_foreign(out / name, own=weights.is_file() and b"flowrl export" in _beginning(weights), flag="--out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from flowrl.commands.sampling_arguments import count
 
@@ -21,4 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--prompts", metavar="FILE", help="training prompts, a line each, or JSON lines")
     parser.add_argument("--eval-prompts", metavar="FILE", help="held-out prompts (without: no evaluation of own ones)")
-    parser.add_argument("--out", metavar="FILE", default="my.yaml", help="file to write (default: my.yaml)")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", default=Path("my.yaml"), help="file to write (default: my.yaml)"
+    )

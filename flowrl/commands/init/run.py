@@ -29,7 +29,7 @@ def run(parsed: argparse.Namespace) -> int:
         ValueError: a flag is missing where nobody can be asked, the file exists, nothing ships for the model, or the
             settings contradict each other.
     """
-    path = Path(parsed.out)
+    path: Path = parsed.out
     if path.exists():
         raise ValueError(f"{path} exists already: name another file with --out, or move it away")
     wish = _wish(parsed)

@@ -40,7 +40,7 @@ def run(parsed: argparse.Namespace) -> int:
         )
     if is_taken(parsed.out):
         raise ValueError(f"{parsed.out} is there already: give a folder that is not")
-    location = str(parsed.base) if parsed.base is not None else model_location(source.model)
+    location = parsed.base if parsed.base is not None else model_location(source.model)
     if is_single_file(location):
         raise ValueError(
             f"{location} is a single file: save it as a folder first (DiffusionPipeline.from_single_file, then "

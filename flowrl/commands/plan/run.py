@@ -33,9 +33,9 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: as `planned`.
     """
-    from flowrl.commands.plan.plan_text import as_text
-
     made = planned(parsed)
+    from flowrl.commands.plan.plan_text import as_text  # it imports what `planned` imports in its own way
+
     if made.plan is None:
         for reason in made.found.refused:
             print(f"flowrl: {reason}", file=sys.stderr)

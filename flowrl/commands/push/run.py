@@ -78,7 +78,7 @@ def collect(parsed: argparse.Namespace, data: RunData, source: Source) -> tuple[
     base = parsed.base or _hub_id(source.model)
     terms = said_by_hand(parsed.licence) if parsed.licence else terms_of(base or source.model)
     comfyui, extra = _comfyui(loras, source, name)
-    images, sampled = image_files(data, parsed.images)
+    images, sampled = image_files(data, parsed.pairs)
     entries = _entries(parsed.eval)
     card = Card(
         name=name, run=data, source=source, base=base, terms=terms, held=held_out(data), images=images,

@@ -81,7 +81,7 @@ def test_the_folder_holds_what_was_listed_and_stock_loads_it(
     listed = capsys.readouterr().out
     assert "nothing was written or sent" in listed
     assert not out.exists()
-    assert push(run, out, "--images", 1) == 0
+    assert push(run, out, "--pairs", 1) == 0
     names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert names == [
         "README.md", "comfyui/first_comfyui.safetensors", "config.yaml", "images/000_after.png",
@@ -212,7 +212,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_an_upload_sends_the_listed_files_and_is_private(
     run: Path, tmp_path: Path, hub: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = (tmp_path / "out", "--to", "me/first", "--base", "Qwen/Qwen-Image", "--images", 1)
+    command = (tmp_path / "out", "--to", "me/first", "--base", "Qwen/Qwen-Image", "--pairs", 1)
     assert push(run, *command, "--dry-run") == 0
     assert hub.asked == []
     assert push(run, *command) == 0, capsys.readouterr().err
