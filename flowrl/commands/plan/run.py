@@ -33,13 +33,13 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: as `planned`.
     """
-    from flowrl.commands.plan.plan_text import as_text
-
     made = planned(parsed)
     if made.plan is None:
         for reason in made.found.refused:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
+    from flowrl.commands.plan.plan_text import as_text  # imports what `planned` imports lightly, so not before
+
     print(as_text(made.plan, made.found, made.card))
     return 0
 
