@@ -211,9 +211,11 @@ def plan(
         parsed.config = config if isinstance(config, Mapping) else str(config)
         parsed.overrides = override_words(settings)
         from flowrl.commands.plan.run import planned
-        from flowrl.interface.run_reading import plan_of
 
-        return plan_of(planned(parsed))
+        made = planned(parsed)  # it comes before the next import, whose libraries it may do without
+        from flowrl.interface.plan_reading import plan_of
+
+        return plan_of(made)
 
 
 def compare(

@@ -12,12 +12,8 @@ from PIL import Image
 from flowrl.commands.compare.result import read_results
 from flowrl.commands.compare.run import Compared
 from flowrl.commands.eval.run import Evaluated
-from flowrl.commands.plan.plan_text import as_text
-from flowrl.commands.plan.run import Planned
-from flowrl.commands.plan.verdict import verdict
 from flowrl.commands.report.run_data import read_run
 from flowrl.commands.sample.run import Drawn
-from flowrl.failures import FlowrlError
 from flowrl.files import read_json
 from flowrl.generation.folders import is_folder_of_images, read_folder
 from flowrl.interface.call_results import (
@@ -25,7 +21,6 @@ from flowrl.interface.call_results import (
     Evaluation,
     MethodComparison,
     MethodScore,
-    RunPlan,
     Samples,
     TrainedRun,
     columns,
@@ -76,25 +71,6 @@ def evaluation_of(found: Evaluated, benchmark: str) -> Evaluation:
         benchmark=benchmark, headline=whole.headline, metrics=dict(whole.metrics), scores=dict(whole.intervals),
         differences=dict(whole.differences), claim=whole.claim, notes=whole.notes, rows=whole.rows, folder=found.out,
         files=tuple(image.path for image in read_folder(folder)) if files else (),
-    )  # fmt: skip
-
-
-def plan_of(made: Planned) -> RunPlan:
-    """A plan.
-
-    Raises:
-        FlowrlError: there is none, since the run would be refused.
-    """
-    if made.plan is None:
-        raise FlowrlError("; ".join(made.found.refused))
-    plan = made.plan
-    return RunPlan(
-        name=plan.name, text=as_text(plan, made.found, made.card), verdict=" ".join(
-            " ".join(line.split()) for line in verdict(plan, made.card)
-        ),
-        peak_bytes=None if plan.memory is None else plan.memory.peak,
-        flops=None if plan.cost is None else plan.cost.total, iterations=plan.run.iterations,
-        missing=(*made.found.absent, *made.found.device),
     )  # fmt: skip
 
 
