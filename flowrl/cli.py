@@ -24,7 +24,7 @@ from flowrl.private_names import NOTES, flags_of
 from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {
-    "init": "write a first configuration for a model and a card, or from another toolkit's",
+    "init": "write a first configuration for a model and a card",
     "list": "name configurations, rewards, methods, families, benchmarks, keys",
     "train": "train a model with reinforcement learning",
     "plan": "show what a run will do and need, before any download",

@@ -35,7 +35,7 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: the run has no LoRA, or the form cannot hold it.
     """
-    source = find_source(parsed.model, dtype=parsed.dtype)
+    source = find_source(parsed.model, dtype=parsed.save_dtype)
     if source.lora is None:
         raise ValueError(refuse_whole(source, parsed.model, "export"))
     check_source(source)

@@ -117,7 +117,7 @@ def test_two_experts_become_two_files(tmp_path: Path) -> None:
     added = write_random(pipe, "wan", tmp_path / "lora")
     write_random(pipe, "wan", tmp_path / "lora" / "transformer_2")
     run_like(tmp_path, "wan", model)
-    assert main(["export", str(tmp_path), "--format", "comfyui", "--dtype", "bfloat16"]) == 0
+    assert main(["export", str(tmp_path), "--format", "comfyui", "--save-dtype", "bfloat16"]) == 0
     files = sorted((tmp_path / "export-comfyui").iterdir())
     assert [file.name.rpartition("_noise")[0].rpartition("_")[2] for file in files] == ["high", "low"]
     assert all(tensor.dtype == torch.bfloat16 for tensor in load_file(files[0]).values())
