@@ -25,7 +25,7 @@ from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {
     "init": "write a first configuration for a model and a card",
-    "list": "name configurations, rewards, methods, families, benchmarks, keys",
+    "list": "name configurations, rewards, methods, families, keys",
     "train": "train a model with reinforcement learning",
     "plan": "show what a run will do and need, before any download",
     "doctor": "say what would stop a run, or went wrong in one",

@@ -40,7 +40,6 @@ def run(parsed: argparse.Namespace) -> int:
         for reason in made.found.refused:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
-    from flowrl.commands.plan.plan_text import as_text  # imports what `planned` imports lightly, so not before
 
     print(as_text(made.plan, made.found, made.card))
     return 0
