@@ -60,8 +60,8 @@ TERMS: dict[str, Terms] = {
     "Stability AI Community": Terms(
         title="Stability AI Community License", name="stabilityai-ai-community",
         link="https://huggingface.co/stabilityai/stable-diffusion-3.5-medium/blob/main/LICENSE.md",
-        demands="Free below 1 million US dollars of yearly revenue, above by a licence of Stability AI; whoever uses or "
-        f"distributes it commercially registers there. Whoever passes on a LoRA gives {_NOTICE} with it, and shows "
+        demands="Free below 1 million US dollars of yearly revenue, above by a licence of Stability AI; whoever uses "
+        f"or distributes it commercially registers there. Whoever passes on a LoRA gives {_NOTICE} with it, and shows "
         "\"Powered by Stability AI\" where it is offered.",
     ),
     "Krea 2 Community": Terms(
