@@ -238,7 +238,7 @@ def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs
 
 
 def batched(
-    items: Sequence[ImageFile], sizes: Sequence[tuple[int, ...] | None], *, whole_groups: bool, batch_size: int
+    items: Sequence[ImageFile], sizes: Sequence[tuple[float, ...] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
     """Places of the items by batch, of one size each; an item without a size is in none.
 
@@ -268,12 +268,15 @@ def _hears(reward: Reward) -> bool:
     return "sounds" in reward.needs
 
 
-def _size(path: Path, *, heard: bool) -> tuple[int, ...] | None:
-    """Width and height, of a clip its number of frames, and where it is `heard` the shape and rate of its sound, since
-    those of a batch are one tensor; None where the file is damaged."""
+def _size(path: Path, *, heard: bool) -> tuple[float, ...] | None:
+    """Width and height, of a clip its frames and their rate, and where it is `heard` the shape and rate of its sound,
+    since those of a batch are one tensor and have one rate; None where the file is damaged."""
     if is_clip(path):
-        size = clip_size(path)
-        if size is None or not heard:
+        found = clip_size(path)
+        if found is None:
+            return None
+        size = (*found, read_rate(path) or 0.0)
+        if not heard:
             return size
         try:
             sound = read_sound(path)

@@ -63,7 +63,10 @@ def _state(p: FamilyPipeline) -> tuple[int, ...]:
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """What control blocks read, `[1, 2 C + f^2, R + F', h, w]`: of R references, then of the clip."""
     frames, _rgb, height, width = p.image_shape
-    clips = [_fitted(p, clip) for clip in sources if clip.ndim == 4]
+    given = [source for source in sources if source.ndim == 4]
+    if len(given) == len(_CLIPS):
+        common.check_mask(*given, what="a control video")
+    clips = [_fitted(p, clip) for clip in given]
     images = [Image.fromarray(to_pixels(image)) for image in sources if image.ndim == 3]
     if len(images) != p.options.num_references or len(clips) > len(_CLIPS):
         raise ValueError(

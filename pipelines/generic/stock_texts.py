@@ -95,14 +95,18 @@ def joined(values: Sequence[Any], where: Any, device: torch.device, floats: torc
     return _sent(first, device, floats)
 
 
-def shape_of(value: Any) -> Any:
-    """Shapes in a value, by which rows can be joined."""
+def alike(value: Any, where: Any) -> Any:
+    """What has to be equal of two values for their rows to be in one call: shapes, and what is given once for all."""
     if isinstance(value, Tensor):
-        return tuple(value.shape)
+        own = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if where is None else b""
+        return tuple(value.shape), own
     if isinstance(value, (list, tuple)):
-        return tuple(shape_of(part) for part in value)
+        inner = where if isinstance(where, list) else [where] * len(value)
+        return tuple(alike(part, own) for part, own in zip(value, inner, strict=True))
     if isinstance(value, dict):
-        return tuple((key, shape_of(part)) for key, part in value.items())
+        return tuple(
+            (key, alike(part, where[key] if isinstance(where, dict) else where)) for key, part in value.items()
+        )
     return value
 
 
@@ -164,7 +168,7 @@ class Texts:
     def kind(self, number: int) -> Any:
         """Texts of one kind can be in one call."""
         text = self.of(number)
-        return number if _has_by_row(list(self.layouts)) else shape_of(text)
+        return number if _has_by_row(list(self.layouts)) else alike(text, list(self.layouts))
 
     def standing_in(
         self, prompts: Sequence[int], negatives: Sequence[int] | None, device: torch.device, heard: list[bool],

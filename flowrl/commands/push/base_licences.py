@@ -42,13 +42,13 @@ _RAIL = (
     "The restrictions on use in its attachment have to be passed on with the LoRA, and whoever gets it is bound by "
     "them; a copy of the licence goes with it, and changes are stated."
 )
+_NOTICE = 'a copy of the licence and a text file "Notice" with the sentence that it demands'
 _FLUX = (
     "For non-commercial purposes only, the LoRA too: pass it on under the same licence, with a copy of it and its "
     "notice of attribution, and say what was changed. The licence speaks of outputs and of filters apart: read it."
 )
 TERMS: dict[str, Terms] = {
     "Apache-2.0": _APACHE,
-    "Apache 2.0": _APACHE,
     "CreativeML Open RAIL-M": Terms(
         title="CreativeML Open RAIL-M", hub="creativeml-openrail-m", demands=_RAIL,
     ),
@@ -60,9 +60,34 @@ TERMS: dict[str, Terms] = {
     "Stability AI Community": Terms(
         title="Stability AI Community License", name="stabilityai-ai-community",
         link="https://huggingface.co/stabilityai/stable-diffusion-3.5-medium/blob/main/LICENSE.md",
-        demands="Free below 1 million US dollars of yearly revenue, above by a licence of Stability AI. Whoever passes "
-        "on a LoRA gives a copy of the licence and its notice with it, and shows \"Powered by Stability AI\" where "
-        "it is offered.",
+        demands="Free below 1 million US dollars of yearly revenue, above by a licence of Stability AI; whoever uses "
+        f"or distributes it commercially registers there. Whoever passes on a LoRA gives {_NOTICE} with it, and shows "
+        "\"Powered by Stability AI\" where it is offered.",
+    ),
+    "Krea 2 Community": Terms(
+        title="Krea 2 Community License", name="krea-2-community-license",
+        link="https://huggingface.co/krea/Krea-2-Raw/blob/main/LICENSE.pdf",
+        demands="Commercial use is free below 1 million US dollars of yearly revenue. Whoever passes on a LoRA gives "
+        f"{_NOTICE} with it, binds whoever gets it to the licence, and begins its name with \"Krea\". Whoever lets "
+        "others use it filters content.",
+    ),
+    "LTX-2 Community License": Terms(
+        title="LTX-2 Community License", name="ltx-2-community-license-agreement",
+        link="https://huggingface.co/Lightricks/LTX-2/blob/main/LICENSE",
+        demands="Free below 10 million US dollars of yearly revenue. Pass the LoRA on under this licence alone, with a "
+        "complete copy of it; its restrictions on use bind whoever gets the LoRA. Keep notices and state changes.",
+    ),
+    "Tencent Hunyuan Community": Terms(
+        title="Tencent Hunyuan Community License", name="tencent-hunyuan-community",
+        demands="Not for the European Union, the United Kingdom and South Korea, the LoRA too. Whoever passes it on "
+        f"gives {_NOTICE} with it. Neither the model nor what it draws may improve other models. With more than 100 "
+        "million users a month a licence of Tencent is needed.",
+    ),
+    "NVIDIA Open Model License, Gemma terms for the text encoder": Terms(
+        title="NVIDIA Open Model License", name="nvidia-open-model-license",
+        link="https://www.nvidia.com/en-us/agreements/enterprise-software/nvidia-open-model-license/",
+        demands=f"Whoever passes on a LoRA gives {_NOTICE} with it; NVIDIA's terms of trustworthy AI hold. The text "
+        "encoder, which the LoRA does not change, is under the terms of Gemma.",
     ),
 }  # fmt: skip
 """By `licence` of `pipelines/published.json`."""

@@ -129,6 +129,16 @@ def test_prompts_without_image_and_mask_are_refused(folder: Path) -> None:
         load(folder).encode(PROMPTS[:1], [images(1, 32, 32)])
 
 
+def test_a_mask_of_another_shape_than_its_image_is_refused(folder: Path) -> None:
+    pipeline, (image,) = load(folder), images(1, 48, 64)
+    with pytest.raises(ValueError, match=r"mask of 32 x 32 pixels .* does not fit a source image of 48 x 64: give it"):
+        pipeline.encode(PROMPTS[:1], [[image, masks(32, 32)[0]]])
+    half = masks(24, 32)[0]  # a smaller one of the same shape lies where it should
+    whole = half.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    found = [pipeline.encode(PROMPTS[:1], [[image, mask]]).tensors["kept"] for mask in (half, whole)]
+    assert ((found[0] - found[1]).abs() > 0.5).float().mean() < 0.05
+
+
 def test_another_size_encodes_sources_again_also_after_the_text_encoders_are_freed(folder: Path) -> None:
     pipeline, given = load(folder), sources((48, 48))
     pipeline.encode(PROMPTS[:2], given)

@@ -181,6 +181,7 @@ def test_sources_that_do_not_fit_are_refused(folders: dict[str, Path]) -> None:
     for given, message in (
         ([clip()], r"has 0 reference images and 1 clips, and wan_vace as loaded .*num_references=1"),
         ([clip(), clip(), clip()], r"has 0 reference images and 3 clips"),
+        ([clip(), mask()[..., :32], one], r"mask of 32 x 32 pixels .* does not fit a control video of 32 x 48"),
         ([one, one], r"has 2 reference images and 0 clips, .* set num_references to the number of images"),
         ([], r"has 0 source images, and wan_vace takes 1 to 3"),
     ):
