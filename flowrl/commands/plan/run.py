@@ -6,11 +6,14 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import flowrl
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.commands.plan.throughput import pace
 from flowrl.config.train import TrainConfig, find_config, load_config
+from flowrl.files import read_json
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -32,7 +35,7 @@ def run(parsed: argparse.Namespace) -> int:
         parsed.processes = copy * (parallel.replicate or 1)
     if parsed.processes % copy == 0:  # else `layout_of` refuses it
         config.resolve_batch(parsed.processes // parallel.context)  # before anything heavy is imported
-    if _names_file(asdict(config)):
+    if _names_file(asdict(config)) or _is_stock(config):
         return _plan(config, path.stem, parsed)
     import_lightly()
     with without_compiler():
@@ -61,6 +64,17 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
     plan = gather(config, name, family, processes=parsed.processes, pace=found_pace, processor=processor)
     print(as_text(plan, found, parsed.card or card_of(name)))
     return 0
+
+
+def _is_stock(config: TrainConfig) -> bool:
+    """Whether stock's own pipeline is called, which has to be imported whole; known before torch is."""
+    if config.pipeline.name == "generic":
+        return True
+    index = Path(config.pipeline.model) / "model_index.json"
+    if config.pipeline.name is not None or not index.is_file():
+        return False
+    families = read_json(Path(flowrl.__file__).parent / "pipelines" / "published.json")["families"].values()
+    return read_json(index).get("_class_name") not in {stock for known in families for stock in known["stock"]}
 
 
 def _names_file(settings: Any) -> bool:
