@@ -67,14 +67,17 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
 
 
 def _is_stock(config: TrainConfig) -> bool:
-    """Whether stock's own pipeline is called, which has to be imported whole; known before torch is."""
-    if config.pipeline.name == "generic":
-        return True
-    index = Path(config.pipeline.model) / "model_index.json"
-    if config.pipeline.name is not None or not index.is_file():
-        return False
+    """Whether stock's own pipeline is called, or may be, which has to be imported whole; known before torch is."""
+    name, model = config.pipeline.name, config.pipeline.model
+    if name is not None:
+        return name == "generic"
     families = read_json(Path(flowrl.__file__).parent / "pipelines" / "published.json")["families"].values()
-    return read_json(index).get("_class_name") not in {stock for known in families for stock in known["stock"]}
+    index = Path(model) / "model_index.json"
+    if index.is_file():
+        return read_json(index).get("_class_name") not in {stock for known in families for stock in known["stock"]}
+    if Path(model).exists() or ":" in model:  # files and assets are of families
+        return False
+    return model.partition("@")[0] not in {own for known in families for own in known["checkpoints"]}
 
 
 def _names_file(settings: Any) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flowrl.commands.plan.sent_text import Text
 from flowrl.commands.plan.traces import Fused, Trace
@@ -112,11 +113,13 @@ def stock_decoding(found: Recorded, *, dtype: str, videos: bool) -> tuple[float,
     """
     low = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     vae: Any = found.vae
+    given = (*found.decoded[0], *found.decoded[1].values())  # made of latents beside them, and there until the end
+    beside = sum(one.numel() * one.element_size() for one in given if isinstance(one, Tensor))
 
     def made() -> tuple[float, int]:
         with torch.no_grad(), Fused(low) as fused, Trace() as trace:
             vae.decode(*found.decoded[0], **found.decoded[1])
-        return trace.total + fused.attention, trace.peak
+        return trace.total + fused.attention, beside + trace.peak
 
     flops, whole = made()
     if not videos or whole < _TILED or not hasattr(vae, "enable_tiling"):
