@@ -29,6 +29,7 @@ from flowrl.pipelines.generic.stock_classes import (
     takes_frames,
     undecorated,
 )
+from flowrl.pipelines.generic.stock_recording import Recorder, recorder
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.weights import stock_loading
@@ -54,9 +55,20 @@ class GenericFamily:
     num_sources: tuple[int, int] | None = (0, 0)
     clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
-    videos = True
     sound = None
     options = VideoOptions
+
+    def __init__(self, *, videos: bool = True) -> None:
+        """The family of one model, or of any."""
+        self.videos = videos
+
+    def of(self, model: str) -> GenericFamily:
+        """The family of a model, which makes videos or images.
+
+        Raises:
+            ValueError: its class cannot be called from outside.
+        """
+        return GenericFamily(videos=not self._index(model) or self.makes_videos(model))
 
     def card(self, model: str) -> None:
         """Nothing is known of a checkpoint in the form that families know theirs."""
@@ -157,8 +169,13 @@ class GenericFamily:
         return None
 
     def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
-        """What the options say, or 512."""
-        return int(self.chosen(options).max_sequence_length or 512)
+        """What the options say, or stock's call unless told otherwise, or 512."""
+        if (own := self.chosen(options).max_sequence_length) is not None:
+            return int(own)
+        index = self._index(model)
+        taken = inspect.signature(undecorated(self._stock_class(model, index).__call__)).parameters if index else {}
+        usual = taken["max_sequence_length"].default if "max_sequence_length" in taken else None
+        return usual if isinstance(usual, int) else 512
 
     def rows(self, model: str, scale: float) -> int:
         """2 where there is guidance, as far as is known before stock's code is loaded."""
@@ -171,6 +188,17 @@ class GenericFamily:
             ValueError: always.
         """
         raise ValueError(f"what the network of {model} is called with is known once stock's own code is loaded")
+
+    def recorder(self, model: str, options: Mapping[str, Any]) -> Recorder:
+        """A folder's pipeline without weights, of which a plan can find what its networks are called with.
+
+        Raises:
+            ValueError: it is no folder, or a part cannot be made of what it holds.
+        """
+        if not Path(model).is_dir():
+            raise ValueError("a folder with its tokenizers and configurations is needed")
+        index = self._index(model)
+        return recorder(model, self._stock_class(model, index), index, self.chosen(options))
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",

@@ -301,9 +301,14 @@ class GenericPipeline:
 
     def resized(self, height: int | None, width: int | None) -> GenericPipeline:
         """The same networks drawing another size; None is stock's own."""
-        other = copy(self)
-        other.height, other.width = height, width
+        other = self.sized(height, width)
         other.measure()
+        return other
+
+    def sized(self, height: int | None, width: int | None) -> GenericPipeline:
+        """As `resized`, before shapes are measured."""
+        other = copy(self)
+        other.height, other.width, other._asked = height, width, {}
         return other
 
     @torch.no_grad()

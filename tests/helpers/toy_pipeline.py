@@ -39,6 +39,7 @@ from flowrl.samplers import Network, Velocity, build_schedule
 from flowrl.samplers.guidance import TrainNegative
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes.mesh import Layout
+from flowrl.training.trackers.tracker import Trackers
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("inner", "outer")
@@ -301,6 +302,10 @@ class QuickRun:
 
     def __init__(self, folder: Path) -> None:
         self.accelerator, self.folder, self.logged = _accelerator(), folder, list[dict[str, Any]]()
+        self.trackers = Trackers(())
+
+    def tell(self, iteration: int) -> None:
+        return None
 
     def log(self, row: Mapping[str, Any]) -> None:
         self.logged.append(dict(row))

@@ -13,16 +13,18 @@ from flowrl.commands.plan.counts import RunCounts, graph_rows, negative_again, o
 from flowrl.commands.plan.decoding import decode_peaks
 from flowrl.commands.plan.fits import SHARDS, Choices
 from flowrl.commands.plan.memory import Facts, Memory, Settings, allowed_sizes, memory_of
-from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
+from flowrl.commands.plan.network import Network, Trained, few_blocks, measure, without_gradient
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
 from flowrl.commands.plan.sent_text import Text, text_of
+from flowrl.commands.plan.stock_route import StockRoute, stock_decoding, stock_route
 from flowrl.commands.plan.throughput import Pace
 from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.sections import PolicyConfig
+from flowrl.config.sections import PipelineConfig, PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig
-from flowrl.pipelines import ModelFamily, cards
+from flowrl.pipelines import GENERIC, ModelFamily, cards
+from flowrl.pipelines.generic.stock_recording import Recorded
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
@@ -118,45 +120,53 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
     options = family_options(settings)
     items = _eval_items(config)
-    passes = cache(partial(family.rows, model))  # asked in every iteration
+    found = stock_route(family, model, options)
+    stock = found if isinstance(found, StockRoute) else None
+    passes = cache(partial(family.rows, model) if stock is None else stock.rows)  # asked in every iteration
     run = of_run(config, passes, ranks, items)
-    text, usual = text_of(family, model, options, _prompts(config)), None
-    tokens = text.most
-    size, network, evaluated, eval_forward, eval_working = None, None, None, 0.0, 0
-    trained = _trained(config.policy, family)
+    text, usual_call = _text(family, model, options, _prompts(config), stock)
+    usual, size, network, evaluated, eval_forward, eval_working = None, None, None, None, 0.0, 0
+    trained = _trained(config.policy, family, stock)
     targets = trained.targets or ()
-    drawn, denoisers = family.planned_size(model, options), few_blocks(family, model, targets)
-    unknown = _unknown(config.pipeline.model, denoisers) if drawn is None or denoisers is None else ""
-    if drawn is not None and denoisers is not None:
-        size = (drawn.height, drawn.width, drawn.num_frames)
-        network = measure(
-            denoisers, family.meta_call(model, drawn, tokens), trained=trained, dtype=DTYPES[settings.dtype]
-        )
+    size, denoisers = _size(family, model, options, stock), few_blocks(family, model, targets)
+    unknown = found if isinstance(found, str) else ""
+    unknown = unknown or f"no configuration of {config.pipeline.model} is known without its download"
+    eval_found = None
+    if size is not None and denoisers is not None:
+        unknown = ""
+        call = _call(family, model, size, text.most) if stock is None else stock.recorded.call
+        network = measure(denoisers, call, trained=trained, dtype=DTYPES[settings.dtype])
         evaluated = _eval_size(config, size)
         eval_forward, eval_working = network.forward, network.working
         if evaluated != size and run.evaluations:
-            eval_forward, eval_working = _without_gradient(family, model, denoisers, evaluated, tokens)
-        if text.usual is not None:
-            usual = _without_gradient(family, model, denoisers, size, text.usual)[0]
-    parts = checkpoints.other_parts(model)
+            eval_found = None if stock is None else stock.at(*evaluated[:2])
+            call = _eval_call(family, model, evaluated, text.most) if eval_found is None else eval_found.call
+            eval_forward, eval_working = without_gradient(denoisers, call)
+        if usual_call is None and text.usual is not None:
+            usual_call = _call(family, model, size, text.usual)
+        if usual_call is not None:
+            usual = without_gradient(denoisers, usual_call)[0]
+    parts = checkpoints.other_parts(model) if stock is None else stock.recorder.parts
     alike = checkpoints.nearest(family, model) if parts is None else None
     parts = checkpoints.other_parts(alike) if alike is not None else parts
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     elsewhere = bool(config.workers.rewards)  # workers hold the models that score
     cost = facts = None
     slots = _slots(config)
-    if network is not None and size is not None:
+    eval_drawn = evaluated if evaluated is not None and run.evaluations else size
+    if network is not None and size is not None and eval_drawn is not None:
+        decode_cost, decode = _decoding(family, model, parts, size, None if stock is None else stock.recorded, settings)
+        eval_cost, eval_decode = decode_cost, decode
+        if eval_drawn != size:
+            eval_cost, eval_decode = _decoding(family, model, parts, eval_drawn, eval_found, settings)
         cost = cost_of(
-            network, run, eval_forward=eval_forward, decode=decode_flops(model, parts, size),
-            eval_decode=decode_flops(model, parts, evaluated or size),
+            network, run, eval_forward=eval_forward, decode=decode_cost, eval_decode=eval_cost,
             recomputed=(settings.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
         )  # fmt: skip
     geometry = _geometry(config, ranks)
     if network is not None and size is not None:
-        decode = eval_decode = decode_peaks(family, model, size, dtype=settings.vae_dtype)
-        if evaluated is not None and evaluated != size and run.evaluations:
-            eval_decode = decode_peaks(family, model, evaluated, dtype=settings.vae_dtype)
         unknown_parts = ("text encoders and autoencoder",) if parts is None else ()
+        unknown_parts += () if stock is None else stock.recorder.uncounted
         facts = Facts(
             network=network, eval_working=eval_working, rows=graph_rows(config, passes),
             passes=(passes(config.sampler.guidance_scale), passes(_eval_scale(config))),
@@ -166,7 +176,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
             unknown=(*unknown_parts, *(f"reward {name}" for name in unknown_rewards if not elsewhere)),
             dtype=(settings.dtype, DTYPES[settings.dtype].itemsize), full=config.policy.train == "full", slots=slots,
             reference=config.policy.train == "full" and (bool(run.evaluations) or config.kl_coef > 0),
-            evaluates=run.evaluations > 0,
+            evaluates=run.evaluations > 0, at_once=stock is not None,
         )  # fmt: skip
     own = _settings(config, family, options, geometry, processes)
     return Plan(
@@ -197,15 +207,40 @@ def _eval_scale(config: TrainConfig) -> float:
     return config.sampler.guidance_scale if config.eval.guidance_scale is None else config.eval.guidance_scale
 
 
-def _without_gradient(
-    family: ModelFamily, model: str, denoisers: FewBlocks, size: Size, tokens: int
-) -> tuple[int, int]:
-    """FLOPs and bytes of an evaluation at the size that evaluations draw; the LoRA is on the networks already."""
+def _text(
+    family: ModelFamily, model: str, options: dict[str, Any], prompts: list[str] | None, stock: StockRoute | None
+) -> tuple[Text, dict[str, Any] | None]:
+    """What is sent of prompts; of a stock pipeline also the call of a usual prompt, where they differ."""
+    return (text_of(family, model, options, prompts), None) if stock is None else stock.text(prompts)
+
+
+def _size(family: ModelFamily, model: str, options: dict[str, Any], stock: StockRoute | None) -> Size | None:
+    """What is drawn."""
+    if stock is not None:
+        return stock.recorded.size
+    drawn = family.planned_size(model, options)
+    return None if drawn is None else (drawn.height, drawn.width, drawn.num_frames)
+
+
+def _call(family: ModelFamily, model: str, size: Size, tokens: int) -> dict[str, Any]:
+    return family.meta_call(model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)
+
+
+def _eval_call(family: ModelFamily, model: str, size: Size, tokens: int) -> dict[str, Any]:
+    """The call at the size that evaluations draw."""
     try:
-        call = family.meta_call(model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)
+        return _call(family, model, size, tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-    return without_gradient(denoisers, call)
+
+
+def _decoding(
+    family: ModelFamily, model: str, parts: Parts | None, size: Size, found: Recorded | None, settings: PipelineConfig
+) -> tuple[float | None, tuple[int, int] | None]:
+    """FLOPs of decoding one image, and bytes, whole and in tiles; of a stock pipeline by what was recorded of it."""
+    if found is not None:
+        return stock_decoding(found, dtype=settings.vae_dtype, videos=family.videos)
+    return decode_flops(model, parts, size), decode_peaks(family, model, size, dtype=settings.vae_dtype)
 
 
 def _geometry(config: TrainConfig, processes: int) -> Geometry:
@@ -229,13 +264,13 @@ def _slots(config: TrainConfig) -> int:
     return average + int(config.recipe == "preference")
 
 
-def _trained(settings: PolicyConfig, family: ModelFamily) -> Trained:
+def _trained(settings: PolicyConfig, family: ModelFamily, stock: StockRoute | None) -> Trained:
     """What is trained; the rank of a file that is not here is taken for the usual one."""
     if settings.train == "full":
         return Trained(targets=settings.target_modules, rank=0)
     here = settings.init_lora is None or is_here(settings.init_lora)
     rank = lora_of(settings, ())[0] if here else settings.rank
-    targets = settings.target_modules or family.lora_targets
+    targets = settings.target_modules or (family.lora_targets if stock is None else stock.targets)
     return Trained(targets=targets, rank=rank, magnitudes=settings.lora_variant == "dora")
 
 
@@ -270,9 +305,10 @@ def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, proc
         checkpoints=facts is not None and facts.network.blocks > 0, videos=family.videos,
         rewards=facts is not None and bool(facts.rewards)
         and _passes(check_offload, replace(config, pipeline=replace(pipeline, offload=offload))),
-        splits=facts is not None and parallel.context == 1
+        splits=facts is not None and parallel.context == 1 and family.name not in GENERIC  # loaded whole
         and _passes(check_parallel, replace(config, parallel=replace(parallel, shard=SHARDS[0])), None),
-        forms=[form for form in ("int8", "nf4") if _passes(check_quantize, form, device, compile=pipeline.compile)],
+        forms=[form for form in ("int8", "nf4") if family.name not in GENERIC
+               and _passes(check_quantize, form, device, compile=pipeline.compile)],
         copies=copies,
     )  # fmt: skip
 
@@ -308,17 +344,6 @@ def _prompts(config: TrainConfig) -> list[str] | None:
 
 def _train_prompts(config: TrainConfig) -> int | None:
     return len(read_prompts(config.prompts, config.prompts.train)) if is_here(config.prompts.train) else None
-
-
-def _unknown(model: str, denoisers: FewBlocks | None) -> str:
-    """Why a network cannot be measured."""
-    if denoisers is None:
-        return f"no configuration of {model} is known without its download"
-    parameters = sum(parameter.numel() for parameter in denoisers.least.parameters())
-    return (
-        f"with what a pipeline that no family is written for calls its network of {parameters:,} parameters is known "
-        "once its own code runs: measure it with 'flowrl bench'"
-    )
 
 
 def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:

@@ -18,7 +18,9 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     if memory is None or facts is None:
         return note(f"not known: {plan.unknown}")
     lines = _held(memory)
-    if memory.start:
+    if memory.start and facts.at_once:
+        lines += note(f"at the start {in_bytes(memory.start)} of all parts; the encoders are dropped then")
+    elif memory.start:
         lines += note(
             f"at the start {in_bytes(memory.start)} of text encoders and autoencoder; the denoiser is loaded once the "
             "encoders are dropped"

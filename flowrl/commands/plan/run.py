@@ -6,12 +6,15 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import flowrl
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.commands.plan.throughput import pace
 from flowrl.config.base import SETTINGS
 from flowrl.config.train import TrainConfig, find_config, load_config
+from flowrl.files import read_json
 
 if TYPE_CHECKING:
     from flowrl.commands.plan.gather import Plan
@@ -65,7 +68,7 @@ def planned(parsed: argparse.Namespace) -> Planned:
         parsed.processes = copy * (parallel.replicate or 1)
     if parsed.processes % copy == 0:  # else `layout_of` refuses it
         config.resolve_batch(parsed.processes // parallel.context)  # before anything heavy is imported
-    if _names_file(asdict(config)):
+    if _names_file(asdict(config)) or _is_stock(config):
         return _plan(config, name, parsed)
     import_lightly()
     with without_compiler():
@@ -90,6 +93,20 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> Planned
     processor = "CPU" if device == "cpu" or (found_pace.measured and device_kind(device) == "cpu") else "GPU"
     plan = gather(config, name, family, processes=parsed.processes, pace=found_pace, processor=processor)
     return Planned(plan=plan, found=found, card=parsed.card or card_of(name))
+
+
+def _is_stock(config: TrainConfig) -> bool:
+    """Whether stock's own pipeline is called, or may be, which has to be imported whole; known before torch is."""
+    name, model = config.pipeline.name, config.pipeline.model
+    if name is not None:
+        return name == "generic"
+    families = read_json(Path(flowrl.__file__).parent / "pipelines" / "published.json")["families"].values()
+    index = Path(model) / "model_index.json"
+    if index.is_file():
+        return read_json(index).get("_class_name") not in {stock for known in families for stock in known["stock"]}
+    if Path(model).exists() or ":" in model:  # files and assets are of families
+        return False
+    return model.partition("@")[0] not in {own for known in families for own in known["checkpoints"]}
 
 
 def _names_file(settings: Any) -> bool:
