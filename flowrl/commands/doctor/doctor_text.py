@@ -21,7 +21,7 @@ def as_text(diagnosis: Diagnosis, encoding: str | None = "utf-8") -> str:
     """
     marks, arrow = (_MARKS, "→") if _writes(encoding) else (_PLAIN, "->")
     width = max((len(check.name) for check in diagnosis.checks), default=0)
-    lines = [textwrap.fill(diagnosis.about, COLUMNS), ""]
+    lines = [textwrap.fill(diagnosis.about, COLUMNS, break_on_hyphens=False, break_long_words=False), ""]
     for check in diagnosis.checks:
         indent = " " * (width + 6)
         lines += _filled(check.found, f"  {marks[check.state]} {check.name:<{width}}  ", indent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,12 @@ def test_weights_and_biases_offline_keeps_all_in_the_run_folder(
     media = sorted(path.parent.name for path in (kept / "files" / "media").rglob("*.*"))
     assert media.count("samples") == 6  # two at each of three evaluations
     assert media.count("html") == 1
+    (file,) = kept.glob("*.wandb")
+    given_up = time.monotonic() + 60  # W&B's own process may close the file a little later
+    while not (read := history(file)) and time.monotonic() < given_up:
+        time.sleep(0.2)
     told = {
-        (key, row["iteration"]): value for row in history(*kept.glob("*.wandb")) for key, value in row.items()
+        (key, row["iteration"]): value for row in read for key, value in row.items()
         if not key.startswith(("_", "samples/", "report/")) and key != "iteration"
     }  # fmt: skip
     wanted = {(key, row["iteration"]): value for row in rows(folder) for key, value in kinds(row).items()}
