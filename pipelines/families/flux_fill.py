@@ -36,7 +36,7 @@ def drawn_new(mask: Tensor) -> Tensor:
 
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """Tokens `[1, n, 4c + 4 f^2]` of the image and the mask, f pixels to a latent's side."""
-    common.check_mask(*sources, what="a source image")
+    common.check_mask(sources[0], sources[1], "a source image")
     image, mask = (common.covering(source.float(), *p.image_shape[1:]).to(p.device) for source in sources)
     new = drawn_new(mask)
     latents = p.encode_images((image * (1 - new) + 0.5 * new)[None])

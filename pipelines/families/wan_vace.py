@@ -65,7 +65,7 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     frames, _rgb, height, width = p.image_shape
     given = [source for source in sources if source.ndim == 4]
     if len(given) == len(_CLIPS):
-        common.check_mask(*given, what="a control video")
+        common.check_mask(given[0], given[1], "a control video")
     clips = [_fitted(p, clip) for clip in given]
     images = [Image.fromarray(to_pixels(image)) for image in sources if image.ndim == 3]
     if len(images) != p.options.num_references or len(clips) > len(_CLIPS):

@@ -14,8 +14,7 @@ from flow_family import published
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowrl.commands.plan.gather import _without_gradient
-from flowrl.commands.plan.network import FewBlocks, Trained, few_blocks, measure
+from flowrl.commands.plan.network import FewBlocks, Trained, few_blocks, measure, without_gradient
 from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.cards import Size
 from flowrl.pipelines.common import first_expert
@@ -153,6 +152,6 @@ def test_arguments_and_answers_in_lists_are_measured(dtype: torch.dtype) -> None
     found = measure(denoisers, call, trained=Trained(targets=z_image.LORA_TARGETS, rank=4), dtype=dtype)
     assert found.latent == (16, 1, 32, 32)
     assert found.attended == 256 + 64
-    flops, working = _without_gradient(z_image.FAMILY, model, denoisers, (256, 256, None), 64)
+    flops, working = without_gradient(denoisers, call)
     assert flops == found.forward
     assert working == pytest.approx(found.working, rel=0.01)  # a copy of an input more or less

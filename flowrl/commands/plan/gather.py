@@ -165,7 +165,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         )  # fmt: skip
     geometry = _geometry(config, ranks)
     if network is not None and size is not None:
-        unknown_parts = ("text encoders and autoencoder",) if parts is None else ()
+        unknown_parts: tuple[str, ...] = ("text encoders and autoencoder",) if parts is None else ()
         unknown_parts += () if stock is None else stock.recorder.uncounted
         facts = Facts(
             network=network, eval_working=eval_working, rows=graph_rows(config, passes),
