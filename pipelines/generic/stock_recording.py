@@ -244,7 +244,7 @@ def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Mapping):
         changed = {key: _each(one, change) for key, one in value.items()}
         return changed if type(value) is dict else type(value)(**changed)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if isinstance(value, tuple) and type(value) is not tuple:
         return type(value)(*(_each(one, change) for one in value))
     return type(value)(_each(one, change) for one in value) if isinstance(value, (list, tuple)) else value
 

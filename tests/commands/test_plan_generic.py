@@ -21,6 +21,7 @@ from flowrl import cli
 from flowrl.commands.plan import gather as gathering
 from flowrl.commands.plan import run as running
 from flowrl.commands.plan.network import FewBlocks, Trained, measure
+from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.plan.stock_route import stock_route
 from flowrl.commands.plan.throughput import Pace
 from flowrl.config.sections import PipelineConfig
@@ -175,8 +176,9 @@ def test_stock_pipelines_are_imported_whole(
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
     met: list[str] = []
     monkeypatch.setattr(running, "import_lightly", lambda: met.append("light"))
-    monkeypatch.setattr(running, "_plan", lambda *given: 0)
+    nothing = running.Planned(plan=None, found=Obstacles(), card=None)
+    monkeypatch.setattr(running, "_plan", lambda *given: nothing)
     given = config(tmp_path, tmp_path / "run")
     assert given.pipeline.model == str(tmp_path)
-    assert running.run(cli.parse("plan", [str(tmp_path / "run" / "run.yaml")])) == 0
+    assert running.planned(cli.parse("plan", [str(tmp_path / "run" / "run.yaml")])) is nothing
     assert met == ([] if whole else ["light"])
