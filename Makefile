@@ -4,14 +4,23 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check format clean
+.PHONY: help setup demo test oldest docs lint types check format build notes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# uv does not read pip's configuration, so an index, a certificate or a folder of wheels set there is handed over.
+HAND_OVER = setting() { $(PY) -m pip config get ":env:.$$1" 2>/dev/null || $(PY) -m pip config get "global.$$1" 2>/dev/null || true; }; \
+	hand_over() { value=$$(setting "$$2" | tr -s ' \n' "$$3"); value=$${value%"$$3"}; \
+	  if [ -n "$$value" ] && [ -z "$$(printenv "$$1")" ]; then export "$$1=$$value"; fi; }; \
+	hand_over UV_DEFAULT_INDEX index-url ' '; \
+	hand_over UV_INDEX extra-index-url ' '; \
+	hand_over UV_FIND_LINKS find-links ','; \
+	hand_over SSL_CERT_FILE cert ' '; \
+	if [ -n "$$UV_INDEX" ]; then export UV_INDEX_STRATEGY="$${UV_INDEX_STRATEGY:-unsafe-best-match}"; fi
+
 setup: $(STAMP) ## Create .venv with the pinned packages and flowrl itself
 
-# uv does not read pip's configuration, so an index, a certificate or a folder of wheels set there is handed over.
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "flowrl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make setup PYTHON=python3.12"; \
@@ -21,14 +30,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -m venv .venv
 	@$(PY) -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
 	@echo "setup: installing requirements.lock (the first time this downloads several GB)"
-	@setting() { $(PY) -m pip config get ":env:.$$1" 2>/dev/null || $(PY) -m pip config get "global.$$1" 2>/dev/null || true; }; \
-	hand_over() { value=$$(setting "$$2" | tr -s ' \n' "$$3"); value=$${value%"$$3"}; \
-	  if [ -n "$$value" ] && [ -z "$$(printenv "$$1")" ]; then export "$$1=$$value"; fi; }; \
-	hand_over UV_DEFAULT_INDEX index-url ' '; \
-	hand_over UV_INDEX extra-index-url ' '; \
-	hand_over UV_FIND_LINKS find-links ','; \
-	hand_over SSL_CERT_FILE cert ' '; \
-	if [ -n "$$UV_INDEX" ]; then export UV_INDEX_STRATEGY="$${UV_INDEX_STRATEGY:-unsafe-best-match}"; fi; \
+	@$(HAND_OVER); \
 	.venv/bin/uv pip install --quiet --compile-bytecode --python $(PY) -r requirements.lock && \
 	.venv/bin/uv pip install --quiet --python $(PY) --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
@@ -40,6 +42,28 @@ demo: $(STAMP) ## Train the embedded model with its embedded reward (minutes on 
 
 test: $(STAMP) ## Run the tests
 	@$(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+
+oldest: $(STAMP) ## Test the lowest versions that pyproject.toml allows, a file a family (see docs/versions.md)
+	@rm -rf .venv-oldest
+	@$(PY) -m venv --without-pip .venv-oldest
+	@$(HAND_OVER); \
+	.venv/bin/uv pip compile --quiet --no-header --extra dev --resolution lowest-direct pyproject.toml \
+	  -o .venv-oldest/requirements.txt && \
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv-oldest/bin/python -r .venv-oldest/requirements.txt && \
+	.venv/bin/uv pip install --quiet --python .venv-oldest/bin/python --no-deps --no-build-isolation -e .
+	@.venv-oldest/bin/python tests/trials/oldest_versions.py $(ARGS)
+
+DOCS := .venv/.docs
+
+docs: $(DOCS) ## Build the documentation site and check its links (build/docs/html/index.html)
+	@$(PY) docs/site/build_site.py $(ARGS)
+
+# Apart from the lock: who trains does not need it. Versions that the lock has stay as they are.
+$(DOCS): $(STAMP)
+	@echo "docs: installing Sphinx and its theme into .venv"
+	@$(HAND_OVER); \
+	.venv/bin/uv pip install --quiet --python $(PY) -c requirements.lock --no-build-isolation -e '.[docs]'
+	@touch $(DOCS)
 
 lint: $(STAMP) ## Check style and formatting
 	@.venv/bin/ruff check .
@@ -54,6 +78,16 @@ format: $(STAMP) ## Sort imports and format
 	@.venv/bin/ruff check --fix --quiet .
 	@.venv/bin/ruff format .
 
+build: $(STAMP) ## Make the source archive, and from it the wheel, in dist/; print their sizes
+	@rm -rf build dist
+	@.venv/bin/uv build --quiet --no-build-isolation --python $(PY) --out-dir dist
+	@rm -f dist/.gitignore
+	@ls -l dist | awk 'NR > 1 {printf "dist/%s  %.1f MB\n", $$NF, $$5 / 1e6}'
+
+notes: ## Print what CHANGELOG.md says of a version: make notes VERSION=0.1.0
+	@awk -v head='## [$(VERSION)]' 'index($$0, "## [") == 1 {on = index($$0, head) == 1} on {print; some = 1} END {exit !some}' \
+	  CHANGELOG.md || { echo "CHANGELOG.md has no section '## [$(VERSION)]'" >&2; exit 1; }
+
 clean: ## Remove caches and build leftovers; .venv and runs stay
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
-	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	@find . -path './.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

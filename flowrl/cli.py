@@ -20,17 +20,25 @@ from functools import cache, partial
 from typing import Any, NoReturn
 
 from flowrl.failures import speaker, told
+from flowrl.private_names import NOTES, flags_of
 from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {
+    "init": "write a first configuration for a model and a card",
+    "list": "name configurations, rewards, methods, families, keys",
     "train": "train a model with reinforcement learning",
     "plan": "show what a run will do and need, before any download",
+    "doctor": "say what would stop a run, or went wrong in one",
     "bench": "time the phases of an iteration on this machine",
     "compare": "train several methods to one budget and compare them",
     "sample": "draw images or videos from a base or tuned model",
     "eval": "measure models on a benchmark and compare them",
     "sweep": "measure guidance scales and search: quality, diversity, cost",
     "report": "write a run's report.html",
+    "watch": "show runs on a local page while they train",
+    "push": "write a model card of a run beside its LoRA, and upload both",
+    "merge": "merge a run's LoRA into the weights of its base model",
+    "export": "write a run's LoRA for ComfyUI, kohya, PEFT or diffusers",
     "serve": "serve rewards over HTTP",
     "reward score": "score a folder of images",
     "reward card": "measure how reliable a reward is",
@@ -38,6 +46,7 @@ COMMANDS: dict[str, str] = {
     "reward rubric": "let a judge find rules that explain pairs of images",
     "reward realism": "measure how near a run's images are to drawn scenes",
     "reward published": "say what published scores the rewards reproduce",
+    "completion": "print what completes commands and keys in bash, zsh or fish",
     "pretrain": "make an embedded model, scorer or prompt list from scratch",
 }
 """Every command and what it does; two words are a folder within a folder."""
@@ -50,16 +59,9 @@ FORMER: dict[str, str] = {
 """What flags were called before, or are called elsewhere, in the commands that have the new one only."""
 
 
-_NOTES = {
-    "torch.utils._pytree": "register_constant() on Enum",
-    "diffusers.quantizers.torchao.torchao_quantizer": "Unable to import `torchao` Tensor objects",
-}
-"""What torch and diffusers say, by logger, wherever torchao is installed, of classes of it that nothing here uses."""
-
-
 @cache
 def _without_notes_on_torchao() -> None:
-    for logger, words in _NOTES.items():
+    for logger, words in NOTES.items():
         logging.getLogger(logger).addFilter(partial(_lacks, words))
 
 
@@ -128,7 +130,7 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     """
     parser = _Parser(name)
     _module(name, "arguments").add_arguments(parser)
-    known = parser._option_string_actions
+    known = flags_of(parser)
     for word in words:
         flag, _, value = word.partition("=")
         if flag.startswith("--") and value == "--":  # which argparse would make a list

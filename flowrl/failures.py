@@ -51,6 +51,10 @@ _LESS_MEMORY = (
 """Module on the way to the error -> what went on, and what needs less memory; the first that fits."""
 
 
+class FlowrlError(ValueError):
+    """What the Python functions raise: one paragraph that says what was given, what is allowed and what to change."""
+
+
 def explain(error: BaseException) -> str:
     """One paragraph: what went wrong and what to change."""
     names = {kind.__name__ for kind in type(error).__mro__}

@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -119,6 +120,22 @@ def _holder(path: Path) -> str:
         except (OSError, ValueError, KeyError, TypeError):  # held by something else, or about to be written
             time.sleep(0.05)
     return ""
+
+
+def at_work(folder: Path) -> dict[str, Any] | None:
+    """Who is in a folder, as its lock file says: `pid`, `host`, `command`; None for nobody, or for a process of this
+    machine that is no more. The lock itself is not asked for: that alone could keep its next owner out."""
+    try:
+        said = json.loads((folder / LOCK).read_text(encoding="utf-8"))
+        process = int(said["pid"])
+        found = {"pid": process, "host": str(said["host"]), "command": str(said["command"])}
+        if found["host"] == socket.gethostname():
+            os.kill(process, 0)
+    except PermissionError:  # it is there and is somebody else's
+        return found
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return found
 
 
 def is_taken(folder: Path) -> bool:
@@ -248,3 +265,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def safetensors_parameters(file: Path) -> int:
+    """Elements of the tensors in a safetensors file, from its header.
+
+    Raises:
+        ValueError: the file is another one.
+    """
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 0 < size < 2**30:
+            raise ValueError(f"{file} is not a safetensors file: download or save it again")
+        header = parse_json(stream.read(size).decode("utf-8", "replace"), str(file))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

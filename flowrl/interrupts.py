@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,7 +13,13 @@ from types import FrameType
 
 @contextmanager
 def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, each of these signals calls `stop` and does nothing else; under nohup SIGHUP stays ignored."""
+    """Inside, each of these signals calls `stop` and does nothing else; under nohup SIGHUP stays ignored.
+
+    In another thread than the main one signals cannot be caught: there, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:

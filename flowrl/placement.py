@@ -10,6 +10,8 @@ from threading import RLock
 import torch
 from torch import Tensor, nn
 
+from flowrl.private_names import own_tensors, times_written
+
 _LARGE = 2**16  # bytes, from which the driver does not keep a copy of its own
 
 
@@ -80,7 +82,7 @@ class Resting:
         for network in networks:
             network.to("cpu")
         for module in (module for network in networks for module in network.modules()):
-            weights = [weight for weight in module._parameters.values() if weight is not None]
+            weights = [weight for weight in own_tensors(module)[0].values() if weight is not None]
             if isinstance(module, nn.RNNBase) or any(type(weight) is not nn.Parameter for weight in weights):
                 raise ValueError(f"a {type(module).__name__} in it holds weights in a form that cannot be moved")
             for weight in weights if device.type == "cuda" and torch.cuda.is_available() else ():
@@ -106,7 +108,7 @@ class Resting:
     def _wake(self) -> None:
         moved: dict[int, Tensor] = {}  # a weight that stands in several places is one there too
         for module in (module for network in self.networks for module in network.modules()):
-            for tensors in (module._parameters, module._buffers):
+            for tensors in own_tensors(module):
                 for name, host in list(tensors.items()):
                     if host is None:
                         continue
@@ -115,12 +117,12 @@ class Resting:
                         weight = isinstance(host, nn.Parameter)
                         moved[id(host)] = nn.Parameter(copied, requires_grad=False) if weight else copied
                     there = moved[id(host)]
-                    self._places.append((tensors, name, host, there, there._version))  # type: ignore[arg-type]
-                    tensors[name] = there  # type: ignore[assignment]
+                    self._places.append((tensors, name, host, there, times_written(there)))
+                    tensors[name] = there
 
     def _rest(self) -> None:
         for tensors, name, host, there, version in self._places:
             now = tensors[name]
-            changed = now is not there or there._version != version  # a buffer that the network has written
+            changed = now is not there or times_written(there) != version  # a buffer that the network has written
             tensors[name] = now.to("cpu") if changed and now is not None else host
         self._places.clear()

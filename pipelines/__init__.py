@@ -15,14 +15,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from flowrl.config.locations import is_path
 from flowrl.config.options import entry_of
 from flowrl.files import read_json
-from flowrl.pipelines.known_checkpoints import AGAIN, checkpoints, tables
+from flowrl.pipelines.generic.stock_classes import stock_class
+from flowrl.pipelines.known_checkpoints import AGAIN, published, tables
+from flowrl.pipelines.places.hub_files import INDEX, ask, refusal, small_json
+from flowrl.pipelines.places.single_files import config_of, is_single_file, small_part
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 PIPELINES = {name: f"flowrl.pipelines.families.{name}" for name in tables()["families"]}
 """Family name -> module with `FAMILY`, a `ModelFamily`; the table of families is `published.json`."""
+GENERIC = {"generic": "flowrl.pipelines.generic.generic_family"}
+"""The family of stock classes that no other family loads, and its module."""
 
 
 class Pipeline(Protocol):
@@ -37,7 +43,8 @@ class Pipeline(Protocol):
     lora_targets: tuple[str, ...]
     """The family's published LoRA targets."""
     latent_shape: tuple[int, ...]
-    """Shape of one latent, without batch and unpacked: [C, h, w] of an image, [C, F, h, w] of a video."""
+    """Shape of one latent, without batch and unpacked: [C, h, w] of an image, [C, F, h, w] of a video; of a video with
+    sound [tokens, C], those of the video and then those of the sound."""
     attention: str
     """The kernel that computes its attention, a word of `KERNELS`."""
     image_shape: tuple[int, ...]
@@ -103,6 +110,13 @@ class Pipeline(Protocol):
         With `gradient` they carry that of `latents`.
         """
 
+    @property
+    def sound_rate(self) -> int | None:
+        """Samples per second of the sound that videos come with; None where they are silent."""
+
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        """Sound float32 `[b, channels, samples]` in [-1, 1] of finished latents; not of silent families."""
+
     def encode_images(self, images: Tensor) -> Tensor:
         """Latents float32 `[b, *latent]` of what `decode` would give, in [0, 1] and of the drawn size."""
 
@@ -126,12 +140,20 @@ class ModelFamily(Protocol):
         """Least and most source images of a prompt; None where checkpoint and options say."""
 
     @property
+    def clips(self) -> tuple[str, ...]:
+        """Keys of a prompt's row whose clips are sources too, before its images."""
+
+    @property
     def denoisers(self) -> tuple[str, ...]:
         """Parts of a checkpoint that denoise."""
 
     @property
     def videos(self) -> bool:
         """Whether it makes videos."""
+
+    @property
+    def sound(self) -> Any:
+        """How its videos sound (`sounds.Sound`); None of silent ones."""
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Refuses a model of another family, and a LoRA that binds to nothing or is too wide, before weights load."""
@@ -176,26 +198,56 @@ STOCK = {stock: name for name, entry in tables()["families"].items() for stock i
 
 
 def family_of(model: str) -> str:
-    """The family of a model: of a folder by its model_index.json, of a hub id by the published checkpoints.
+    """The family of a model: of a folder by its model_index.json, of a hub id by the published checkpoints or by that
+    file, which is fetched.
 
     Raises:
-        ValueError: a folder of a class that no family loads, or a hub id that is not among them.
+        ValueError: a class that no family loads, a hub id that does not exist, or one of which nothing can be known.
     """
-    index = Path(model) / "model_index.json"
-    if index.is_file():
-        found = read_json(index, AGAIN, finite=False).get("_class_name")
-        if found not in STOCK:
-            raise ValueError(f"{model} is a {found}, and no family loads that: there are {', '.join(STOCK)}")
-        return STOCK[found]
+    found = known_family(model)
+    if found is None:
+        raise ValueError(refusal(model, ask(model), list(PIPELINES)))
+    return found
+
+
+def known_family(model: str) -> str | None:
+    """As `family_of`; None of a hub id that is not in the hub's cache while the hub cannot be asked.
+
+    Raises:
+        ValueError: as `family_of`.
+    """
+    if Path(model).is_dir() and (Path(model) / INDEX).is_file():
+        return family_of_class(read_json(Path(model) / INDEX, AGAIN, finite=False).get("_class_name"), model)
+    if is_single_file(model):
+        index = small_part(model, INDEX)
+        return family_of_class(f"file like {config_of(model)}" if index is None else index.get("_class_name"), model)
     if Path(model).exists():
-        raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
-    if model in checkpoints():
-        return checkpoints()[model].family
-    raise ValueError(
-        f"{model} is not a folder here, and not a hub id whose family is known: set pipeline.name to its family, one "
-        f"of {', '.join(PIPELINES)} (`flowrl sample` and `flowrl eval` take a run, or a folder that it was downloaded "
-        "to)"
-    )
+        raise ValueError(f"{model} is not a diffusers pipeline: it has no {INDEX}")
+    known = published(model)
+    if known is not None:
+        return known.family
+    if is_path(model):
+        raise ValueError(f"there is no {model}: correct pipeline.model, a folder, a single file or a hub id")
+    asked = ask(model)
+    if asked.why == "found":
+        return family_of_class((small_json(model, INDEX) or {}).get("_class_name"), model)
+    if asked.why == "offline":
+        return None
+    raise ValueError(refusal(model, asked, list(PIPELINES)))
+
+
+def family_of_class(stock: Any, model: str) -> str:
+    """The family that loads a stock class: the one place where a class finds its family.
+
+    Raises:
+        ValueError: no family loads it, and the call of the class, if there is one, cannot be stepped from outside.
+    """
+    if stock in STOCK:
+        return STOCK[stock]
+    if isinstance(stock, str) and stock.isidentifier():
+        stock_class(stock, model)
+        return next(iter(GENERIC))
+    raise ValueError(f"{model} is a {stock}, and no family loads that: there are {', '.join(STOCK)}")
 
 
 def family_name(name: str | None, model: str) -> str:
@@ -206,10 +258,14 @@ def family_name(name: str | None, model: str) -> str:
     """
     if name is None:
         return family_of(model)
-    entry_of(PIPELINES, name, "pipeline.name")
-    if model in checkpoints() and checkpoints()[model].family != name:
-        own = checkpoints()[model].family
-        raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out")
+    entry_of(PIPELINES | GENERIC, name, "pipeline.name")
+    if name in GENERIC:
+        return name  # any model can be called so
+    own = known_family(model)
+    if own not in (None, name):
+        mine = next(iter(tables()["families"][name]["checkpoints"]), None)
+        other = f", or set pipeline.model to one of {name}, such as {mine}" if mine is not None else ""
+        raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out{other}")
     return name
 
 
@@ -219,5 +275,5 @@ def family(name: str) -> ModelFamily:
     Raises:
         ValueError: no family has this name.
     """
-    found: ModelFamily = importlib.import_module(entry_of(PIPELINES, name, "pipeline.name")).FAMILY
+    found: ModelFamily = importlib.import_module(entry_of(PIPELINES | GENERIC, name, "pipeline.name")).FAMILY
     return found

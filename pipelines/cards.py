@@ -11,10 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from flowrl.config.locations import is_path
 from flowrl.config.sections import Precision
 from flowrl.files import read_json
 from flowrl.pipelines import common
-from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.pipelines.known_checkpoints import AGAIN, published
+from flowrl.pipelines.places.hub_files import small_json
+from flowrl.pipelines.places.single_files import is_single_file, small_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,16 +218,13 @@ def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
 
 
 def read_part(model: str, name: str) -> dict[str, Any] | None:
-    """A JSON file of a folder; None where it is not there."""
+    """A small JSON file of a folder, of a hub id that is not published here, or that goes with a single file; or None.
+
+    Of published checkpoints `published.json` says what is needed, and nothing is asked of the hub.
+    """
+    if not Path(model).exists():
+        return None if published(model) is not None or is_path(model) else small_json(model, name)
+    if is_single_file(model):
+        return small_part(model, name)
     path = Path(model) / name
     return read_json(path, AGAIN, finite=False) if path.is_file() else None
-
-
-def hub_class(model: str) -> str | None:
-    """The stock class that a hub repository names, of a few kilobytes; None where it cannot be read."""
-    from diffusers import DiffusionPipeline  # seconds, and asked of hub ids that nothing is known of
-
-    try:
-        return str(DiffusionPipeline.load_config(model)["_class_name"])
-    except (OSError, ValueError, KeyError):
-        return None  # loading it says what is wrong

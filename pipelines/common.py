@@ -18,6 +18,9 @@ from flowrl.trajectory import Conditioning
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
+_SAME_SHAPE = 0.01
+"""Relative difference of ratios of height to width that rounding of a smaller mask's sides explains."""
+
 
 def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | None = None) -> None:
     """Refuses a height or width that the model cannot draw.
@@ -61,6 +64,21 @@ def covering(image: Tensor, height: int, width: int) -> Tensor:
     scaled = nn.functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
     top, left = (size[0] - height) // 2, (size[1] - width) // 2
     return scaled[:, top : top + height, left : left + width]
+
+
+def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
+    """Refuses a mask `[..., h, w]` of another shape than its image or clip: cut to the drawn size, it would lie beside
+    what it masks.
+
+    Raises:
+        ValueError: names both sizes.
+    """
+    (h, w), (height, width) = mask.shape[-2:], source.shape[-2:]
+    if abs(h * width / (w * height) - 1) > _SAME_SHAPE:
+        raise ValueError(
+            f"a mask of {h} x {w} pixels (height x width) does not fit {what} of {height} x {width}: give it the same "
+            "ratio of height to width"
+        )
 
 
 # ---- the network and its guidance ------------------------------------------------------------------------------------
@@ -235,7 +253,14 @@ def pixels_per_latent(vae: Mapping[str, Any], key: str = "block_out_channels", u
 def write_lora(
     cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, part: str = "transformer"
 ) -> Path:
-    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve."""
+    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve.
+
+    A stock class that loads no LoRA has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`.
+    """
+    if not hasattr(cls, "save_lora_weights"):
+        import diffusers
+
+        cls = diffusers.StableDiffusion3Pipeline  # writes what any class with a transformer would
     layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
     metadata = {f"{part}_lora_adapter_metadata": dict(config)}
     cls.save_lora_weights(folder, **layers, **metadata)

@@ -27,6 +27,7 @@ from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
+from flowrl.pipelines.sounds import Sound, decoded_sound
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.embedding_cache import cache_of
 from flowrl.pipelines.weights.later_parts import Later
@@ -70,6 +71,8 @@ class Family:
     """Least and most source images of a prompt; None where checkpoint and options say, see `count_sources`."""
     sources_option: str | None = None
     """The option that sets their number."""
+    clips: tuple[str, ...] = ()
+    """Keys of a prompt's row whose clips are sources too, before its images."""
     attention: Attends = UNMASKED
     """How its denoiser attends."""
     stock_options: Mapping[str, Any] | None = None
@@ -102,6 +105,8 @@ class Family:
     """Latents of images in [-1, 1] as the autoencoder takes them."""
     factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
+    state: Callable[[FamilyPipeline], tuple[int, ...]] = lambda p: p.grid_shape
+    """Shape of what is denoised, where it is more than the latent of an image or clip."""
     constants: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
     """Tensors that a loaded checkpoint keeps on its device."""
     positions: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
@@ -130,6 +135,8 @@ class Family:
     """What is done to loaded denoisers."""
     prepare_encoders: Callable[[FamilyPipeline], None] = lambda p: None
     """What is done to loaded text encoders."""
+    sound: Sound | None = None
+    """How its videos sound, and how a state holds their sound too; None of silent families."""
 
     @property
     def stock(self) -> tuple[str, ...]:
@@ -144,12 +151,12 @@ class Family:
     # ---- before weights load -----------------------------------------------------------------------------------------
 
     def card(self, model: str) -> Card | None:
-        """What a folder or a published checkpoint says of itself; None for any other hub id."""
-        if not Path(model).is_dir():
-            known = known_checkpoints.checkpoints().get(model)
-            return None if known is None else self._card(model, known.index, known.network, known.vae)
-        index, vae = cards.read_part(model, "model_index.json"), cards.read_part(model, "vae/config.json")
-        return self._card(model, index or {}, cards.read_part(model, f"{self.denoisers[0]}/config.json"), vae or {})
+        """What a model says of itself; None for a hub id that is neither published here nor can be asked."""
+        if (known := known_checkpoints.published(model)) is not None:
+            return self._card(model, known.index, known.network, known.vae)
+        index, vae = cards.read_part(model, "model_index.json"), cards.read_part(model, "vae/config.json") or {}
+        network = cards.read_part(model, f"{self.denoisers[0]}/config.json")
+        return self._card(model, index or {}, network, vae) if index or Path(model).is_dir() else None
 
     def _card(
         self, model: str, index: Mapping[str, Any], network: Mapping[str, Any] | None, vae: Mapping[str, Any]
@@ -160,7 +167,7 @@ class Family:
 
     def _denoisers(self, model: str) -> dict[str, dict[str, Any]]:
         """Configurations of the denoiser, or of experts, by name; none where nothing is known of the model."""
-        known = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model)
+        known = known_checkpoints.published(model)
         if known is None:
             read = {name: cards.read_part(model, f"{name}/config.json") for name in self.denoisers}
             return {name: config for name, config in read.items() if config is not None}
@@ -172,10 +179,7 @@ class Family:
         return found[0] if found and all(kinds == found[0] for kinds in found) else {}
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser without weights, or experts by name: of a folder or a published checkpoint, else None.
-
-        With `kinds` it has so many blocks of each kind that `block_kinds` names.
-        """
+        """The denoiser without weights, or experts by name; with so many blocks of `kinds`. None of unknown models."""
         configs = self._denoisers(model)
         found = {n: stock_loading.on_meta(self.network, with_blocks(one, kinds or {})) for n, one in configs.items()}
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
@@ -183,7 +187,7 @@ class Family:
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
 
-        A hub id that is not published here is left to `load`.
+        A hub id of which nothing can be known is left to `load`.
 
         Raises:
             ValueError: says what is wrong and what to change.
@@ -207,19 +211,11 @@ class Family:
                 check_targets(expert, targets or (), rank)
 
     def chosen(self, options: Mapping[str, Any]) -> Any:
-        """The family's options from plain values.
-
-        Raises:
-            ValueError: an unknown option, or a value that makes no sense.
-        """
+        """The family's options from plain values; a ValueError names one that is unknown or makes no sense."""
         return build_options(self.options, options, owner=f"pipeline {self.name!r}")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks `pipeline.options`, those that have no key of their own.
-
-        Raises:
-            ValueError: names the option.
-        """
+        """Checks `pipeline.options`, those that have no key of their own; a ValueError names the option."""
         for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
             if name in options:
                 raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
@@ -235,30 +231,23 @@ class Family:
     ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
-        Args:
-            model: folder or hub id.
-            dtype: of denoiser and text encoders; the autoencoder is float32.
-            device: where everything lives.
-            attention: a word of `KERNELS`, or "auto".
-            compile: "blocks" compiles the denoisers' repeated blocks at their first call.
-            how: what is loaded at once, and how it lies on the device.
-            options: fields of the family's options class.
+        `dtype` is that of denoiser and text encoders (autoencoders are float32), `attention` a word of `KERNELS` or
+        "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call.
 
         Raises:
-            ValueError: nothing loadable there, an option that the checkpoint does not have, or nothing to compile or
-                quantise with.
+            ValueError: nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
         """
         check_compile(compile, device)
         check_quantize(how.quantize, device, compile=compile)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
-        card = self.card(model) or self._card(model, {"_class_name": cards.hub_class(model)}, None, {})
+        card = self.card(model) or self._card(model, {}, None, {})
         if card.stock is not None:
             cards.check_class(card, self.name, self.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
         name, own = self.stock_class(card, chosen) or self.stock[0], {"exact": self.exact, **(self.stock_options or {})}
-        read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, **own)
+        read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, how=how, **own)
         away = (*self.denoisers, *(self.encoders if how.later else ()))
         pipe = read(**dict.fromkeys(away))
         index = {**pipe.config, **stock_loading.index_entries(model, away), "_class_name": type(pipe).__name__}
@@ -347,6 +336,7 @@ class FamilyPipeline:
 
     denoiser: nn.Module
     attention: str
+    grid_shape: tuple[int, ...]
 
     def __init__(
         self, family: Family, card: Card, options: Any, *, pipe: Any, denoisers: Mapping[str, nn.Module],
@@ -365,13 +355,13 @@ class FamilyPipeline:
         self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
         self.fps = (size := family.size_of(card, options)).fps
         self.constants = {} if pipe is None else family.constants(self)
-        self._texts = Embedded(self._embed)
-        self._cache: tuple[Path, str] | None = None
+        self._texts, self._cache = Embedded(self._embed), cast("tuple[Path, str] | None", None)
         self._set_size(size)
 
     def _set_size(self, size: Size) -> None:
         grid, videos = self.family.grid(self.card.network), self.family.videos
-        self.latent_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
+        self.grid_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
+        self.latent_shape = self.family.sound.packed(self) if self.family.sound else self.family.state(self)
         self.positions = self.family.positions(self)
         self._images = Embedded(self._embed_sources)  # another size has other latents
         if self._cache is not None:
@@ -409,8 +399,7 @@ class FamilyPipeline:
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
         """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
         self._cache = folder, encoders
-        self._texts.cache = cache_of(self, folder, encoders, sources=False)
-        self._images.cache = cache_of(self, folder, encoders, sources=True)
+        self._texts.cache, self._images.cache = (cache_of(self, folder, encoders, sources=s) for s in (False, True))
 
     def _embed(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         with self.awake("text_encoders", *(("vae",) if sources else ())):
@@ -484,6 +473,15 @@ class FamilyPipeline:
         turned = (lambda z: decode(z).transpose(1, 2)) if self.family.videos else decode
         with self.awake("vae"):
             return common.decode_slices(latents, self.options.vae_slice, turned, gradient=gradient)
+
+    @property
+    def sound_rate(self) -> int | None:
+        """Samples per second of the sound that videos come with; None of silent families."""
+        return self.family.sound.rate(self) if self.family.sound else None
+
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        """Sound float32 `[b, channels, samples]` of finished latents."""
+        return decoded_sound(self, latents)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """What the autoencoder makes of images or clips, the mode of its posterior, scaled as `decode` undoes it."""

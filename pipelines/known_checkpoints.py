@@ -15,7 +15,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
+
+from flowrl.config.locations import split_revision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +34,7 @@ class Published:
         gated: whether the hub asks to accept the licence.
         parts: parameters of every part but the denoiser.
         sampling: what it is sampled with beside what its family usually is.
+        trained_in: the precision that its makers give it for, where another one is known to do worse.
     """
 
     family: str
@@ -41,6 +45,7 @@ class Published:
     gated: bool
     parts: Mapping[str, int]
     sampling: Mapping[str, float]
+    trained_in: str | None = None
 
 
 AGAIN = "download the model again, or save it with save_pretrained"
@@ -62,15 +67,33 @@ def checkpoints() -> dict[str, Published]:
             family=name, index={"_class_name": family["stock"][0], **entry.get("index", {})},
             network=_network(entry["network"]), vae=entry.get("vae", {}), licence=entry["licence"],
             gated=entry.get("gated", False), parts={part: parameters[kind] for part, kind in entry["parts"].items()},
-            sampling=entry.get("sampling", {}),
+            sampling=entry.get("sampling", {}), trained_in=entry.get("trained_in"),
         )
         for name, family in tables()["families"].items() for model, entry in family["checkpoints"].items()
     }  # fmt: skip
 
 
+def published(model: str) -> Published | None:
+    """What is known of a hub id, at whatever revision; None of a folder, and of what is not published here."""
+    if Path(model).exists():
+        return None
+    return checkpoints().get(model) or checkpoints().get(split_revision(model)[0])
+
+
+def precision_note(model: str, dtype: str) -> str | None:
+    """What to know of a checkpoint in a 16-bit precision that it was not made for; None where nothing is."""
+    known = published(model)
+    if known is None or known.trained_in is None or dtype in ("float32", known.trained_in):
+        return None
+    return (
+        f"{model} is published for {known.trained_in} or float32, and pipeline.dtype is {dtype}: set "
+        f"pipeline.dtype={known.trained_in}, or take a checkpoint of its family that was made in {dtype}"
+    )
+
+
 def usual_sampling(family: str, model: str) -> dict[str, Any]:
     """`num_steps` and `guidance_scale` of a family, or those of a checkpoint that has its own."""
-    known = checkpoints().get(model)
+    known = published(model)
     return tables()["families"][family]["sampling"] | (dict(known.sampling) if known is not None else {})
 
 

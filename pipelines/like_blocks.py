@@ -17,6 +17,8 @@ _DUAL = "dual_attention_layers"
 """Blocks of SD3.5-M with a second attention: the first ones, so that they are a kind of their own."""
 _STACKS = "transformer_layers_per_block"
 """Transformer blocks of each attention of a UNet, level by level."""
+_CONTROLLED = "vace_layers"
+"""Blocks of Wan VACE behind which the answer of a control block is added."""
 _ONE_BLOCK = re.compile(r"(?:^|blocks\.|layers\.)\d+\.")
 
 
@@ -24,8 +26,11 @@ def block_kinds(config: Mapping[str, Any]) -> dict[str, int]:
     """Kind of block -> how many there are, of a configuration with the class's defaults; none where they are not alike.
 
     Kinds are in the order of calls. Those of `num_layers` with a second attention are `dual_attention_layers`, and are
-    not counted as `num_layers`. Levels of a UNet are kinds of their own.
+    not counted as `num_layers`. Levels of a UNet are kinds of their own. Answers of control blocks are held all at once
+    and memory without gradient grows with their number: no block is like another.
     """
+    if config.get(_CONTROLLED):
+        return {}
     stacks = config.get(_STACKS)
     if isinstance(stacks, list | tuple) and all(isinstance(count, int) for count in stacks):
         return {f"{_STACKS}.{level}": count for level, count in enumerate(stacks) if count > 1}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from flowrl.files import parse_json, read_json
 from flowrl.pipelines.weights.trained_weights import changed, move_towards
 from flowrl.placement import widest
+from flowrl.private_names import switch_adapters
 from flowrl.randomness import counter_normal
 
 ADAPTER = "default"
@@ -101,9 +102,9 @@ class Policy:
         `variant` is one of `VARIANTS`.
         """
         from peft import LoraConfig  # seconds, which what only plans or checks does without
-        from peft.tuners.lora import LoraLayer
 
         from flowrl.pipelines.arithmetic.lora_linear import add_lora
+        from flowrl.private_names import LoraLayer
 
         check_targets(network, targets)
         self.network = network
@@ -186,9 +187,8 @@ class Policy:
         self.running = new
         for slot, entered in ((old, False), (new, True)) if old != new else ():
             if slot == "reference":
-                # PEFT's own enable_adapters() also flips requires_grad and costs tens of milliseconds.
                 for layer in self._layers:
-                    layer._disable_adapters = entered
+                    switch_adapters(layer, off=entered)
             elif slot != "policy":
                 kept = self.slots[slot]
                 for name, parameter in self.parameters.items():

@@ -111,7 +111,8 @@ def keeping_all() -> Iterator[None]:
 def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int:
     """How many prompts have more than `limit` tokens, of which the rest is not read.
 
-    Where a CLIP encoder with its short context stands beside another one, the other's tokens are counted.
+    Where a CLIP encoder with its short context stands beside another one, the other's tokens are counted; where a
+    processor of words and images stands in place of tokenizers, those of its own.
 
     Args:
         parts: of a stock pipeline, by name.
@@ -119,6 +120,7 @@ def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int
         prompts: texts.
     """
     found = [part for name, part in parts.items() if name.startswith("tokenizer") and part is not None]
+    found = found or [part for part in (getattr(parts.get("processor"), "tokenizer", None),) if part is not None]
     chosen = next((one for one in found if "CLIP" not in type(one).__name__), next(iter(found), None))
     long = [text for text in prompts if len(text.encode()) >= limit - 1]  # a token is at least a byte; two are added
     if chosen is None or not long:

@@ -16,7 +16,6 @@ from typing import Any
 import diffusers
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.pipelines import cards, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
@@ -27,6 +26,7 @@ from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.like_blocks import block_kinds, with_blocks
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.quantize import check_quantize, quantize_blocks
+from flowrl.private_names import TorchDispatchMode, kept_in_float32, part_types
 from flowrl.randomness import counter_normal, counter_seed
 from flowrl.trajectory import Conditioning
 
@@ -83,10 +83,11 @@ def random_pipeline(
     card = card if layers is None else shortened(card, layers)
     cards.shapes(family.grid(card.network), card, family.size_of(card, chosen), videos=family.videos)  # refuses some
     stock = getattr(diffusers, family.stock_class(card, chosen) or family.stock[0])
-    types, network = stock._get_signature_types(), vars(card.network)
+    types, network = part_types(stock), vars(card.network)
     there = [name for place, name in enumerate(family.denoisers) if place == 0 or card.index.get(name)]
     denoisers = {name: drawn(_made(family.network, network, device, dtype), f"{model}/{name}") for name in there}
-    vae = drawn(_made(types["vae"][0], vae_config(family, card), device, torch.float32), f"{model}/vae")
+    kind = getattr(diffusers, known_checkpoints.tables()["families"][family.name]["autoencoder"])
+    vae = drawn(_made(kind, vae_config(family, card), device, torch.float32), f"{model}/vae")
     given = dict.fromkeys(types) | dict(family.stock_options or {}) | denoisers
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
     for part in denoisers.values() if quantize != "none" else ():
@@ -180,7 +181,7 @@ def _made(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torc
             module: nn.Module = cls.from_config(dict(config))
     finally:
         torch.set_default_dtype(before)
-    exact = cls._keep_in_fp32_modules or ()
+    exact = kept_in_float32(cls)
     for key, weight in module.named_parameters():
         wanted = torch.float32 if any(part in key.split(".") for part in exact) else dtype
         weight.data = weight.data.to(wanted)

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from peft import LoraConfig
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
 from flowrl.pipelines.lora import Policy, read_lora
+from flowrl.private_names import BaseTunerLayer, adapter_names, choose_adapters, switch_adapters
 from flowrl.samplers.guidance import Network
 from flowrl.trajectory import Conditioning
 
@@ -28,7 +28,7 @@ def adapter_layers(network: nn.Module) -> list[BaseTunerLayer]:
 
 def adapters_of(layers: Sequence[BaseTunerLayer]) -> list[str]:
     """Names of all adapters that these layers carry, in alphabetical order."""
-    return sorted({name for layer in layers for name in layer._get_available_adapters()})
+    return sorted({name for layer in layers for name in adapter_names(layer)})
 
 
 def active_adapters(layers: Sequence[BaseTunerLayer]) -> list[str]:
@@ -42,16 +42,17 @@ def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[N
 
     Costs microseconds per layer: PEFT's own switches flip requires_grad of every tensor too, which is left alone here.
     """
-    before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
+    before = [(layer.active_adapter, layer.disable_adapters) for layer in layers]
     try:
         for layer in layers:
-            layer._disable_adapters = not names
+            switch_adapters(layer, off=not names)
             if names:
-                layer._active_adapter = list(names)
+                choose_adapters(layer, names)
         yield
     finally:
         for layer, (active, off) in zip(layers, before, strict=True):
-            layer._active_adapter, layer._disable_adapters = active, off
+            choose_adapters(layer, active)
+            switch_adapters(layer, off=off)
 
 
 def add_adapter(network: nn.Module, folder: Path, name: str) -> None:

@@ -17,12 +17,11 @@ from typing import Any, Literal
 
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.models.cache_utils import CacheMixin
 from diffusers.utils import BaseOutput
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, adapters_of
+from flowrl.private_names import BaseTunerLayer, CacheMixin
 from flowrl.samplers.guidance import Scale, mix_outputs, needed, scale_at
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 

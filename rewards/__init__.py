@@ -27,10 +27,15 @@ from flowrl.placement import sent
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
 
+JUDGED = ("groups", "videos", "edits", "sounds")
+"""What a reward may need beside single images: all images of a prompt, frames, the image that was to be edited, or the
+sound of a clip."""
+
 REWARDS: dict[str, str] = {
     "adversarial": "flowrl.rewards.adversarial:Adversarial",
     "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
     "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
+    "clap_score": "flowrl.rewards.sound.clap:ClapScore",
     "clip_score": "flowrl.rewards.clip:ClipScore",
     "dreamsim": "flowrl.rewards.metrics.dream_sim:DreamSim",
     "edit_principles": "flowrl.rewards.judges.principles:EditPrinciples",
@@ -47,6 +52,7 @@ REWARDS: dict[str, str] = {
     "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",
     "level_tokens": "flowrl.rewards.judges.level_tokens:LevelTokens",
+    "loudness": "flowrl.rewards.sound.loudness:Loudness",
     "motion_verdict": "flowrl.rewards.embedded.world_verdicts:MotionVerdict",
     "noisy": "flowrl.rewards.noisy:Noisy",
     "ocr": "flowrl.rewards.ocr:Ocr",
@@ -59,6 +65,7 @@ REWARDS: dict[str, str] = {
     "rubric": "flowrl.rewards.judges.rubric:Rubric",
     "safety": "flowrl.rewards.safety:Safety",
     "similarity": "flowrl.rewards.similarity:Similarity",
+    "sound_sync": "flowrl.rewards.sound.loudness:SoundSync",
     "subfigure_similarity": "flowrl.rewards.judges.subfigures:SubfigureSimilarity",
     "subfigures": "flowrl.rewards.judges.subfigures:Subfigures",
     "temporal_smoothness": "flowrl.rewards.motion:TemporalSmoothness",
@@ -85,6 +92,8 @@ class RewardInputs:
         sample_ids: int64 [B].
         videos: float32 [B, F, 3, H, W] in [0, 1], F frames, or None where images are made.
         fps: frames per second of the videos.
+        sounds: float32 [B, channels, samples] in [-1, 1], or None where videos are silent.
+        sound_rate: samples per second of the sounds.
         source_images: [B] for editing: the images that the prompt's instruction is about, float32 [3, h, w] each.
         reference_images: [B] images that a sample is to resemble, float32 [3, h, w] each.
         iteration: of the run, from 0; schedules and seeded choices go by it.
@@ -97,6 +106,8 @@ class RewardInputs:
     sample_ids: Int64[Tensor, " b"]
     videos: Float[Tensor, " b f 3 h w"] | None = None
     fps: float | None = None
+    sounds: Float[Tensor, " b channels samples"] | None = None
+    sound_rate: int | None = None
     source_images: list[list[Tensor]] | None = None
     reference_images: list[list[Tensor]] | None = None
     iteration: int = 0
@@ -134,7 +145,7 @@ class RewardInputs:
         return replace(self, **{name: of(getattr(self, name)) for name in _PER_SAMPLE})
 
 
-_PER_SAMPLE = tuple(one.name for one in fields(RewardInputs) if one.name not in ("fps", "iteration"))
+_PER_SAMPLE = tuple(one.name for one in fields(RewardInputs) if one.name not in ("fps", "sound_rate", "iteration"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,16 +164,21 @@ class RewardOutput:
 
 
 class Model(NamedTuple):
-    """A model that a reward holds on its device: its folder or hub id, and how many bytes per weight."""
+    """A model that a reward holds on its device: its folder or hub id, bytes per weight, and how many weights.
+
+    `networks.model_sizes.sized` makes one; `parameters` is None where that is not known.
+    """
 
     name: str
     bytes_per_weight: int = 4
+    parameters: int | None = None
 
 
 class RewardOptions(Protocol):
     """The options of a built-in reward; see `REWARDS`.
 
-    A class whose values can carry the gradient of the images, if only with some options, has `differentiable = True`.
+    A class whose values can carry the gradient of the images, if only with some options, has `differentiable = True`;
+    one that always looks at more than an image, whatever its options, says in `judges` at which of `JUDGED`.
     """
 
     def build(self, device: torch.device) -> Reward:
@@ -372,6 +388,12 @@ def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) ->
         return None
     line, template = f"{line.rstrip('.')}.", (options or {}).get("template")
     return line if template is None else f"{line} Here with template: {template}, for which that may not hold."
+
+
+def judged_by(name: str | None) -> tuple[str, ...]:
+    """What a built-in reward always looks at, of `JUDGED`."""
+    own = getattr(load_target(REWARDS[name]), "judges", ()) if name in REWARDS else ()
+    return tuple(word for word in JUDGED if word in own)
 
 
 def can_be_differentiable(name: str | None) -> bool:

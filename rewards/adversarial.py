@@ -44,6 +44,7 @@ from flowrl.rewards.networks.discriminators import (
     discriminator_loss,
     patch_places,
 )
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
 from flowrl.rewards.references import References, open_references
 
@@ -160,7 +161,7 @@ class Adversarial:
     def models(self) -> tuple[Model, ...]:
         if self.backbone == "attributes":
             return ()
-        return (Model(self.model or {"dinov2": DINOV2_MODEL, "clip": CLIP_MODEL}[self.backbone]),)
+        return (sized(self.model or {"dinov2": DINOV2_MODEL, "clip": CLIP_MODEL}[self.backbone]),)
 
     @property
     def weights(self) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from torch.nn import functional
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.networks.clip_encoder import ClipEncoder, Preprocess, gradient_of, scored, transformers_clip
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import (
     check_file,
     check_model,
@@ -64,7 +65,7 @@ class Aesthetic:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model),)
+        return (sized(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads CLIP and the head."""

@@ -24,6 +24,7 @@ from flowrl.rewards.networks.clip_encoder import (
     prompt_reward,
     transformers_clip,
 )
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
 
 DEFAULT_MODEL = "openai/clip-vit-large-patch14"
@@ -77,7 +78,7 @@ class ClipScore:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model),)
+        return (sized(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
@@ -113,7 +114,7 @@ class PickScore:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model),)
+        return (sized(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""

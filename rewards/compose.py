@@ -123,7 +123,8 @@ class WeightedSum:
         What waits is given a copy of the images on the host, so that it holds no memory of the device.
         """
         videos = None if inputs.videos is None else inputs.videos.detach().cpu()
-        away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos)
+        sounds = None if inputs.sounds is None else inputs.sounds.detach().cpu()
+        away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos, sounds=sounds)
         jobs = [executor.submit(term.reward, away) if term.reward.waits else None for term in self.terms]
         here = [None if job else self._of(term, inputs) for job, term in zip(jobs, self.terms, strict=True)]
         group_ids, iteration, device = inputs.group_ids, inputs.iteration, inputs.images.device  # not the images

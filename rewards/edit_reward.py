@@ -26,6 +26,7 @@ from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOu
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.qwen_vl import DTYPES, QWEN25_VL, Dtype, Scorer, TokenReward
 
 FILES = ("model.safetensors", "model.pth")
@@ -47,6 +48,7 @@ class EditReward:
     TIGER-AI-Lab/EditReward (MIT).
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("edits",)
     reproduces: ClassVar[str] = (
         "EditReward (arXiv 2509.26346, TIGER-AI-Lab/EditReward, two heads, its texts); values of a tiny random "
         "Qwen2.5-VL equal those of the repository's own class under transformers 4.57.0, not of the released weights."
@@ -77,7 +79,7 @@ class EditReward:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model, DTYPES[self.dtype].itemsize),)
+        return (sized(self.model, DTYPES[self.dtype].itemsize),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor."""

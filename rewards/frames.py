@@ -101,7 +101,7 @@ def _score(inputs: RewardInputs, *, reward: Reward, frames: Frames) -> RewardOut
         raise ValueError(f"reward {reward.name!r} has frames: set, but images are made, not videos: leave it out.")
     places = frame_places(inputs.videos.shape[1], policy=frames.policy, count=frames.count)
     videos_per_call = max(1, frames.frames_per_call // len(places))
-    stills = replace(inputs, videos=None)
+    stills = replace(inputs, videos=None, sounds=None)
     pieces = []
     for start in range(0, len(inputs), videos_per_call):
         items = list(range(start, min(start + videos_per_call, len(inputs))))

@@ -22,6 +22,7 @@ from torch.nn import functional
 from flowrl.rewards import Model, Reward
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
 from flowrl.rewards.networks.clip_keys import clip_from_open_clip
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import (
     check_file,
     check_model,
@@ -76,7 +77,7 @@ class Hps:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.checkpoint),)
+        return (sized(self.checkpoint),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads weights and tokenizer."""

@@ -21,6 +21,7 @@ from flowrl.config.sections import at_least
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype, PositionMode, Scorer, TokenReward
 
 _FACTORS = {"raw": 1.0, "verl_omni": 0.1}
@@ -72,7 +73,7 @@ class Hpsv3:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model, DTYPES[self.dtype].itemsize),)
+        return (sized(self.model, DTYPES[self.dtype].itemsize),)
 
     def text(self) -> str:
         """What the model reads, with `{prompt}` in it."""

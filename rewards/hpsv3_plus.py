@@ -22,6 +22,7 @@ from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOu
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.qwen_vl import DTYPES, QWEN3_VL, Dtype, Scorer, TokenReward
 
 FILE = "hpsv3++.pth"
@@ -71,7 +72,7 @@ class Hpsv3Plus:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model, DTYPES[self.dtype].itemsize),)
+        return (sized(self.model, DTYPES[self.dtype].itemsize),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor."""

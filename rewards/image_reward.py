@@ -24,6 +24,7 @@ from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
+from flowrl.rewards.networks.model_sizes import sized
 
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
@@ -76,7 +77,7 @@ class ImageReward:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model),)
+        return (sized(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads weights and tokenizer."""

@@ -30,6 +30,7 @@ class TemporalSmoothness:
     second factor it would be the best; with it, it gets 0. A video of fewer than 3 frames is refused.
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("videos",)
     cell: int = 8
     """Side in pixels of the cells whose means are compared; 1 compares pixels."""
     min_change: float = 0.005

@@ -32,7 +32,7 @@ from flowrl.config.rewards import Frames
 from flowrl.config.sections import at_least, share
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import framewise
-from flowrl.rewards.judges.chat import Chat, build_chat, check_chat, is_server
+from flowrl.rewards.judges.chat import Chat, build_chat, check_chat, is_server, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
 
 Normalise = Literal["nospace_lower", "nfkc", "none"]
@@ -121,8 +121,8 @@ class Ocr:
             raise ValueError(f"{' and '.join(missing)} must be installed: {give}.")
 
     @property
-    def models(self) -> tuple[Model, ...] | None:
-        return None if self.judge is not None and not is_server(self.judge) else ()
+    def models(self) -> tuple[Model, ...]:
+        return () if self.judge is None else judge_models(self.judge)
 
     def words(self) -> Template:
         """What a vision-language model is asked."""

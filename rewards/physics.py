@@ -24,6 +24,7 @@ from flowrl.placement import widened
 from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.motion import check_min_change, videos_of
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 
 _OWNER = "reward 'physics'"
@@ -42,6 +43,7 @@ class Physics:
     `min_change`.
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("videos",)
     reproduces: ClassVar[str] = (
         "The foresight coherence of MIND-V (arXiv 2512.06628), checked by hand on a tiny random V-JEPA 2; windows, "
         "pooling and target features, which the paper leaves open, are choices made here."
@@ -80,7 +82,7 @@ class Physics:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model),)
+        return (sized(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""

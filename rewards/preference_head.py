@@ -25,6 +25,7 @@ from flowrl.files import read_json
 from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.networks.clip_encoder import scored
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.preference_features import MODELS, Backbone, Features, build_features, check_backbone
 from flowrl.rewards.networks.pretrained import fingerprint, read_weights
 
@@ -114,7 +115,7 @@ class PreferenceHead:
         config = self.config()
         if config["backbone"] == "attributes":
             return ()
-        return (Model(self.backbone_model or config["model"] or MODELS[config["backbone"]]),)
+        return (sized(self.backbone_model or config["model"] or MODELS[config["backbone"]]),)
 
     def config(self) -> dict[str, Any]:
         """What the head's folder says of it."""

@@ -15,6 +15,7 @@ import torch
 
 from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, processed
 
 OWNER, WHAT = "reward 'safety'", "ViT classifier"
@@ -43,7 +44,7 @@ class Safety:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model),)
+        return (sized(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""

@@ -23,6 +23,7 @@ from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOu
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.image_files import image_files, read_image
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, load_dinov2
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import (
     check_model,
     clip_fingerprint,
@@ -80,7 +81,7 @@ class Similarity:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.weights),)
+        return (sized(self.weights),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model and encodes the references that are files."""

@@ -24,6 +24,7 @@ from flowrl.config.sections import at_least
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype, PositionMode, Scorer, TokenReward
 from flowrl.rewards.networks.video_align_checkpoint import (
     DIMENSIONS,
@@ -48,6 +49,7 @@ class VideoAlign:
     The checkpoint was trained on one text, its template of type detailed_special, which is the one that is asked.
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("videos",)
     reproduces: ClassVar[str] = (
         "VideoAlign's VideoReward (arXiv 2501.13918): its text byte for byte from KwaiVGI/VideoAlign at 219ab9d; "
         "read-out, constants and layouts of checkpoints were checked on a tiny random Qwen2-VL, not against the "
@@ -93,7 +95,7 @@ class VideoAlign:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model, DTYPES[self.dtype].itemsize),)
+        return (sized(self.model, DTYPES[self.dtype].itemsize),)
 
     def text(self) -> str:
         """What the model reads, with `{prompt}` in it."""

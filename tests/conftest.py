@@ -60,3 +60,12 @@ def tiny_sd3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_models import save_tiny_sd3  # imports diffusers, which most tests do without
 
     return save_tiny_sd3(tmp_path_factory.mktemp("tiny") / "sd3")
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[str]:
+    """A command that stands for `python` and has imported everything; for launches that are not about a cold start."""
+    from two_processes import warm_interpreter
+
+    with warm_interpreter() as command:
+        yield command

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -18,6 +20,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("assets", "configs", "pipelines", "rewards", "samplers")
+LARGEST_ARCHIVE = 48e6
+"""Bytes; docs/trials.md has what they are. Indexes take 100 MB."""
 
 
 def settings() -> dict[str, Any]:
@@ -62,11 +66,24 @@ def package_files(root: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive of a checkout that git knows and in which nothing is committed."""
     source = checkout_copy(tmp_path_factory.mktemp("source") / "checkout")
+    run("git", "init", "--quiet", cwd=source)
+    run("git", "add", "--all", cwd=source)
+    code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    out = tmp_path_factory.mktemp("archive")
+    run(sys.executable, "-c", code, out, cwd=source, PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+    (built,) = out.glob("*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from the source archive, as indexes and `make build` do, which shows that the archive lacks nothing."""
     out = tmp_path_factory.mktemp("wheel")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
-    run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", out, source, cwd=out)
+    run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", out, archive, cwd=out)
     (built,) = out.glob("*.whl")
     return built
 
@@ -125,12 +142,43 @@ def test_requirements_are_names_and_versions_and_lower_bounds_are_what_is_tested
     assert match
     packages = [wanted for extra in match[1].split(",") for wanted in extras[extra]]
     for wanted in project["dependencies"] + dev + packages:
-        name, _, bound = wanted.partition(">=")
+        name, bound, above = bounds(wanted)
         have = [int(part) for part in pinned[name].split(".")]
         assert have >= [int(part) for part in bound.split(".")], f"{name}: pinned {pinned[name]}, needs {bound}"
+        assert above is None or have[0] < int(above), f"{name}: pinned {pinned[name]}, needs less than {above}"
+    oldest = json.loads((ROOT / "docs" / "trials" / "oldest_versions.json").read_text())["installed"]
     for wanted in project["dependencies"] + packages:
-        name, _, bound = wanted.partition(">=")
-        assert f"{pinned[name]}.".startswith(f"{bound}."), f"{name}: nothing below {pinned[name]} is tested"
+        name, bound, _ = bounds(wanted)
+        tested = {pinned[name], oldest.get(name, pinned[name])}
+        assert any(f"{version}.".startswith(f"{bound}.") for version in tested), (
+            f"{name}: the lowest bound is {bound}, and tested are {' and '.join(tested)}: run make oldest"
+        )
+
+
+def bounds(wanted: str) -> tuple[str, str, str | None]:
+    """Name, lower bound and the major release that is too new, of a requirement."""
+    match = re.fullmatch(r"([a-z0-9-]+)>=([0-9.]+)(?:,<([0-9]+))?", wanted)
+    assert match, f"{wanted}: write NAME>=VERSION or NAME>=VERSION,<MAJOR"
+    return match[1], match[2], match[3]
+
+
+@pytest.mark.slow
+def test_the_source_archive_holds_what_git_has_once(archive: Path) -> None:
+    pytest.importorskip("setuptools_scm")
+    with tarfile.open(archive) as content:
+        names = {member.name.partition("/")[2] for member in content if not member.isdir()}
+    assert archive.stat().st_size <= LARGEST_ARCHIVE
+    assert {"requirements.lock", "Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "tests/test_packaging.py"} <= names
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist", "*.egg-info")
+    for folder in ("docs", "launch", *LINKED):
+        for inside, folders, files in os.walk(ROOT / folder):
+            folders[:] = set(folders) - skipped(inside, folders)
+            here = Path(inside).relative_to(ROOT)
+            assert {f"{here / file}" for file in set(files) - skipped(inside, files)} <= names, inside
+    assert not [name for name in names if re.match(rf"flowrl/({'|'.join(LINKED)})/", name)]  # not through the links too
+    assert not [
+        name for name in names if name.startswith(("runs/", "build/", "dist/", ".venv")) or "__pycache__" in name
+    ]
 
 
 @pytest.mark.slow
@@ -139,6 +187,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         metadata = next(archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
     assert wheel.name.startswith("flowrl_toolkit-")
+    assert wheel.stat().st_size <= LARGEST_ARCHIVE
     assert "Name: flowrl-toolkit" in metadata
     inside = {name for name in names if ".dist-info/" not in name}
     assert inside == package_files(ROOT)

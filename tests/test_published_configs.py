@@ -121,7 +121,7 @@ def test_every_repository_names_the_commit_that_was_read(name: str) -> None:
     text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
     assert without_commit(text) == []
     for match in re.finditer(r"([\w-]+/[\w.-]+) at ([0-9a-f]{7})\b", text):
-        assert COMMITS[match[1]] == match[2] or (name, match[2]) == ("sd35m_rft", "ac4c86e")
+        assert OTHER_COMMITS.get(name, COMMITS[match[1]]) == match[2]
 
 
 def test_the_search_for_commits_finds_what_it_should() -> None:
@@ -149,7 +149,9 @@ COMMITS = {
     "showlab/Adv-GRPO": "8287f90",
     "yifan123/flow_grpo": "9745241",
 }
-"""One version of each is read; of flow_grpo rejection-sampling fine-tuning is taken from an earlier one."""
+"""One version of each is read."""
+OTHER_COMMITS = {"sd35m_rft": "ac4c86e", "qwen_image_21_grpo": "5f6cda1"}
+"""Where that version lacks what is read: of flow_grpo it was taken out before, to Flow-Factory it came after."""
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -308,12 +310,14 @@ def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards(
     """Flow-GRPO's scripts for SD3, Kontext and Wan, TP-GRPO's and TempFlow's drop them; the others keep them at 0."""
     every = {name for name in RUNS if config_of(name).loss_denominator == "all"}
     assert every == {
-        "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_branch_grpo_full", "flux_dance_grpo_full",
-        "flux_flow_grpo_fast", "flux_g2rpo_full", "flux_grpo_pickscore", "flux_paco_t2is",
-        "hunyuan_video_dance_grpo", "qwen_image_edit_grpo", "qwen_image_grpo_pickscore", "sd14_dance_grpo",
+        "chroma_grpo_pickscore", "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_branch_grpo_full",
+        "flux_dance_grpo_full", "flux_flow_grpo_fast", "flux_g2rpo_full", "flux_grpo_pickscore", "flux_paco_t2is",
+        "hunyuan_video_dance_grpo", "krea2_grpo", "qwen_image_21_grpo", "qwen_image_edit_grpo",
+        "qwen_image_grpo_pickscore", "sd14_dance_grpo",
         "sd15_ddpo_aesthetic", "sd15_ddpo_compressibility", "sd35m_branch_grpo", "sd35m_dance_grpo",
         "sd35m_flow_dppo", "sd35m_g2rpo", "sd35m_mixgrpo", "sd35m_mixgrpo_flash", "sd35m_paco", "sd35m_rft",
         "sdxl_ddpo_pickscore", "wan22_i2v_grpo", "wan_t2v_dance_grpo", "z_image_grpo",
+        "z_image_turbo_grpo",
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from flowrl.config.bounds import GUIDANCE, IMAGES, SIDE, STEPS, THREADS
+from flowrl.private_names import ActionsContainer
 
 SAMPLING = {
     "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype",
@@ -81,12 +82,12 @@ def scale(text: str) -> float:
     return value
 
 
-def add_seed(parser: argparse._ActionsContainer) -> None:
+def add_seed(parser: ActionsContainer) -> None:
     """Adds `--seed`."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
 
 
-def add_batch_size(parser: argparse._ActionsContainer, default: str) -> None:
+def add_batch_size(parser: ActionsContainer, default: str) -> None:
     """Adds `--batch-size`; a default that is a number becomes the flag's value."""
     parser.add_argument(
         "--batch-size", type=images, default=int(default) if default.isdecimal() else None, metavar="N",
@@ -94,7 +95,7 @@ def add_batch_size(parser: argparse._ActionsContainer, default: str) -> None:
     )  # fmt: skip
 
 
-def add_device(parser: argparse._ActionsContainer) -> None:
+def add_device(parser: ActionsContainer) -> None:
     """Adds `--device`."""
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
 

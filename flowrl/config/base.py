@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,34 +11,50 @@ from typing import Any
 from flowrl.config.spelling import closest
 from flowrl.config.strict_yaml import ConfigError, read_mapping
 
+SETTINGS = "settings"
+"""What settings that are no file's are called: in messages, and as the name of their run."""
 
-def read_with_base(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file and the files it builds on.
+
+def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """Read a YAML file, or settings, and the files they build on.
 
     ``base`` names a file beside this one, with or without ``.yaml``, else one that ships with flowrl. Mappings are
-    merged key by key; everything else, lists too, replaces what the base says. A base may have a base.
+    merged key by key; everything else, lists too, replaces what the base says. A base may have a base. That of settings
+    which are no file's is a path, seen from the working folder, or the name of one that ships.
 
     Raises:
         ConfigError: a file cannot be read, ``base`` is not text or names no file, or files name each other in a circle.
     """
     chain: list[Path] = []
     layers: list[dict[str, Any]] = []
-    current: Path | None = Path(path)
+    current: Path | None
+    if isinstance(path, Mapping):
+        layers.append(deepcopy(dict(path)))
+        base = _base_of(layers[0], SETTINGS)
+        current = None if base is None else find_config(base)
+    else:
+        current = Path(path)
     while current is not None:
         if current.resolve() in chain:
             names = " -> ".join(p.name for p in [*chain, current])
             raise ConfigError(f"{path}: base files name each other in a circle: {names}")
         chain.append(current.resolve())
         data = read_mapping(current)
-        base = data.pop("base", None)
-        if base is not None and not (isinstance(base, str) and base.strip()):
-            raise ConfigError(f"{current}: base is the name of another configuration beside this one, got {base!r}")
+        base = _base_of(data, current)
         layers.append(data)
         current = None if base is None else _base_file(current, base)
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
         merged = _merge(merged, layer)
     return merged
+
+
+def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
+    """What settings build on; the key is taken out of them."""
+    base = data.pop("base", None)
+    if base is not None and not (isinstance(base, str) and base.strip()):
+        raise ConfigError(f"{place}: base is the name of another configuration beside this one, got {base!r}")
+    return base
 
 
 def _base_file(file: Path, base: str) -> Path:

@@ -48,6 +48,11 @@ class PipelineConfig:
     published checkpoint says."""
     model: str
     """A diffusers folder, a hub id, or ``asset:NAME`` for one that ships with flowrl (``asset:tiny-sd3``)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; null takes its main branch. The manifest has the commit that was loaded."""
+    variant: str | None = None
+    """Which weights of a checkpoint, by the ending of their files' names: ``fp16``, ``bf16``. Null takes those without
+    one."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Precision of the frozen weights and of the network's arithmetic."""
     height: int | None = None
@@ -92,6 +97,9 @@ class PipelineConfig:
         positive(self, "fps", "pipeline.")
         if not self.model.strip():
             raise ConfigError("pipeline.model is empty text; give it a value")
+        for key, text in (("revision", self.revision), ("variant", self.variant)):
+            if text is not None and (not text or text != "".join(text.split())):
+                raise ConfigError(f"pipeline.{key} must be a word without spaces, got '{text}'; null leaves it out")
         kind, _, index = self.device.partition(":")
         if self.device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and index.isdecimal()):
             raise ConfigError(f"pipeline.device must be auto, cpu, cuda, cuda:N or mps, got '{self.device}'")
@@ -338,10 +346,22 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggingConfig:
-    """Where numbers go besides ``metrics.jsonl``."""
+    """Where numbers, samples and the report go besides the run folder; nothing leaves the machine by default."""
 
     tensorboard: bool = True
     """Write TensorBoard event files into the run folder."""
+    wandb: Literal["none", "offline", "online"] = "none"
+    """Weights & Biases (extra ``wandb``): into the run folder for ``wandb sync`` later, or sent as the run goes on."""
+    trackio: str = "none"
+    """trackio (docs/trackers.md): ``local``, a database on this machine, or a Space of the hub as ``OWNER/NAME``."""
+    project: str = "flowrl"
+    """Project of W&B and trackio."""
+    entity: str | None = None
+    """User or team of W&B; null takes the one of the key."""
+
+    def __post_init__(self) -> None:
+        if not self.project.strip():
+            raise ValueError("logging.project must be a name, got nothing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -274,7 +274,7 @@ def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix:
                     yield from _wrong_keys(typing.cast(type[Any], inner), item, source, f"{place}.")
     for name, field in fields.items():
         if name not in data and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            wanted = _describe(hints[name])
+            wanted = described(hints[name])
             yield source.file, f"required key '{prefix}{name}' is missing; add it, its value is {wanted}"
 
 
@@ -433,7 +433,7 @@ def _ours(key: str, source: Source) -> str | None:
 
 
 def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
-    start = f"{source.of(dotted)}: {dotted} must be {_describe(hint)}, got {_shown(value)}"
+    start = f"{source.of(dotted)}: {dotted} must be {described(hint)}, got {_shown(value)}"
     if not isinstance(value, (dict, list)):
         ours = source.foreign_values.get(dotted, {}).get(str(value))
         allowed = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
@@ -443,18 +443,18 @@ def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
     return f"{start} ({_kind(value)})"
 
 
-def _describe(hint: Any) -> str:
+def described(hint: Any) -> str:
     """An annotation in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(_describe(choice) for choice in arguments)
+        return " or ".join(described(choice) for choice in arguments)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple:
         inner = arguments[0]
         if arguments[-1] is Ellipsis:
-            return "a list of mappings" if dataclasses.is_dataclass(inner) else f"a list ({_describe(inner)} each)"
-        return f"a list of {len(arguments)} values ({_describe(inner)} each)"
+            return "a list of mappings" if dataclasses.is_dataclass(inner) else f"a list ({described(inner)} each)"
+        return f"a list of {len(arguments)} values ({described(inner)} each)"
     words = {int: "an integer", float: "a finite number", bool: "true or false", str: "text", type(None): "null"}
     return words.get(hint, "a mapping of keys to values")
 

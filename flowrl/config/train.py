@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from flowrl.config.base import find_config, read_with_base
+from flowrl.config.base import SETTINGS, find_config, read_with_base
 from flowrl.config.bounds import IMAGES, check_most
 from flowrl.config.methods import (
     BudgetConfig,
@@ -291,11 +291,11 @@ class TrainConfig:
         )  # fmt: skip
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a YAML file and its base, apply ``a.b=value`` overrides (later ones win) and check everything.
 
     Args:
-        path: the file.
+        path: the file, or settings that are no file's.
         overrides: values are YAML; list items by index, ``rewards.0.weight=2``.
 
     Raises:
@@ -304,7 +304,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     data = read_with_base(path)
     origins = {apply_override(data, argument): argument for argument in overrides}
     config: TrainConfig = build(TrainConfig, data, Source(
-        file=str(path), overrides=origins, foreign_keys=FOREIGN_KEYS, foreign_values=FOREIGN_VALUES,
+        file=SETTINGS if isinstance(path, Mapping) else str(path), overrides=origins,
+        foreign_keys=FOREIGN_KEYS, foreign_values=FOREIGN_VALUES,
         absent_keys=ABSENT_KEYS, own_keys=_own_keys(), remedy=REMEDY,
     ))  # fmt: skip
     return config

@@ -121,11 +121,14 @@ FOREIGN_KEYS = _by_their_names({
     "eval.guidance_scale": "eval_guidance_scale",
     "eval.batch_size": "test_batch_size",
     "logging.tensorboard": "use_tensorboard",
+    "logging.wandb (none, offline or online), logging.trackio": "report_to wandb use_wandb",
+    "logging.project": "wandb_project",
+    "logging.entity": "wandb_entity",
 })  # fmt: skip
 
 ABSENT_KEYS = _by_their_names({
-    "there is no tracker on the web here; numbers go to metrics.jsonl and, with logging.tensorboard, to TensorBoard":
-        "report_to wandb wandb_project wandb_entity swanlab",
+    "numbers go to metrics.jsonl, TensorBoard (logging.tensorboard), Weights & Biases (logging.wandb) and trackio":
+        "swanlab use_swanlab",
 })  # fmt: skip
 """Keys of other toolkits for what there is not here, each with the sentence that says so."""
 

@@ -28,7 +28,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.randomness import sample_normals
-from flowrl.training.heldout import generate
+from flowrl.training.heldout import made_of
 from flowrl.training.prompting import encode_all
 
 ENCODED_FIRST = 2000
@@ -141,12 +141,13 @@ def draw_folder(
             rows = [prompts[index] for index, _ in batch]
             keys = [(seed, "eval", row.key, numbers[item]) for row, item in zip(rows, batch, strict=True)]
             x = sample_normals(pipeline.latent_shape, keys)
-            images = generate(pipeline, rows, x, schedule, guidance_scale=source.guidance_scale).cpu()
+            made = made_of(pipeline, rows, x, schedule, guidance_scale=source.guidance_scale)
+            clips = zip(made.images.cpu(), made.tracks(pipeline.sound_rate), strict=True)
             for future in written:  # errors of the batch before; at most one batch waits
                 future.result()
             written = [
-                writer.submit(_save, image, place, pipeline.fps)
-                for image, place in zip(images, (_place(folder, item, suffix) for item in batch), strict=True)
+                writer.submit(_save, image, place, pipeline.fps, track)
+                for (image, track), place in zip(clips, (_place(folder, item, suffix) for item in batch), strict=True)
                 if not place.is_file()
             ]
             advance("")
@@ -177,11 +178,11 @@ def _place(folder: Path, item: Item, suffix: str) -> Path:
     return folder / f"{item[0]:05d}" / "samples" / f"{item[1]:05d}{suffix}"
 
 
-def _save(drawn: Tensor, place: Path, fps: float | None) -> Path:
+def _save(drawn: Tensor, place: Path, fps: float | None, track: tuple[Tensor, int] | None) -> Path:
     """An image, or a clip of a pipeline that has a frame rate, as its file's name says."""
     if fps is None:
         return save_png(drawn, place)
-    return (save_lossless if place.suffix == LOSSLESS else save_mp4)(drawn, place, fps)
+    return (save_lossless if place.suffix == LOSSLESS else save_mp4)(drawn, place, fps, track)
 
 
 def _write_record(place: Path, prompt: Prompt) -> None:
@@ -205,7 +206,7 @@ def _settings(
         "format": 1, "model": source.model, "fingerprint": mark, "lora": source.lora and str(source.lora),
         "num_steps": source.num_steps, "guidance_scale": source.guidance_scale, "grid": source.grid,
         "max_sequence_length": source.max_sequence_length, "dtype": source.dtype,
-        "quantize": None if source.quantize == "none" else source.quantize,
+        "variant": source.variant, "quantize": None if source.quantize == "none" else source.quantize,
         "height": source.height, "width": source.width, "options": options or None, "shift": source.shift,
         "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
         "seed": seed, "samples": samples, "num_prompts": len(prompts), "files": None if suffix == PNG else suffix,

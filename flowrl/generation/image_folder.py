@@ -28,6 +28,7 @@ from torch import Tensor
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
 from flowrl.media.lossless import clip_size, is_clip, read_clip, read_rate
+from flowrl.media.sound_files import has_sound, read_sound
 from flowrl.progress import progress
 from flowrl.prompts.loading import read_prompts
 from flowrl.prompts.source_images import BROKEN
@@ -162,6 +163,11 @@ def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts
         raise ValueError(f"reward {key!r} learns during a training run and says nothing before: take another.")
     if "videos" in reward.needs and "images" not in reward.needs and not all(is_clip(item.path) for item in items):
         raise ValueError(f"reward {key!r} judges videos, and a folder of images has none: take another.")
+    if _hears(reward) and (silent := next((item for item in items if not has_sound(item.path)), None)):
+        raise ValueError(
+            f"reward {key!r} judges sounds, and {silent.file} has none that can be read: give clips with a track of "
+            "sound, or take another reward."
+        )
     if "prompts" in reward.needs and not prompts_given:
         raise ValueError(f"reward {key!r} reads prompts: give --prompt TEXT or --prompts FILE (.txt or .jsonl).")
     for what in ("source_images", "reference_images"):
@@ -194,7 +200,7 @@ def score_items(
     values, seconds, number = np.full(count, np.nan), np.zeros(count), np.full(count, -1)
     parts: dict[str, np.ndarray] = {}
     errors: list[str | None] = [None] * count
-    sizes = [_size(item.path) for item in items]
+    sizes = [_size(item.path, heard=_hears(reward)) for item in items]
     for place, size in enumerate(sizes):
         errors[place] = "unreadable" if size is None else None
     batches = batched(items, sizes, whole_groups=reward.kind not in POINTWISE, batch_size=batch_size)
@@ -207,7 +213,8 @@ def score_items(
             for place, word in errors_of.items():
                 errors[place] = word
             if places:
-                inputs = _inputs(items, places, [images[place] for place in places], iteration)
+                pixels = [images[place] for place in places]
+                inputs = _inputs(items, places, pixels, iteration, heard=_hears(reward))
                 start = time.perf_counter()
                 output = check_output(reward(inputs), len(places), key)
                 values[places] = output.values.double().cpu().numpy()
@@ -231,7 +238,7 @@ def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs
 
 
 def batched(
-    items: Sequence[ImageFile], sizes: Sequence[tuple[int, ...] | None], *, whole_groups: bool, batch_size: int
+    items: Sequence[ImageFile], sizes: Sequence[tuple[float, ...] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
     """Places of the items by batch, of one size each; an item without a size is in none.
 
@@ -257,10 +264,25 @@ def batched(
     return [row for rows in by_size.values() for row in rows]
 
 
-def _size(path: Path) -> tuple[int, ...] | None:
-    """Width and height, and of a clip its number of frames; None where the file is damaged."""
+def _hears(reward: Reward) -> bool:
+    return "sounds" in reward.needs
+
+
+def _size(path: Path, *, heard: bool) -> tuple[float, ...] | None:
+    """Width and height, of a clip its frames and their rate, and where it is `heard` the shape and rate of its sound,
+    since those of a batch are one tensor and have one rate; None where the file is damaged."""
     if is_clip(path):
-        return clip_size(path)
+        found = clip_size(path)
+        if found is None:
+            return None
+        size = (*found, read_rate(path) or 0.0)
+        if not heard:
+            return size
+        try:
+            sound = read_sound(path)
+        except ValueError:
+            return None
+        return None if sound is None else (*size, *sound[0].shape, sound[1])
     try:
         with Image.open(path) as image:
             return image.size
@@ -284,7 +306,9 @@ def _load(path: Path, change: Change | None = None) -> Tensor | None:
     return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255.0
 
 
-def _inputs(items: Sequence[ImageFile], places: Sequence[int], images: Sequence[Any], iteration: int) -> RewardInputs:
+def _inputs(
+    items: Sequence[ImageFile], places: Sequence[int], images: Sequence[Any], iteration: int, *, heard: bool = False
+) -> RewardInputs:
     chosen = [items[place] for place in places]
 
     def others(pick: Callable[[ImageFile], tuple[Path, ...]]) -> list[list[Tensor]] | None:
@@ -298,11 +322,14 @@ def _inputs(items: Sequence[ImageFile], places: Sequence[int], images: Sequence[
 
     stacked = torch.stack(list(images))
     clips = stacked.ndim == 5
+    sounds = [sound for item in chosen if (sound := read_sound(item.path))] if heard else []
     return RewardInputs(
         prompts=[item.prompt for item in chosen],
         images=stacked[:, 0] if clips else stacked,
         videos=stacked if clips else None,
         fps=read_rate(chosen[0].path) if clips else None,
+        sounds=torch.stack([sound for sound, _ in sounds]) if sounds else None,
+        sound_rate=sounds[0][1] if sounds else None,
         metadata=[item.record for item in chosen],
         group_ids=torch.tensor([item.index for item in chosen]),
         sample_ids=torch.tensor(list(places)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.files import read_json
 from flowrl.prompts.loading import Prompt
@@ -57,6 +58,8 @@ class Source:
     family: str = "sd3"
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the family: size, frames."""
+    variant: str | None = None
+    """Ending of the names of the files with weights, `pipeline.variant` of a run."""
     negative: str = ""
     """Of the prompts that have no negative prompt of their own."""
     shift: float | None = None
@@ -68,6 +71,8 @@ class Source:
     """What a run was trained on."""
     trained_from: str | None = None
     """The model before training, of a run that trained all weights and so has another `model`."""
+    trained_variant: str | None = None
+    """Its `variant`."""
 
     @property
     def tuned(self) -> bool:
@@ -76,7 +81,8 @@ class Source:
 
     def before_training(self) -> Source:
         """The model before training, sampled in the same way."""
-        return replace(self, model=self.trained_from or self.model, lora=None, trained_from=None)
+        own = self.trained_variant if self.trained_from else self.variant
+        return replace(self, model=self.trained_from or self.model, lora=None, trained_from=None, variant=own)
 
     @property
     def height(self) -> int | None:
@@ -136,14 +142,17 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
     from flowrl.training.parts import model_family
 
     config = load_config(config_file)
-    scale, full, own = config.eval.guidance_scale, config.policy.train == "full", config.pipeline.model
+    scale, full = config.eval.guidance_scale, config.policy.train == "full"
+    own = at_revision(config.pipeline.model, config.pipeline.revision)
     source = Source(
         model=str(config_file.parent / MODEL) if full else own, trained_from=own if full else None,
+        trained_variant=config.pipeline.variant if full else None,
         lora=lora if full else lora or config_file.parent / "lora",
         num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
         guidance_scale=config.sampler.guidance_scale if scale is None else scale,
         max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
         quantize=config.pipeline.quantize, offload=config.pipeline.offload, family=model_family(config.pipeline).name,
+        variant=None if full else config.pipeline.variant,
         options=_drawn_options(config), train_prompts=config.prompts.train,
         shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
         negative=config.prompts.negative, training_size=_training_size(config),
@@ -167,12 +176,14 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
 
 
 def _of_model(model: str, lora: Path | None) -> Source:
-    from flowrl.pipelines import family_of
+    from flowrl.pipelines import GENERIC, family_of
+    from flowrl.pipelines.generic.generic_family import FAMILY
     from flowrl.pipelines.known_checkpoints import usual_sampling
     from flowrl.training.model_files import model_location
 
     family = family_of(model_location(model))
-    usual = {"max_sequence_length": None} | usual_sampling(family, model) | SHIPPED.get(model, {})
+    own = FAMILY.sampling(model) if family in GENERIC else usual_sampling(family, model)
+    usual = {"max_sequence_length": None} | own | SHIPPED.get(model, {})
     return Source(model=model, lora=lora, grid="diffusers", dtype="float32", family=family, **usual)
 
 
@@ -206,7 +217,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     Raises:
         ValueError: saying what is wrong.
     """
-    from flowrl.pipelines import family
+    from flowrl.pipelines import GENERIC, family
+    from flowrl.pipelines.generic.generic_family import FAMILY
     from flowrl.training.model_files import model_location
 
     known = family(source.family)
@@ -216,7 +228,9 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     known.check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
-    if judging is None or known.videos == videos:
+    if judging is None:
+        return
+    if (FAMILY.makes_videos(source.model) if source.family in GENERIC else known.videos) == videos:
         return
     if videos:
         raise ValueError(
@@ -251,7 +265,8 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
         tokens["max_sequence_length"] = source.max_sequence_length
     pipeline = family(source.family).load(
         model_location(source.model), dtype=DTYPES[source.dtype], device=device,
-        how=Loading(quantize=source.quantize, offload=source.offload), **tokens, **source.options,
+        how=Loading(quantize=source.quantize, offload=source.offload, variant=source.variant),
+        **tokens, **source.options,
     )  # fmt: skip
     if source.lora is not None:
         add_saved_lora(pipeline.denoiser, source.lora)
@@ -282,7 +297,7 @@ def fingerprint(source: Source) -> str | None:
     digest = hashlib.sha256()
     location = model_location(source.model)
     folder = Path(location)
-    if folder.is_dir():
+    if folder.exists():
         for name, path in files_of(folder).items():
             add_file(digest, path, name)
     else:
@@ -290,6 +305,8 @@ def fingerprint(source: Source) -> str | None:
         if commit is None:
             return None
         digest.update(f"{location}@{commit}".encode())
+    if source.variant is not None:
+        digest.update(f"variant {source.variant}".encode())
     if source.lora is not None:
         for name in (*LORA_FILES, "adapter_config.json"):
             if (source.lora / name).is_file():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
@@ -98,10 +99,16 @@ def smooth(values: Values, error: Float[np.ndarray, " m"]) -> tuple[Values, Floa
     count = len(values)
     if count < 8:
         return values, error
+    weight = _weights(count)
+    return weight @ values, np.sqrt(weight**2 @ error**2) if len(error) else error
+
+
+@lru_cache(maxsize=8)
+def _weights(count: int) -> Float[np.ndarray, "count count"]:
+    """Weights of the moving average of `count` values, at most `MAX_POINTS`."""
     index = np.arange(count)
     weight = np.exp(-0.5 * ((index[:, None] - index) / max(1.5, count / 20)) ** 2)
-    weight /= weight.sum(axis=1, keepdims=True)
-    return weight @ values, np.sqrt(weight**2 @ error**2) if len(error) else error
+    return weight / weight.sum(axis=1, keepdims=True)
 
 
 def smoothed(label: str, x: Values, y: Values, *, color: int) -> Series:

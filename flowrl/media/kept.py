@@ -3,7 +3,7 @@
 In the samples folder of a run, with n the iteration in six digits and k the sample in four:
 
     iteration_<n>/<k>.png     the image; of a video a row of its frames
-    iteration_<n>/<k>.mp4     the video
+    iteration_<n>/<k>.mp4     the video, with its sound where it has any
     iteration_<n>.png         all of them with their captions, edits beside their sources
     sources/<k>.png           what was given to edit or to animate; further sources are <k>_1.png, <k>_2.png ...
     latest.png                some of the newest that training drew, in one row
@@ -12,6 +12,7 @@ In the samples folder of a run, with n the iteration in six digits and k the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,6 +28,14 @@ LATEST = 8
 _LATEST_SIDE = 256  # pixels of their longer side at most
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sounds:
+    """The sounds of some videos, float [channels, samples] in [-1, 1] each, and their samples per second."""
+
+    waves: Sequence[Tensor]
+    rate: int
+
+
 def write_samples(
     folder: str | Path,
     iteration: int,
@@ -34,6 +43,7 @@ def write_samples(
     captions: Sequence[str],
     sources: Sequence[Sequence[Tensor]] | None = None,
     fps: float | None = None,
+    sounds: Sounds | None = None,
 ) -> None:
     """Write what an evaluation keeps; files of an earlier attempt at this iteration are replaced one by one.
 
@@ -45,6 +55,7 @@ def write_samples(
         sources: for each sample the images it was made from, [3, h, w] of any size; an empty list or None for text
             alone. They are the same at every evaluation, and are kept once.
         fps: frames per second of videos; None for images.
+        sounds: one for each video, or None where they are silent.
 
     Raises:
         ValueError: numbers that do not match, videos without a rate, or images with one.
@@ -59,7 +70,8 @@ def write_samples(
             save_png(source, folder / "sources" / (f"{number:04d}_{place}.png" if place else f"{number:04d}.png"))
     for number, sample in enumerate(kept):
         if fps is not None:  # the clip first: whoever sees the row finds the clip
-            save_mp4(sample, folder / name / f"{number:04d}.mp4", fps)
+            sound = None if sounds is None else (sounds.waves[number], sounds.rate)
+            save_mp4(sample, folder / name / f"{number:04d}.mp4", fps, sound)
         save_png(sample if fps is None else contact_row(sample), folder / name / f"{number:04d}.png")
     save_png(_sheet(kept, captions, sources, fps), folder / f"{name}.png")
 

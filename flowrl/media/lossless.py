@@ -18,13 +18,14 @@ from torch import Tensor
 
 from flowrl.files import replacing
 from flowrl.media.images import to_pixels
+from flowrl.media.sound_files import add_sound, write_sound
 
 LOSSLESS, PLAYED = ".mkv", ".mp4"
 CLIPS = (LOSSLESS, PLAYED, ".webm", ".mov", ".avi", ".gif")
 """How the names of clips end, those of other programs among them."""
 
 
-def save_lossless(video: Tensor, path: str | Path, fps: float) -> Path:
+def save_lossless(video: Tensor, path: str | Path, fps: float, sound: tuple[Tensor, int] | None = None) -> Path:
     """Writes one video as FFV1 in RGB, rounded to 8 bits and kept exactly; returns its path. It appears whole or not
     at all.
 
@@ -32,6 +33,7 @@ def save_lossless(video: Tensor, path: str | Path, fps: float) -> Path:
         video: [F, 3, H, W] float in [0, 1].
         path: the file; missing folders are made.
         fps: frames per second.
+        sound: [channels, samples] float in [-1, 1] and samples per second; it becomes a track of 16-bit PCM.
 
     Raises:
         ValueError: another shape or range, or a rate that is not above 0.
@@ -51,9 +53,12 @@ def save_lossless(video: Tensor, path: str | Path, fps: float) -> Path:
             stream.height, stream.width = frames[0].shape[:2]
             stream.pix_fmt = "bgr0"
             stream.codec_context.thread_count = 1
+            track = None if sound is None else add_sound(container, sound[1], len(sound[0]), exact=True)
             for pixels in frames:
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="bgr0")))
             container.mux(stream.encode(None))
+            if track is not None and sound is not None:
+                write_sound(container, track, *sound)
         with replacing(Path(path)) as out:
             out.write(whole.read_bytes())
     return Path(path)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flowrl.files import replacing
 from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fitted, grid, lettering, to_pixels
+from flowrl.media.sound_files import add_sound, write_sound
 
 ENCODERS = ("libx264", "libopenh264", "h264_videotoolbox", "h264_mf")
 """H.264 encoders that PyAV may have been built with, best first; those that need a certain GPU are left out."""
@@ -32,7 +33,7 @@ BT709 = 1  # the number of this colour standard in every H.264 field, and in sws
 LIMITED, FULL = 1, 2  # colour ranges 16 to 235 and 0 to 255
 
 
-def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float) -> Path:
+def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tuple[Tensor, int] | None = None) -> Path:
     """Write one video as H.264 in an MP4 (yuv420p, BT.709) that starts to play before it is loaded; returns its path.
 
     One thread encodes, so the same frames give the same bytes with the same version of the encoder. Odd sides are
@@ -43,6 +44,7 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float) -> Path:
         video: [F, 3, H, W] float in [0, 1].
         path: the file; missing folders are made.
         fps: frames per second.
+        sound: [channels, samples] float in [-1, 1] and samples per second; it becomes an AAC track.
 
     Raises:
         ValueError: another shape or range, a rate that is not above 0, or a PyAV without an H.264 encoder.
@@ -53,7 +55,7 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float) -> Path:
     scale = enlargement(*video.shape[-2:])
     with tempfile.TemporaryDirectory() as folder:  # the index moves to the front at the end, which needs a real file
         whole = Path(folder) / "video.mp4"
-        _encode([_prepared(to_pixels(frame), scale) for frame in video], whole, fps)
+        _encode([_prepared(to_pixels(frame), scale) for frame in video], whole, fps, sound)
         with replacing(Path(path)) as stream:
             stream.write(whole.read_bytes())
     return Path(path)
@@ -110,7 +112,9 @@ def _prepared(frame: UInt8[np.ndarray, "h w 3"], scale: int) -> UInt8[np.ndarray
     return np.pad(large, [(0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)], mode="edge")
 
 
-def _encode(frames: Sequence[UInt8[np.ndarray, "h w 3"]], path: Path, fps: float) -> None:
+def _encode(
+    frames: Sequence[UInt8[np.ndarray, "h w 3"]], path: Path, fps: float, sound: tuple[Tensor, int] | None
+) -> None:
     import av
 
     name = _encoder()
@@ -129,12 +133,15 @@ def _encode(frames: Sequence[UInt8[np.ndarray, "h w 3"]], path: Path, fps: float
             stream.options = {"crf": "16", "preset": "medium", "bf": "0"}
         else:  # no constant quality there: a quarter of a bit per pixel is generous
             context.bit_rate = max(200_000, int(frames[0].shape[0] * frames[0].shape[1] * fps / 4))
+        track = None if sound is None else add_sound(container, sound[1], len(sound[0]))
         for pixels in frames:
             image = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(
                 format="yuv420p", dst_colorspace=BT709, src_color_range=FULL, dst_color_range=LIMITED
             )
             container.mux(stream.encode(image))
         container.mux(stream.encode(None))
+        if track is not None and sound is not None:
+            write_sound(container, track, *sound)
 
 
 def _encoder() -> str:

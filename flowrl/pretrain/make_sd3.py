@@ -8,7 +8,7 @@ Four stages, each resumable, every batch a function of (seed, stage, step):
    `|| v(x_sigma, sigma, prompt) - (noise - clean) ||^2` with `sigma = shift(u)`, `u` uniform (Esser et al., arXiv
    2403.03206, section 3), and a tenth of the prompts empty so that classifier-free guidance works; a head on the third
    block's image tokens learns what each shows (`label_head.py`). Afterwards the model can draw what it is asked;
-4. it learns on from captions of which a share is wrong in one thing (`flowrl.world.captions`), as captions of pictures
+4. it learns on from captions of which a share is wrong in one thing (`flowrl.world.captions`), as captions of photos
    from the web are. Afterwards it does so only sometimes: what reinforcement learning is to bring out.
 
 Deliberately left out: perceptual and adversarial terms of the autoencoder, and noise levels drawn logit-normally.

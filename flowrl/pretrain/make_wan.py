@@ -43,8 +43,8 @@ from flowrl.pretrain.tiny_families import build_tiny_wan
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
-from flowrl.world.clips import FPS, FRAMES, OPPOSITE_WAY, WORDS, clip_shapes, motion_records
-from flowrl.world.scenes import BACKGROUND, SIZE, draw_scene
+from flowrl.world.clips import FPS, FRAMES, OPPOSITE_WAY, WORDS, clip_shapes, draw_clip, motion_records
+from flowrl.world.scenes import BACKGROUND, SIZE
 
 NUM_STEPS, GUIDANCE_SCALE = 10, 3.0
 """Default sampling settings of this model."""
@@ -105,7 +105,7 @@ def clip_batch(numbers: range, seed: int, stage: str, wrong: float = 0.0) -> Cli
         record = records[int(rng.integers(len(records)))]
         way = OPPOSITE_WAY[record["direction"]] if rng.random() < wrong else record["direction"]
         shapes = clip_shapes({**record, "direction": way}, rng)
-        clips.append(np.stack([draw_scene([shape]) for shape in shapes]))
+        clips.append(draw_clip(shapes))
         labels.append(np.stack([label_map([shape]) for shape in shapes[::4]]))
         prompts.append(str(record["prompt"]))
     stack = torch.from_numpy(np.stack(clips)).permute(0, 4, 1, 2, 3).float()

@@ -8,7 +8,8 @@ Beside `prompt` an object or row may hold, all paths relative to the file:
 
     source, sources          images that the prompt's instruction is about (editing)
     reference, references    images that a sample is to resemble (for rewards)
-    source_video             an .mp4, .webm or .gif that the instruction is about
+    source_video             an .mp4, .webm or .gif that the instruction is about, or that a clip is drawn along
+    mask_video               one that is white where `source_video` is drawn and black where it stays
     negative_prompt          what guidance leads away from; without it, the run's `prompts.negative`
 
 An image key takes a path or a list of paths; in CSV a list is written `a.png;b.png` in the plural columns, or as JSON.
@@ -31,7 +32,7 @@ from flowrl.prompts.source_images import check_image
 
 SOURCES = ("source", "sources", "source_images")
 REFERENCES = ("reference", "references", "reference_images")
-VIDEO = "source_video"
+VIDEO, MASK = "source_video", "mask_video"
 VIDEOS = (".mp4", ".webm", ".gif")
 LONGEST = 20_000
 """Characters of a prompt: more are a file of another kind."""
@@ -53,7 +54,8 @@ class Prompt:
         sources: absolute paths of the images that the instruction is about.
         references: absolute paths of images that a sample is to resemble.
         video: absolute path of the video that the instruction is about.
-        source_names: `sources`, then `video`, as the file writes them; empty takes the names of their files.
+        mask: absolute path of the video that says where `video` is drawn.
+        source_names: `sources`, then `video` and `mask`, as the file writes them; empty takes the names of their files.
     """
 
     text: str
@@ -62,19 +64,25 @@ class Prompt:
     sources: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
     video: str | None = None
+    mask: str | None = None
     source_names: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """Tells this prompt from others, on every machine: its text, and what it is about where that is given."""
-        files = (*self.sources, self.video) if self.video is not None else self.sources
-        names = self.source_names or tuple(Path(file).name for file in files)
+        names = self.source_names or tuple(Path(file).name for file in (*self.sources, *self.clips))
         return json.dumps([self.text, *names], ensure_ascii=False) if names else self.text
+
+    @property
+    def clips(self) -> tuple[str, ...]:
+        """Absolute paths of the videos that it names."""
+        return tuple(file for file in (self.video, self.mask) if file is not None)
 
     @property
     def record(self) -> dict[str, Any]:
         """The metadata with the prompt, its images by absolute paths: a JSONL row that holds in any folder."""
-        found = {"sources": list(self.sources), "references": list(self.references), VIDEO: self.video}
+        images = {"sources": list(self.sources), "references": list(self.references)}
+        found: dict[str, Any] = {**images, VIDEO: self.video, MASK: self.mask}
         found = {key: value for key, value in found.items() if value}
         moved = (SOURCES if self.sources else ()) + (REFERENCES if self.references else ())
         kept = {key: value for key, value in self.metadata.items() if key not in moved}
@@ -147,10 +155,13 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
     names, sources = _images(row, SOURCES, where, find)
     _, references = _images(row, REFERENCES, where, find)
-    video = _video(row, where, find)
+    video, mask = (_video(row, key, where, find) for key in (VIDEO, MASK))
+    if mask is not None and video is None:
+        raise ValueError(f"{where}: {MASK} says where a {VIDEO} is drawn, and there is none: give it, or remove {MASK}")
+    clips = tuple(row[key] for key in (VIDEO, MASK) if row.get(key) is not None)
     return Prompt(
         text=text, metadata=row, negative=negative if own is None else own, sources=sources, references=references,
-        video=video, source_names=names if video is None else (*names, row[VIDEO]),
+        video=video, mask=mask, source_names=(*names, *clips),
     )  # fmt: skip
 
 
@@ -214,7 +225,7 @@ def _check_header(header: Sequence[str], where: str) -> None:
 
 def _cell(name: str, cell: str, where: str) -> Any:
     """A cell as JSON would hold it: nothing where a key may be left out, lists of images as lists."""
-    if name not in (*SOURCES, *REFERENCES, VIDEO, "negative_prompt"):
+    if name not in (*SOURCES, *REFERENCES, VIDEO, MASK, "negative_prompt"):
         return cell
     if not cell:
         return None
@@ -253,13 +264,13 @@ def _images(
     return tuple(names), tuple(map(str, paths))
 
 
-def _video(row: Mapping[str, Any], where: str, find: Find) -> str | None:
-    name = row.get(VIDEO)
+def _video(row: Mapping[str, Any], key: str, where: str, find: Find) -> str | None:
+    name = row.get(key)
     if name is None:
         return None
     if not isinstance(name, str) or not name.lower().endswith(VIDEOS):
-        raise ValueError(f"{where}: {VIDEO} must be the path of one {', '.join(VIDEOS)} file, got {name!r}")
-    return str(_existing(name, VIDEO, where, find))
+        raise ValueError(f"{where}: {key} must be the path of one {', '.join(VIDEOS)} file, got {name!r}")
+    return str(_existing(name, key, where, find))
 
 
 def _existing(name: str, key: str, where: str, find: Find) -> Path:

@@ -27,6 +27,7 @@ from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
+from flowrl.private_names import foreach_mul_
 from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
@@ -75,7 +76,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 count = total_of(run, int(live))
                 if count == 0:
                     continue
-                torch._foreach_mul_(gradient.total, share * run.world / count)
+                foreach_mul_(gradient.total, share * run.world / count)
                 loop.update(gradient, stats)
 
         # 3. Log.

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, cast
@@ -122,10 +122,7 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
     found = checkpoints(run_folder)
     if not found:
         return None, 0
-    *older, folder = found
-    advice = (
-        f"remove {folder} to continue from {older[-1].name}" if older else f"remove {folder} to start from iteration 0"
-    )
+    folder, advice = found[-1], _advice(found)
     try:
         seal = read_json(folder / _SEAL)
         size = int(seal["metrics_bytes"])
@@ -148,6 +145,34 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
             "restore it or start a new run"
         )
     return state, size
+
+
+def check_newest(run_folder: Path) -> int | None:
+    """The number of the newest complete checkpoint, of which the seal alone is read, not the weights; None without one.
+
+    Raises:
+        CheckpointError: its seal says that it is another run's, or cannot be read.
+        ValueError: the manifest cannot be read.
+    """
+    found = checkpoints(run_folder)
+    if not found:
+        return None
+    folder, advice = found[-1], _advice(found)
+    try:
+        seal = read_json(folder / _SEAL)
+        number, run = int(seal["iteration"]), seal.get("run")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint {folder} cannot be read ({_first_line(error)}): {advice}") from error
+    _refuse_foreign(run_folder, folder, seal, run, advice)
+    return number
+
+
+def _advice(found: Sequence[Path]) -> str:
+    """What to do about the newest of a run's checkpoints where it cannot be taken."""
+    *older, folder = found
+    return (
+        f"remove {folder} to continue from {older[-1].name}" if older else f"remove {folder} to start from iteration 0"
+    )
 
 
 def digest_of_newest(run_folder: Path) -> str | None:

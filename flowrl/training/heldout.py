@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from flowrl.benchmarks.temporal import diagnose
 from flowrl.files import write_atomically
-from flowrl.media.kept import write_samples
+from flowrl.media.kept import Sounds, write_samples
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
 from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
@@ -30,15 +31,50 @@ from flowrl.training.watchdog import look_at, stop_on_broken
 from flowrl.trajectory import Schedule
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What was drawn: images `[b, 3, H, W]` or videos `[b, F, 3, H, W]`, and `[b, channels, samples]` of their sound
+    where their family has any."""
+
+    images: Tensor
+    sounds: Tensor | None
+
+    def tracks(self, rate: int | None) -> list[tuple[Tensor, int] | None]:
+        """The sound of each on the host with its samples per second, as clips are written; None of silent ones."""
+        if self.sounds is None or rate is None:
+            return [None] * len(self.images)
+        return [(sound, rate) for sound in self.sounds.cpu()]
+
+
 @torch.no_grad()
 def generate(
     pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
 ) -> Tensor:
     """Images float32 `[b, 3, H, W]`, or videos `[b, F, 3, H, W]`, of prompts from start noise `x` `[b, *latent]` by
     the ODE sampler. The noise may lie on any device."""
+    return pipeline.decode(_final(pipeline, prompts, x, schedule, guidance_scale))
+
+
+@torch.no_grad()
+def made_of(
+    pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
+) -> Made:
+    """As `generate`, with the sound of videos that have any."""
+    return decoded(pipeline, _final(pipeline, prompts, x, schedule, guidance_scale))
+
+
+def decoded(pipeline: Pipeline, final: Tensor) -> Made:
+    """Images or videos of finished latents, with the sound of videos that have any."""
+    heard = pipeline.sound_rate is not None
+    return Made(images=pipeline.decode(final), sounds=pipeline.decode_sound(final) if heard else None)
+
+
+def _final(
+    pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, guidance_scale: float
+) -> Tensor:
     x = x.to(device_of(pipeline))
     velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
-    return pipeline.decode(ode_rollout(velocity, x, schedule))
+    return ode_rollout(velocity, x, schedule)
 
 
 def evaluate(
@@ -77,6 +113,7 @@ def evaluate(
     shown = spread(len(items), num_images)
     rows: list[Row] = []
     kept: dict[int, Tensor] = {}
+    heard: dict[int, Tensor] = {}
     broken = 0
     starts = range(own.start, own.stop, batch_size)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
@@ -87,23 +124,28 @@ def evaluate(
             batch = [items[i] for i in numbers]
             x = sample_normals(pipeline.latent_shape, [(seed, *_noise_of(item)) for item in batch]).to(run.device)
             prompts = [item.prompt for item in batch]
-            images = generate(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
+            drawn = made_of(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
+            images, sounds = drawn.images, drawn.sounds
             found = int(look_at(images).broken.sum())  # no reward sees them, and the run ends below
             broken += found
-            made = _scored(pipeline, None if found or not run.first else reward, batch, images, iteration, seed)
+            made = _scored(pipeline, None if found or not run.first else reward, batch, drawn, iteration, seed)
             if temporal and run.first and not found:
                 for row, video in zip(made, images, strict=True):
                     row["temporal"] = {name: _number(value) for name, value in diagnose(video).items()}
             rows += made
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
+            heard |= {i: sounds[i - first].cpu() for i in numbers if i in shown and sounds is not None}
             advance("")
     for _ in range(-(-share // batch_size) - len(starts) if in_step else 0):
         x = torch.zeros(1, *pipeline.latent_shape)
         generate(pipeline, [items[0].prompt], x, schedule, guidance_scale=guidance_scale)
     stop_on_broken(run, broken, len(own), iteration, learned=iteration > 0)
     rows, kept = run.joined(rows), dict(run.joined(list(kept.items())))
+    heard = dict(run.joined(list(heard.items()))) if pipeline.sound_rate is not None else {}
     if run.main:
-        _write(run.folder, iteration, rows, kept, items, seed, pipeline.fps)
+        rate = pipeline.sound_rate
+        sounds_kept = None if rate is None else Sounds(waves=[heard[i] for i in sorted(kept)], rate=rate)
+        _write(run.folder, iteration, rows, kept, items, seed, pipeline.fps, sounds_kept)
     return summary(rows)
 
 
@@ -113,11 +155,12 @@ def _noise_of(item: EvalItem) -> tuple[Part, ...]:
 
 
 def _scored(
-    pipeline: Pipeline, reward: WeightedSum | None, batch: Sequence[EvalItem], images: Tensor, iteration: int, seed: int
+    pipeline: Pipeline, reward: WeightedSum | None, batch: Sequence[EvalItem], made: Made, iteration: int, seed: int
 ) -> list[Row]:
     inputs = reward_inputs(
-        pipeline, [item.prompt for item in batch], images, group=torch.tensor([item.prompt_id for item in batch]),
-        numbers=[item.sample for item in batch], iteration=iteration,
+        pipeline, [item.prompt for item in batch], made.images, made.sounds,
+        group=torch.tensor([item.prompt_id for item in batch]), numbers=[item.sample for item in batch],
+        iteration=iteration,
     )  # fmt: skip
     output = None if reward is None else reward(inputs)
     found = {} if output is None else output.parts
@@ -143,7 +186,7 @@ def _number(value: float) -> float | None:
 
 def _write(
     folder: Path, iteration: int, rows: list[Row], kept: dict[int, Tensor], items: Sequence[EvalItem], seed: int,
-    fps: float | None,
+    fps: float | None, sounds: Sounds | None = None,
 ) -> None:  # fmt: skip
     name = f"iteration_{iteration:06d}"
     (folder / "eval").mkdir(exist_ok=True)
@@ -154,7 +197,13 @@ def _write(
     prompts = [items[number].prompt for number in numbers]
     sources = [load_sources(prompt) for prompt in prompts] if any(prompt.sources for prompt in prompts) else None
     write_samples(
-        folder / "samples", iteration, [kept[n] for n in numbers], [prompt.text for prompt in prompts], sources, fps
+        folder / "samples",
+        iteration,
+        [kept[n] for n in numbers],
+        [prompt.text for prompt in prompts],
+        sources,
+        fps,
+        sounds,
     )
     listed = [
         {"prompt": items[n].prompt.text, "sample": items[n].sample,

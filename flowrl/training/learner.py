@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.placement import sent_wide
+from flowrl.private_names import foreach_add_
 from flowrl.samplers import Network
 from flowrl.samplers.guidance import is_uncounted
 from flowrl.training.run import Run
@@ -128,7 +129,7 @@ class GradientSum:
         known = [(total, own) for total, own in zip(self.total, gradients, strict=True) if own is not None]
         if known:
             totals, own = (list(column) for column in zip(*known, strict=True))
-            torch._foreach_add_(totals, own, alpha=1 / scale)  # the product with a power of two is exact
+            foreach_add_(totals, own, alpha=1 / scale)  # the product with a power of two is exact
 
     def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
         """Adds up the processes, clips, and takes an optimizer step.

@@ -34,6 +34,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.media.kept import LATEST, write_latest
 from flowrl.media.terminal_images import HEIGHT, ROWS, escape, line_of, protocol_of
 from flowrl.pipelines import Pipeline
+from flowrl.pipelines.known_checkpoints import precision_note
 from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
@@ -49,7 +50,7 @@ from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
-from flowrl.training.model_files import MODEL
+from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
     Parts,
@@ -156,6 +157,8 @@ class Loop(Draws):
         if run.rollouts is not None:
             held["workers"] = run.rollouts.layout
         held["reproduces"] = reproduced_in(reward, self.measured)
+        if (commit := hub_commit(self.pipeline.model)) is not None:
+            held["model_commit"] = commit
         run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_trained(self.first)
@@ -167,6 +170,8 @@ class Loop(Draws):
         self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
         if run.main:
             tell_cut_prompts(pipeline, self.prompts)
+            if (note := precision_note(pipeline.model, config.pipeline.dtype)) is not None:
+                print(f"Note: {note}.", flush=True)
         if config.pipeline.free_text_encoders:
             encode_everything(pipeline, self.drawn, self.prompts, None if config.prompts.cache is None else run)
 
@@ -196,6 +201,7 @@ class Loop(Draws):
                     self.policy.blend(COPY, 0.0)
                 yield iteration
                 advance(self._advance_note)
+                raised = run.tell(iteration)
                 latest = self._show_latest()
                 if latest and self.protocol != "none" and time.monotonic() - drawn >= _IMAGES_EVERY:
                     drawn = time.monotonic()
@@ -207,6 +213,8 @@ class Loop(Draws):
                 if last or stop or done % config.checkpoint_every == 0:
                     self.save(done)
                 if last or stop:
+                    if raised is not None:
+                        raise raised
                     self.finished = last
                     return
         self.finished = True  # a resumed run had nothing left to do
@@ -404,6 +412,7 @@ class Loop(Draws):
         found = evaluation_warnings(self.counters["watch"], row, names)
         say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
         self.run.log({"iteration": iteration, **row} | ({"warnings": found} if found else {}))
+        self.run.trackers.show(self.run.folder, iteration)
         self.counters["evaluated"] = iteration
         return True
 

@@ -23,7 +23,7 @@ import torch
 
 from flowrl.capabilities import capabilities
 from flowrl.files import read_json, write_atomically
-from flowrl.versions import git_commit, versions
+from flowrl.versions import git_commit, untested, versions
 
 _FILE = "manifest.json"
 
@@ -35,6 +35,7 @@ def session_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
         "command": shlex.join(["flowrl", *sys.argv[1:]]),
         "git_commit": git_commit(),
         "versions": versions(),
+        "untested_versions": untested(versions()),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else str(device),

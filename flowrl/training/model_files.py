@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flowrl.config.locations import at_revision, is_path, split_revision
+from flowrl.config.sections import PipelineConfig
 from flowrl.config.train import resolve_path
 
 MODEL = "model"
@@ -57,7 +59,7 @@ def encoders_digest(model: str, others: Sequence[str]) -> str:
     Raises:
         ValueError: a hub id that is not in this machine's cache, of which nothing tells which weights it has.
     """
-    if not Path(model).is_dir():
+    if not Path(model).exists():
         commit = hub_commit(model)
         if commit is None:
             raise ValueError(
@@ -77,8 +79,9 @@ def hub_commit(model: str) -> str | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    repo, revision = split_revision(model)
     try:
-        index = try_to_load_from_cache(model, "model_index.json")
+        index = try_to_load_from_cache(repo, "model_index.json", revision=revision)
     except HFValidationError:
         return None
     return Path(index).parent.name if isinstance(index, str) else None
@@ -86,4 +89,13 @@ def hub_commit(model: str) -> str | None:
 
 def model_location(model: str) -> str:
     """What a family's `load` takes: the path of an asset or of what is written as a path, else the text, a hub id."""
-    return str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
+    return str(resolve_path(model)) if is_path(model) else model
+
+
+def location_of(settings: PipelineConfig) -> str:
+    """The location of the model that a configuration names, at its revision.
+
+    Raises:
+        ValueError: a revision of a file or folder.
+    """
+    return at_revision(model_location(settings.model), settings.revision)

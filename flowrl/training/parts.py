@@ -15,7 +15,7 @@ from flowrl.capabilities import this_machine
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
-from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
+from flowrl.pipelines import GENERIC, ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
 from flowrl.pipelines.weights.full_weights import FullWeights
@@ -35,7 +35,7 @@ from flowrl.rewards.actors.ray_rewards import (
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.rewards.specs import checked_reward
 from flowrl.samplers import Kernel
-from flowrl.training.model_files import encoders_digest, model_location
+from flowrl.training.model_files import encoders_digest, location_of
 from flowrl.training.processes.devices import device_kind, on_main
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.sampler_checks import kernel_of
@@ -117,10 +117,10 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float,
 
 def load_pipeline(settings: PipelineConfig, device: torch.device | str, how: Loading = AT_ONCE) -> Pipeline:
     """The generator, frozen; settings that are null are the family's own."""
+    how = replace(how, quantize=settings.quantize, offload=settings.offload, variant=settings.variant)
     return model_family(settings).load(
-        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile, how=replace(how, quantize=settings.quantize, offload=settings.offload),
-        **family_options(settings),
+        location_of(settings), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
+        compile=settings.compile, how=how, **family_options(settings),
     )  # fmt: skip
 
 
@@ -130,7 +130,13 @@ def model_family(settings: PipelineConfig) -> ModelFamily:
     Raises:
         ValueError: no family has the name, it is not the model's, or the model's is not known.
     """
-    return family(family_name(settings.name, model_location(settings.model)))
+    location = location_of(settings)
+    name = family_name(settings.name, location)
+    if name in GENERIC:
+        from flowrl.pipelines.generic.generic_family import FAMILY
+
+        return FAMILY.of(location)
+    return family(name)
 
 
 def family_options(settings: PipelineConfig) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
     """
     if settings.attention == "auto":
         return
-    check_word(settings.attention, DTYPES[settings.dtype], known.attends(model_location(settings.model)))
+    check_word(settings.attention, DTYPES[settings.dtype], known.attends(location_of(settings)))
     if here:
         check_here(settings.attention, this_machine(device_kind(settings.device)))
 
@@ -174,7 +180,7 @@ def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
         return
     from flowrl.pipelines.weights.context_parallel import refuse_unsplit  # imports diffusers
 
-    model, options = model_location(config.pipeline.model), family_options(config.pipeline)
+    model, options = location_of(config.pipeline), family_options(config.pipeline)
     drawn = {"height": config.eval.height, "width": config.eval.width}
     drawn = {key: value for key, value in drawn.items() if value is not None}
     sizes = [known.planned_size(model, {**options, **more}) for more in ({}, drawn)]
@@ -183,7 +189,7 @@ def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
 
 def attention_text(settings: PipelineConfig) -> str:
     """What `pipeline.attention` means on this machine, and which words it has."""
-    known = model_family(settings).attends(model_location(settings.model))
+    known = model_family(settings).attends(location_of(settings))
     machine = this_machine(device_kind(settings.device))
     return kernels_line(settings.attention, machine, DTYPES[settings.dtype], known)
 
@@ -320,7 +326,7 @@ def keep_embeddings(config: TrainConfig, pipeline: Pipeline) -> None:
     """
     if config.prompts.cache is not None:
         others = (*model_family(config.pipeline).denoisers, "scheduler", "safety_checker")
-        encoders = encoders_digest(model_location(config.pipeline.model), others)
+        encoders = encoders_digest(location_of(config.pipeline), others)
         pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flowrl.media.lossless import read_clip
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt, load_references, load_sources
 from flowrl.rewards import RewardInputs
@@ -42,7 +43,7 @@ def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Condi
         ValueError: a prompt has source images that the family does not take, or lacks those it needs.
     """
     rows = [prompt if isinstance(prompt, Prompt) else Prompt(text=prompt, metadata={}) for prompt in prompts]
-    sources = [load_sources(row) for row in rows]  # at their own size: families bring them to theirs
+    sources = [_given(row) for row in rows]  # at their own size: families bring them to theirs
     positive = pipeline.encode([row.text for row in rows], sources)
     if not reads_negative(pipeline):
         return positive
@@ -52,12 +53,17 @@ def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Condi
     )
 
 
+def _given(prompt: Prompt) -> list[Tensor]:
+    """What a prompt is about, as pipelines take it: clips `[F, 3, h, w]`, then images `[3, h, w]`."""
+    return [*map(read_clip, prompt.clips), *load_sources(prompt)]
+
+
 def not_kept(prompts: Iterable[tuple[Pipeline, Prompt]]) -> list[tuple[Pipeline, Prompt]]:
     """Those of prompts, each with the pipeline that draws it, whose embedding needs a text encoder."""
     found = []
     for pipeline, prompt in prompts:
         texts = [prompt.text, prompt.negative] if reads_negative(pipeline) else [prompt.text]
-        if not pipeline.keeps(texts, [load_sources(prompt)] * len(texts)):
+        if not pipeline.keeps(texts, [_given(prompt)] * len(texts)):
             found.append((pipeline, prompt))
     return found
 
@@ -97,6 +103,7 @@ def reward_inputs(
     pipeline: Pipeline,
     prompts: Sequence[Prompt],
     decoded: Tensor,
+    sounds: Tensor | None = None,
     *,
     group: Tensor,
     numbers: Sequence[int],
@@ -108,6 +115,7 @@ def reward_inputs(
         pipeline: says how fast videos run.
         prompts: [b].
         decoded: float32 `[b, 3, H, W]`, or `[b, F, 3, H, W]` of a video family, whose first frames are the images.
+        sounds: float32 `[b, channels, samples]` of the videos, where a family has sound and it was decoded.
         group: int64 [b].
         numbers: [b] of the samples.
         iteration: of the run.
@@ -124,6 +132,8 @@ def reward_inputs(
         images=decoded[:, 0] if video else decoded,
         videos=decoded if video else None,
         fps=pipeline.fps if video else None,
+        sounds=sounds,
+        sound_rate=None if sounds is None else pipeline.sound_rate,
         metadata=[prompt.metadata for prompt in prompts],
         group_ids=group,
         sample_ids=torch.tensor(list(numbers)),

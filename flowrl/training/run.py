@@ -12,14 +12,13 @@ import resource
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from accelerate.utils import gather_object
 
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, replacing, write_atomically
@@ -37,8 +36,12 @@ from flowrl.training.processes.devices import accelerator_of, on_main
 from flowrl.training.processes.mesh import layout_of
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
 from flowrl.training.seal import ALLOW, changes, digest_of
+from flowrl.training.trackers.opening import open_trackers
+from flowrl.training.trackers.tracker import Trackers
 
 T = TypeVar("T")
+Watcher = Callable[[int, Mapping[str, Any]], object]
+"""Is given the number of an iteration and its row of metrics; False from it asks for a stop."""
 
 
 @contextmanager
@@ -79,7 +82,7 @@ class Run:
 
     def __init__(
         self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool,
-        parts: Any = None, rollouts: Any = None,
+        parts: Any = None, rollouts: Any = None, watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
         """Opens a run folder.
 
@@ -91,6 +94,7 @@ class Run:
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
             rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), where it has any.
+            watcher: is told of every iteration, on the main process.
 
         Raises:
             ValueError: the device is not there, processes were given different inputs, or those of a resumed run have
@@ -105,10 +109,11 @@ class Run:
         self.rank, within = divmod(self.accelerator.process_index, self.layout.context)
         self.world, self.first = self.layout.data, within == 0
         self.folder, self.started, self.parts, self.rollouts = folder, time.time(), parts, rollouts
+        self._watcher, self._last_row = watcher, dict[str, Any]()
         self.stop_requested = False
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed
-        self._writer: Any = None
+        self.trackers = Trackers(())  # on the main process, from `begin` on
         self._metrics_size = self._first = 0
         self._facts = session_facts(self.device, self.processes) if self.main else {}
         _refuse_different(inputs, self.processes)
@@ -154,17 +159,29 @@ class Run:
     # ---- metrics -------------------------------------------------------------------------------------------------
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Appends a row to `metrics.jsonl` and to TensorBoard at its `iteration`; what is not finite becomes null."""
+        """Appends a row to `metrics.jsonl` and tells trackers; what is not finite becomes null."""
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self._last_row = clean
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
-        if self._writer is not None:
-            for key, value in clean.items():
-                if isinstance(value, int | float) and key != "iteration":
-                    self._writer.add_scalar(key, value, int(row["iteration"]))
-            self._writer.flush()
+        self.trackers.log(clean)
+
+    def tell(self, iteration: int) -> Exception | None:
+        """Tells the watcher of an iteration that was logged; False from it asks for a stop.
+
+        Returns:
+            What it raised, which asks for a stop too: the run is to be saved before that goes on its way.
+        """
+        if self._watcher is None or not self.main:
+            return None
+        try:
+            self.stop_requested |= self._watcher(iteration, dict(self._last_row)) is False
+        except Exception as error:
+            self.stop_requested = True
+            return error
+        return None
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -213,7 +230,7 @@ class Run:
         if not self.main and digest_of_newest(self.folder) == digest:
             with suppress(ValueError):
                 found[0] = read_checkpoint(self.folder)[0]
-        return found[0] if all(gather_object([found[0] is not None])) else on_main(lambda: found[0])
+        return found[0] if all(_gathered([found[0] is not None])) else on_main(lambda: found[0])
 
     def begin(self, first: int, **facts: Any) -> None:
         """Everything is restored and iteration `first` comes next: from here on the folder changes.
@@ -237,10 +254,7 @@ class Run:
                     stream.write(kept)
             remove_evaluations(self.folder, after=first)
         self._write()
-        if self._config.logging.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder / "tensorboard"))
+        self.trackers = open_trackers(self._config, self.folder, run=self._manifest["run"], resumed=self._resumed)
 
     # ---- interrupts, end -----------------------------------------------------------------------------------------
 
@@ -251,12 +265,10 @@ class Run:
             write_manifest(self.folder, self._manifest)
 
     def finish(self, *, finished: bool) -> None:
-        """Notes in the manifest when the run finished, or was stopped, and its peak memory; closes TensorBoard."""
+        """Notes in the manifest when the run finished, or was stopped, and its peak memory."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         end = {"finished" if finished else "stopped": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         self.note(**end, peak_memory_gib=round(peak / 2**30, 2))
-        if self._writer is not None:
-            self._writer.close()
 
     def watching_interrupts(self) -> AbstractContextManager[None]:
         """Inside, the first Ctrl-C asks for a stop after this iteration; a second one stops at once.
@@ -315,13 +327,13 @@ class Run:
         """The lists of all ranks, one after another."""
         if self.processes == 1:
             return mine
-        return list(gather_object(mine if self.first else []))
+        return list(_gathered(mine if self.first else []))
 
     def of_first(self, mine: T) -> T:
         """What the first process of this rank has; every process calls it."""
         if self.layout.context == 1:
             return mine
-        found: T = gather_object([mine])[self.rank * self.layout.context]
+        found: T = _gathered([mine])[self.rank * self.layout.context]
         return found
 
 
@@ -333,10 +345,18 @@ def _refuse_different(inputs: Mapping[str, Any], processes: int) -> None:
     """
     if processes == 1:
         return
-    digests = gather_object([digest_of({part: inputs[part] for part in ("config", "prompts")})])
+    digests = _gathered([digest_of({part: inputs[part] for part in ("config", "prompts")})])
     other = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
     if other:
         raise ValueError(
             f"processes {', '.join(other)} were given other settings or prompts than process 0: where nodes share no "
             "disk, each needs the same config.yaml and prompt files"
         )
+
+
+def _gathered(mine: list[Any]) -> list[Any]:
+    """What every process has, in their order."""
+    from accelerate.utils import gather_object  # a third of a second, and a plan asks nobody
+
+    found: list[Any] = gather_object(mine)
+    return found

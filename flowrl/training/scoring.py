@@ -66,6 +66,7 @@ class Scorer:
         self.latest: dict[int, Tensor] = {}  # the first image of some groups of this iteration, on this process
         self.reward_B: Tensor | None = None  # this iteration's rewards, of all processes
         counters.setdefault("watch", new_history())
+        USAGE.take()  # what this process asked before the run is not among its costs
 
     def begin(self) -> None:
         """Forgets the iteration before."""
@@ -78,10 +79,12 @@ class Scorer:
         """Begins to score a batch."""
         return Scoring(self, batch)
 
-    def inputs(self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int]) -> RewardInputs:
+    def inputs(
+        self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int], sounds: Tensor | None = None
+    ) -> RewardInputs:
         """What rewards are given of decoded images of groups `[b]`."""
-        prompts = batch.asked.prompts_of(group)
-        return reward_inputs(self.pipeline, prompts, decoded, group=group, numbers=numbers, iteration=batch.iteration)
+        prompts, now = batch.asked.prompts_of(group), batch.iteration
+        return reward_inputs(self.pipeline, prompts, decoded, sounds, group=group, numbers=numbers, iteration=now)
 
     def with_gradient(self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int]) -> RewardOutput:
         """Rewards of decoded images, at once and with their graph."""
@@ -246,9 +249,11 @@ class Scoring:
         decoded = decoded_once(scorer.pipeline, latents)
         if not scorer.look(decoded, group):  # the run ends in `result`, on every process
             return
-        inputs = scorer.inputs(self.batch, decoded, group, numbers)
+        heard = "sounds" in reward.needs and scorer.pipeline.sound_rate is not None
+        sounds = scorer.pipeline.decode_sound(latents) if heard else None
+        inputs = scorer.inputs(self.batch, decoded, group, numbers, sounds)
         if scorer.trained:
-            kept = replace(inputs, videos=None, fps=None, source_images=None, reference_images=None)
+            kept = replace(inputs, videos=None, fps=None, sounds=None, source_images=None, reference_images=None)
             scorer.seen.append(replace(kept, images=inputs.images.detach().cpu()))
         if reward.waits:
             if len(self.pending) - len(self.done) >= _PENDING:

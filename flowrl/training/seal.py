@@ -32,7 +32,8 @@ RESUME_KEYS = (
     "resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints", "prompts.cache",
     "pipeline.offload", "optim.offload", "parallel.shard", "parallel.replicate", "parallel.context",
     "workers.rollouts", "workers.rewards", "workers.address", "workers.rollout_gpus", "workers.reward_gpus",
-    "workers.reward_env",
+    "workers.reward_env", "logging.tensorboard", "logging.wandb", "logging.trackio", "logging.project",
+    "logging.entity",
 )  # fmt: skip
 """Settings that a resumed run may change: none of them moves what an iteration computes."""
 MOVED = re.compile(r"(?:eval\.)?rewards\.\d+\.options\.url")
@@ -66,9 +67,9 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
 
 def model_of(config: TrainConfig) -> dict[str, str]:
     """The files of a run's model; the commit of one on the hub, which is known when it has been downloaded."""
-    from flowrl.training.model_files import model_location
+    from flowrl.training.model_files import location_of
 
-    location = model_location(config.pipeline.model)
+    location = location_of(config.pipeline)
     if Path(location).exists():
         return _digests(Path(location))
     commit = hub_commit(location)
@@ -169,8 +170,8 @@ def _digests(place: Path) -> dict[str, str]:
 
 
 def _prompt_digest(prompt: Prompt) -> str:
-    video = () if prompt.video is None else (prompt.video,)
-    return _row_digest([prompt.key, prompt.negative, prompt.metadata], [*prompt.sources, *prompt.references, *video])
+    files = [*prompt.sources, *prompt.references, *prompt.clips]
+    return _row_digest([prompt.key, prompt.negative, prompt.metadata], files)
 
 
 def _row_digest(words: Sequence[Any], images: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Captions that are wrong in one thing, as captions of pictures from the web are.
+"""Captions that are wrong in one thing, as captions of photos from the web are.
 
 What such a caption names is a *neighbour* of what its image shows: another shape, one object more or fewer, the colours
 exchanged, the opposite relation. Captions drawn at random would not do: on average they say nothing of an image, and

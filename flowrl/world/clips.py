@@ -7,7 +7,7 @@ verdict on a clip reads shape, colour and place from every frame with the world'
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,9 @@ def clip_shapes(record: Mapping[str, Any], rng: np.random.Generator, frames: int
     ]
 
 
-def draw_clip(record: Mapping[str, Any], rng: np.random.Generator, frames: int = FRAMES) -> np.ndarray:
-    """A clip in which a record holds: uint8 `[frames, 64, 64, 3]`; see `clip_shapes`."""
-    return np.stack([draw_scene([shape]) for shape in clip_shapes(record, rng, frames)])
+def draw_clip(shapes: Sequence[Shape]) -> np.ndarray:
+    """The clip of a shape that is here, then there (see `clip_shapes`): uint8 `[frames, 64, 64, 3]`."""
+    return np.stack([draw_scene([shape]) for shape in shapes])
 
 
 def motion_verdict(clip: np.ndarray, record: Mapping[str, Any]) -> MotionVerdict:

@@ -3,7 +3,8 @@
 A kernel (`attention_words.KERNELS`) is set on the attention processors of one network, never for the process:
 `set_attention_backend` of a diffusers model becomes the default of every other model, and does nothing to networks that
 call torch's attention directly. Processors that go through diffusers' dispatcher read their backend from themselves.
-Where a processor calls torch's attention directly (UNets, CogVideoX, Sana), and for kernels that know nothing of
+Where a processor calls torch's attention directly (UNets, CogVideoX, Sana) or leaves its backend out (Qwen-Image-2.1
+without a cache of the prompt), and for kernels that know nothing of
 autocast, it runs as it is with torch's attention replaced within (`torch.overrides.TorchFunctionMode`): under autocast
 norms give queries and keys in float32, which torch's attention casts and other kernels refuse.
 
@@ -12,6 +13,8 @@ SD3's joint attention goes through diffusers' dispatcher, so that its backends c
 
 Sana's linear attention sums over all tokens and divides by such a sum. Stock turns to float32 for that, which autocast
 undoes at the matrix products; the processor here is out of autocast's reach there. In float32 it is equal bit for bit.
+So is SANA-Video's, which rotates queries and keys in the sum above and not in the divisor; stock takes that divisor in
+the network's dtype, here it is float32 too.
 """
 
 from __future__ import annotations
@@ -19,19 +22,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cache, partial, wraps
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from diffusers.models import attention_dispatch
-from diffusers.models.attention import AttentionModuleMixin
-from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
-from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flowrl.capabilities import this_machine
 from flowrl.pipelines.arithmetic.attention_words import KERNELS, Known, Mask, check_here, check_word, chosen, usable
+from flowrl.private_names import (
+    HUB_KERNELS,
+    Attention,
+    AttentionBackendName,
+    AttentionModuleMixin,
+    QwenImage21AttnProcessor,
+    ReadsBackend,
+    SanaLinearAttnProcessor2_0,
+    SanaLinearAttnProcessor3_0,
+    check_backend,
+    dispatch_attention_fn,
+    fetch_backend,
+    set_backend,
+)
 
 Attend = Callable[..., Tensor]
 
@@ -126,11 +139,68 @@ class LinearAttention:
         return tokens.clip(-65504, 65504) if tokens.dtype == torch.float16 else tokens  # the largest that it holds
 
 
+def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """`sum_j v_j (R_j k_j . R_i q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says.
+
+    Args:
+        query: not negative, `[b, n, heads, d]`.
+        key: not negative, `[b, n, heads, d]`.
+        value: `[b, n, heads, e]`.
+        rotary: cosines and sines of the rotations R, `[1, n, 1, d]`, each twice.
+
+    Returns:
+        float32 `[b, heads, e, n]`.
+    """
+    cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
+
+    def rotated(x: Tensor) -> Tensor:
+        even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)
+
+    with torch.autocast(query.device.type, enabled=False):
+        turned = (rotated(x).permute(0, 2, 3, 1).float() for x in (query, key))
+        q, k, v = (x.permute(0, 2, 3, 1).float() for x in (query, key, value))
+        rotated_q, rotated_k = turned
+        inverse = 1 / (k.sum(dim=-1, keepdim=True).transpose(-2, -1) @ q + 1e-15)
+        return v @ rotated_k.transpose(-1, -2) @ rotated_q * inverse
+
+
+class RotaryLinearAttention:
+    """Processor of one linear attention of videos, with relu as its feature map and rotations of tokens."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
+        assert rotary_emb is not None
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+
+        def heads(projected: Tensor, norm: Any = None) -> Tensor:
+            return (projected if norm is None else norm(projected)).unflatten(2, (attn.heads, -1))
+
+        attended = rotary_linear_attention(
+            F.relu(heads(attn.to_q(hidden_states), attn.norm_q)),
+            F.relu(heads(attn.to_k(source), attn.norm_k)),
+            heads(attn.to_v(source)),
+            rotary_emb,
+        )
+        tokens = attended.flatten(1, 2).transpose(1, 2).to(hidden_states.dtype)
+        return attn.to_out[1](attn.to_out[0](tokens))  # type: ignore[no-any-return]
+
+
 def exact_linear(transformer: nn.Module) -> None:
-    """Gives every linear attention of a Sana transformer its own processor."""
+    """Gives every linear attention of a Sana transformer, of images or videos, its own processor."""
     for module in transformer.modules():
-        if isinstance(getattr(module, "processor", None), SanaLinearAttnProcessor2_0):
+        processor = getattr(module, "processor", None)
+        if isinstance(processor, SanaLinearAttnProcessor2_0):
             module.set_processor(LinearAttention())  # type: ignore[operator]
+        elif isinstance(processor, SanaLinearAttnProcessor3_0):
+            module.set_processor(RotaryLinearAttention())  # type: ignore[operator]
 
 
 # ---- on a loaded network ---------------------------------------------------------------------------------------------
@@ -171,8 +241,8 @@ def _load(word: str) -> None:
     """Fetches what a kernel of the hub needs, and lets diffusers check the rest."""
     backend = AttentionBackendName(KERNELS[word].backend)
     try:
-        attention_dispatch._check_attention_backend_requirements(backend)
-        attention_dispatch._maybe_download_kernel_for_backend(backend)
+        check_backend(backend)
+        fetch_backend(backend)
     except (RuntimeError, ValueError, OSError, ImportError, AttributeError) as error:
         raise ValueError(f"pipeline.attention={word} could not be loaded ({error}): choose auto") from error
 
@@ -192,25 +262,18 @@ def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
         if not isinstance(module, Attention | AttentionModuleMixin):
             continue
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
-        if isinstance(processor, LinearAttention):
+        if isinstance(processor, LinearAttention | RotaryLinearAttention):
             continue
-        reads = isinstance(processor, _Reads)
+        reads = isinstance(processor, ReadsBackend) and not isinstance(processor, QwenImage21AttnProcessor)
         direct = kernel.torchs and not kernel.casts and (word == "native" or not within)
         if reads:
-            processor._attention_backend = AttentionBackendName(kernel.backend if direct else "native")
+            set_backend(processor, AttentionBackendName(kernel.backend if direct else "native"))
         stock = type(processor).__bases__[0] if isinstance(processor, _Given) else type(processor)
         replaced = not direct or (not reads and word != "native")
         processor.__class__ = _replaced(stock, word) if replaced else stock
         module.set_processor(processor)
         count += 1
     return count
-
-
-@runtime_checkable
-class _Reads(Protocol):
-    """A processor that goes through diffusers' dispatcher, by a backend of its own."""
-
-    _attention_backend: Any
 
 
 @cache
@@ -348,5 +411,5 @@ def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int
 
 def _fetched(word: str) -> bool:
     """Whether a kernel of the hub was loaded in this process."""
-    config = attention_dispatch._HUB_KERNELS_REGISTRY[AttentionBackendName(KERNELS[word].backend)]
+    config = HUB_KERNELS[AttentionBackendName(KERNELS[word].backend)]
     return config.kernel_fn is not None

@@ -224,9 +224,9 @@ def _unsuited(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
     if odd := [size for size in known.head_sizes if size % kernel.multiple]:
         return f"takes heads of a multiple of {kernel.multiple} numbers, and this model has heads of {odd[0]}"
     if known.mask != "none" and kernel.mask == "none":
-        return "takes no mask, and attention of this family has one where prompts of a batch differ in length"
+        return "takes no mask, and attention of this family has one, at least where prompts of a batch differ in length"
     if known.mask == "bias" and kernel.mask == "keys":
-        return "takes no mask of added numbers, which attention of this family has"
+        return "takes masks of keys alone, and attention of this family has a causal one, or one of added numbers"
     return ""
 
 

@@ -26,12 +26,15 @@ import torch
 from torch import nn
 
 from flowrl.pipelines.common import first_expert
+from flowrl.private_names import repeated_classes, rounding_options
 from flowrl.progress import clock
 
 _UNNAMED: Mapping[str, tuple[str, ...]] = {
     "CogVideoXTransformer3DModel": ("CogVideoXBlock",),
+    "Lumina2Transformer2DModel": ("Lumina2TransformerBlock",),
     "SD3Transformer2DModel": ("JointTransformerBlock", "SD3SingleTransformerBlock"),
     "SanaTransformer2DModel": ("SanaTransformerBlock",),
+    "SanaVideoTransformer3DModel": ("SanaVideoTransformerBlock",),
     "UNet2DConditionModel": ("BasicTransformerBlock", "ResnetBlock2D"),
 }
 """Classes of repeated blocks by class of network, for those that diffusers names none of."""
@@ -45,7 +48,7 @@ def repeated_blocks(network: nn.Module) -> list[nn.Module]:
     """The blocks of a denoiser that are compiled, in their order; of all experts, where there are several."""
     one: Any = first_expert(network)
     own = type(one).__name__
-    names = _UNNAMED[own] if own in _UNNAMED else tuple(one._repeated_blocks)
+    names = _UNNAMED[own] if own in _UNNAMED else repeated_classes(one)
     return [module for module in network.modules() if type(module).__name__ in names]
 
 
@@ -76,7 +79,7 @@ def check_compile(compile: str, device: torch.device | str) -> None:
 @cache
 def _told() -> None:
     """Has it said on standard error, from now on in this process, that time goes into compiling."""
-    from torch._dynamo.callback import callback_handler  # seconds to import
+    from flowrl.private_names import callback_handler  # seconds to import
 
     spent = _Clock()
     callback_handler.register_start_callback(spent.begin)
@@ -108,7 +111,7 @@ def compile_blocks(network: nn.Module, *, backend: str = "inductor") -> None:
         backend: of `torch.compile`; "aot_eager" traces without generating code, for tests.
     """
     _told()
-    options: dict[str, Any] = {"emulate_precision_casts": True} if backend == "inductor" else {}
+    options: dict[str, Any] = rounding_options() if backend == "inductor" else {}
     for block in repeated_blocks(network):
         block.compile(
             fullgraph=True, dynamic=True, backend=backend, options=options or None, recompile_limit=_MOST_GRAPHS

@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import Linear
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear, WholeNumberLinear
 from flowrl.pipelines.arithmetic.wide_products import has_products
+from flowrl.private_names import PeftLoraLinear, register_layers
 
 
 def add_lora(network: nn.Module, config: LoraConfig, name: str) -> None:
     """Adds an adapter under a name to the layers that the configuration targets; linear ones become `LoraLinear`."""
-    config._register_custom_module({nn.Linear: LoraLinear})
+    register_layers(config, {nn.Linear: LoraLinear})
     inject_adapter_in_model(config, network, adapter_name=name)
 
 
@@ -39,7 +39,7 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)  # beta 0: what is in the first is not read
 
 
-class LoraLinear(Linear):  # type: ignore[misc]
+class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
     """PEFT's layer, with a forward pass of its own for the usual case."""
 
     def _get_in_out_features(self, module: nn.Linear) -> tuple[int, int]:
@@ -49,7 +49,7 @@ class LoraLinear(Linear):  # type: ignore[misc]
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer with its active adapter at work; several active ones, and uncommon kinds, are left to PEFT."""
         base = self.base_layer
-        names = [] if self._disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
+        names = [] if self.disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
         if len(names) != 1 or args or kwargs or self.merged or not _restorable(base):
             return super().forward(x, *args, **kwargs)
         name, kind = names[0], x.device.type

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+
+from flowrl.private_names import products_by_dtype
 
 _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
     F.linear, F.conv1d, F.conv2d, F.conv3d, torch.matmul, torch.bmm, torch.baddbmm, Tensor.matmul, Tensor.bmm,
@@ -27,11 +30,7 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
 def _missing() -> frozenset[torch.dtype]:
     if not torch.backends.mkldnn.is_available():
         return frozenset()
-    known = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
-    }
-    return frozenset(dtype for dtype, supported in known.items() if not supported)
+    return frozenset(getattr(torch, dtype) for dtype, supported in products_by_dtype().items() if not supported)
 
 
 _MISSING = _missing()  # found once: compiled code cannot ask
@@ -79,14 +78,10 @@ def checkpoint_blocks(network: Any, device: torch.device | str, dtype: torch.dty
         device: where it lives.
         dtype: of its arithmetic.
     """
-    if torch.device(device).type != "cpu" or has_products(dtype):
-        network.enable_gradient_checkpointing()
-        return
+    from flowrl.pipelines.arithmetic.checkpointed_masks import with_masks  # diffusers, a second
 
-    def again(block: nn.Module, *args: Any, **given: Any) -> Any:
+    again: Callable[..., Any] = partial(checkpoint, use_reentrant=False)
+    if torch.device(device).type == "cpu" and not has_products(dtype):
         # The backward pass runs outside of the network's region; autocast is brought back by torch, a mode is not.
-        return checkpoint(
-            block, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), WideProducts()), **given
-        )
-
-    network.enable_gradient_checkpointing(again)
+        again = partial(again, context_fn=lambda: (nullcontext(), WideProducts()))
+    network.enable_gradient_checkpointing(with_masks(network, again))

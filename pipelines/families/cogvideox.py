@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from diffusers import CogVideoXTransformer3DModel
-from diffusers.models.embeddings import get_3d_rotary_pos_embed
 from torch import Tensor
 
 from flowrl.pipelines import common
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.families import sd
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.private_names import get_3d_rotary_pos_embed
 from flowrl.samplers.flow_coordinates import alpha_bars
 from flowrl.trajectory import Conditioning, Schedule
 

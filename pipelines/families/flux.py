@@ -76,7 +76,8 @@ def refuse(card: Card) -> None:
     if wanted != 4 * channels:
         raise ValueError(
             f"the network of {card.model} takes {wanted} channels per token, and latents of its VAE have "
-            f"{4 * channels}: it is a fill or control model, which no pipeline.name loads"
+            f"{4 * channels}: it is a fill or control model; pipeline.name=flux_fill loads FLUX.1 Fill, and no "
+            "pipeline.name the others"
         )
 
 

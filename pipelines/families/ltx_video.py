@@ -33,12 +33,13 @@ class LTXVideoOptions(VideoOptions):
     that equal latents have equal rewards (stock: `decode_noise_scale=0`)."""
 
 
-def _grid(config: Any) -> Grid:
+def grid(config: Any) -> Grid:
+    """Latents of one pixel a token, or of patches."""
     patch, frame_patch = config.patch_size, config.patch_size_t
     return Grid(channels=config.in_channels // (patch**2 * frame_patch), patch=patch, frame_patch=frame_patch)
 
 
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
+def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
     """As the autoencoder finds them where its configuration leaves them out: a patch, then halved at each level."""
     scaled, patches = vae.get("spatio_temporal_scaling", (True, True, True, False)), (4, 1)
     usual = [patch * 2 ** sum(scaled) for patch in (vae.get("patch_size", patches[0]), vae.get("patch_size_t", 1))]
@@ -85,19 +86,22 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
     return stock_schedules.flow_schedule(scheduler, num_steps, grid, shift, sigmas="linspace", mu=mu)
 
 
-def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
+def constants(p: FamilyPipeline) -> dict[str, Tensor]:
+    """What latents are normalised by, which the autoencoder holds among its weights."""
     vae = p.pipe.vae
     mean, std = (value.view(1, -1, 1, 1, 1).float() for value in (vae.latents_mean, vae.latents_std))
     return {"mean": mean, "std": std / vae.config.scaling_factor}
 
 
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
+def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
+    """Clips of latents `[b, C, F, h, w]`."""
     vae = p.pipe.vae
     time = z.new_full((len(z),), p.options.decode_timestep) if vae.config.timestep_conditioning else None
     return vae.decode(common.restored(p, z), time, return_dict=False)[0]
 
 
-def _suits(card: Card, options: Any) -> None:
+def suits(card: Card, options: Any) -> None:
+    """Refuses a timestep for a decoder that reads none."""
     if options.decode_timestep != 0 and not card.vae.get("timestep_conditioning", True):
         raise ValueError(
             f"decode_timestep ({options.decode_timestep}) has no effect: the decoder of {card.model} reads no timestep"
@@ -107,8 +111,8 @@ def _suits(card: Card, options: Any) -> None:
 FAMILY = Family(
     name="ltx_video", title="LTX-Video", network=LTXVideoTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION,
     options=LTXVideoOptions, encoders=("text_encoder",), length=128,
-    own_size=lambda card: Size(height=512, width=704, num_frames=161, fps=25.0), grid=_grid, factors=_factors,
+    own_size=lambda card: Size(height=512, width=704, num_frames=161, fps=25.0), grid=grid, factors=factors,
     embed=_embed, arguments=_arguments, read=_read, conditioning=given("caption_channels", mask=True),
-    schedule=_schedule, constants=_constants, decode=_decode, encode=wan.encode, suits=_suits,
+    schedule=_schedule, constants=constants, decode=decode, encode=wan.encode, suits=suits,
     check_scheduler=stock_schedules.check_flow_scheduler, attention=Attends(mask="bias"),
 )  # fmt: skip

@@ -98,12 +98,13 @@ def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tenso
     return unpack(qwen_norm_rescale(pack(negative), pack(positive), scale), positive.shape[1:])
 
 
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
+def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
     """Images are decoded as videos of one frame."""
     return p.pipe.vae.decode(common.restored(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
 
 
-def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
+def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
+    """Latents of the posterior's mode, by the autoencoder's statistics."""
     return common.normalised(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
 
 
@@ -116,6 +117,6 @@ FAMILY = Family(
     name="qwen_image", title="Qwen-Image", network=QwenImageTransformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors,
     constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=conditioning,
-    guided=_guided, schedule=stock_schedules.by_image_size, decode=_decode, encode=_encode,
+    guided=_guided, schedule=stock_schedules.by_image_size, decode=decode, encode=encode,
     longest=lambda card: LONGEST_PROMPT, attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -10,7 +10,6 @@ out: cleaning of captions, and stock's rounding of sizes to its list of aspect r
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,17 +23,11 @@ from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, given, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.private_names import sana_instruction
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """All projections of self- and cross-attention."""
-
-
-def instruction() -> list[str]:
-    """Lines that stock's own call puts before every prompt."""
-    from diffusers import SanaPipeline  # which imports transformers
-
-    return list(inspect.signature(SanaPipeline.__call__).parameters["complex_human_instruction"].default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +46,7 @@ def _grid(config: Any) -> Grid:
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     embeds, mask, _none, _none = p.pipe.encode_prompt(
         [prompt], do_classifier_free_guidance=False, device=p.device, max_sequence_length=p.max_sequence_length,
-        complex_human_instruction=instruction() if prompt and p.options.instruction else None,
+        complex_human_instruction=sana_instruction() if prompt and p.options.instruction else None,
     )  # fmt: skip
     return {"embeds": embeds.to(p.dtype), "mask": mask}
 
@@ -96,7 +89,7 @@ def _prepare(p: FamilyPipeline) -> None:
     exact_linear(p.pipe.transformer)
 
 
-def _prepare_encoders(p: FamilyPipeline) -> None:
+def prepare_gemma(p: FamilyPipeline) -> None:
     """Gemma overflows in float16: it runs in bfloat16 then."""
     if p.dtype == torch.float16:
         p.pipe.text_encoder.to(torch.bfloat16)
@@ -106,6 +99,6 @@ FAMILY = Family(
     name="sana", title="Sana", network=SanaTransformer2DModel, lora_targets=LORA_TARGETS, options=SanaOptions,
     encoders=("text_encoder",), length=300, own_size=sample_size, factors=_factors, grid=_grid, embed=_embed,
     arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule, encode=_encode,
-    refuse=_refuse, prepare=_prepare, prepare_encoders=_prepare_encoders,
+    refuse=_refuse, prepare=_prepare, prepare_encoders=prepare_gemma,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

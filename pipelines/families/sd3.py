@@ -1,22 +1,29 @@
 """Stable Diffusion 3 and 3.5: any checkpoint that stock `StableDiffusion3Pipeline` loads.
 
 Velocity network `SD3Transformer2DModel`, fed 1000 * sigma; two CLIP encoders and a T5 encoder; sigma grids from the
-checkpoint's own `FlowMatchEulerDiscreteScheduler`. Guidance is two-pass classifier-free guidance.
+checkpoint's own `FlowMatchEulerDiscreteScheduler`. Guidance is two-pass classifier-free guidance. Stock guides at
+scales above 1 only: what the card of 3.5 Large Turbo calls scale 0 is scale 1 here, and 0 would be the negative prompt
+alone.
+
+Medium 3.5 has a second attention over the image's own tokens in its first 13 blocks (`attn2`), Large has none;
+published recipes train the joint attention alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import stock_schedules
+from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention import dispatched
 from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -41,6 +48,24 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     }  # fmt: skip
 
 
+def _guided(
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
+    """Guidance in two passes, 1 is one pass.
+
+    Raises:
+        ValueError: a model whose name says that it is a turbo with a scale below 1, or a large turbo with any but 1.
+    """
+    name = Path(p.model).name.lower()
+    if "turbo" in name and (scale < 1 or (scale > 1 and "large" in name)):  # others' turbos may be guided a little
+        raise ValueError(
+            f"{p.model} is distilled to draw without guidance, which is scale 1 in this family (its card's 0.0 is "
+            f"stock's word for that), got scale {scale:g}: set sampler.guidance_scale=1 and eval.guidance_scale=1"
+        )
+    return common.two_pass(p, network, cond, negative, scale, train_negative)
+
+
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """Grid "diffusers" is the stock pipeline's; "linspace" is shifted once (`samplers/schedules.py`)."""
     return build_schedule(stock_schedules.with_shift(p.pipe.scheduler.config, shift), num_steps, grid=grid)
@@ -55,5 +80,5 @@ FAMILY = Family(
     name="sd3", title="Stable Diffusion 3", network=SD3Transformer2DModel, lora_targets=JOINT_ATTENTION,
     encoders=("text_encoder", "text_encoder_2", "text_encoder_3"), length=128, own_size=sample_size, grid=_grid,
     embed=_embed, arguments=_arguments, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
-    schedule=_schedule, seen_tokens=_seen_tokens, prepare=lambda p: dispatched(p.pipe.transformer),
+    guided=_guided, schedule=_schedule, seen_tokens=_seen_tokens, prepare=lambda p: dispatched(p.pipe.transformer),
 )  # fmt: skip

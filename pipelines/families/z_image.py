@@ -26,7 +26,7 @@ from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
-from flowrl.samplers.guidance_rules import z_image
+from flowrl.samplers.guidance_rules import Rule, z_image
 from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = (
@@ -79,30 +79,39 @@ def _guided(
     p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
     train_negative: TrainNegative,
 ) -> Velocity:  # fmt: skip
-    """Guidance in two passes, `positive + scale * (positive - negative)`; scale 0 is one pass.
+    cap = p.options.norm_cap
+    # The rule is stated for the network's own sign, which `_read` has turned.
+    return guided_from_zero(
+        p, network, cond, negative, scale, train_negative, distilled="turbo" in Path(p.model).name.lower(),
+        rule=lambda no, yes, w: z_image(-no, -yes, w, norm_cap=cap),
+    )  # fmt: skip
+
+
+def guided_from_zero(
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative, *, distilled: bool, rule: Rule, apart: bool = False,
+) -> Velocity:  # fmt: skip
+    """Guidance in two passes whose scale counts from 0, `positive + scale * (positive - negative)`; 0 is one pass.
 
     Raises:
         ValueError: the scale is negative, or asks for a negative prompt and there is none; or it is not 0, and the
-            model's name says that it is a turbo.
+            model is distilled.
     """
     if scale == 0:
         return conditioned(network, cond)
-    if "turbo" in Path(p.model).name.lower():
+    if distilled:
         raise ValueError(
             f"{p.model} is distilled to draw without guidance, which is scale 0 in this family, got scale {scale:g}: "
             "set sampler.guidance_scale=0 and eval.guidance_scale=0"
         )
     if not scale > 0 or negative is None:
         raise ValueError(
-            f"guidance at scale {scale} is not to be had: Z-Image takes positive scales with a negative prompt, and 0 "
-            "for none"
+            f"guidance at scale {scale} is not to be had: {p.family.title} takes positive scales with a negative "
+            "prompt, and 0 for none"
         )
-    cap = p.options.norm_cap
-    # The rule is stated for the network's own sign, which `_read` has turned.
     return classifier_free_guidance(
-        network, cond, negative, scale, rule=lambda no, yes, w: z_image(-no, -yes, w, norm_cap=cap),
-        train_negative=train_negative,
-    )  # fmt: skip
+        network, cond, negative, scale, rule=rule, train_negative=train_negative, apart=apart
+    )
 
 
 def _longest(card: Card) -> int:

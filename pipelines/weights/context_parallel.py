@@ -21,20 +21,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers.hooks.context_parallel import apply_context_parallel
-from diffusers.models import attention_dispatch
-from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
 
 from flowrl.pipelines.arithmetic.attention import give_within
 from flowrl.pipelines.cards import Size, tokens
 from flowrl.pipelines.common import first_expert
+from flowrl.private_names import (
+    ContextParallelConfig,
+    ParallelConfig,
+    ReadsParallel,
+    all_to_all_single,
+    apply_context_parallel,
+    mesh_of,
+    set_parallel,
+    share_attention,
+    share_mesh,
+    split_plan,
+    wait_tensor,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -121,26 +130,18 @@ def share_tokens(pipeline: Any, mesh: DeviceMesh) -> None:
     for one in pipeline.sizes:
         one.context = mesh.size()
     settings = ContextParallelConfig(ulysses_degree=mesh.size())
-    # What its own `setup` finds in a mesh of the whole world.
-    settings._flattened_mesh = settings._ulysses_mesh = mesh
+    share_mesh(settings, mesh)
     whole = ParallelConfig(context_parallel_config=settings)
-    attention_dispatch._templated_context_parallel_attention = _attend  # reached with a `ParallelConfig` alone
+    share_attention(_attend)  # reached with a `ParallelConfig` alone
     warnings.filterwarnings("ignore", message=".*all_gather_tensor.*", category=FutureWarning)  # diffusers' hooks
     for network in pipeline.experts.values():
         _refuse_heads(network, mesh.size())
         give_within(network, pipeline.attention)
         for module in network.modules():
             processor = getattr(module, "processor", None)
-            if isinstance(processor, _Split):
-                processor._parallel_config = whole
-        apply_context_parallel(network, settings, network._cp_plan)
-
-
-@runtime_checkable
-class _Split(Protocol):
-    """A processor that says to its kernel whether tokens are split: not in attention to a prompt that all have."""
-
-    _parallel_config: Any
+            if isinstance(processor, ReadsParallel):
+                set_parallel(processor, whole)
+        apply_context_parallel(network, settings, split_plan(network))
 
 
 def _refuse_heads(network: Any, context: int) -> None:
@@ -154,7 +155,9 @@ def _refuse_heads(network: Any, context: int) -> None:
 
 def _splits_text(network: Any) -> bool:
     """Whether the plan splits the prompt's tokens too."""
-    return any(isinstance(entry, Mapping) and "encoder_hidden_states" in entry for entry in network._cp_plan.values())
+    return any(
+        isinstance(entry, Mapping) and "encoder_hidden_states" in entry for entry in split_plan(network).values()
+    )
 
 
 def _drawn(size: Any, sources: int) -> str:
@@ -171,7 +174,7 @@ def _attend(
     is_causal: bool = False, scale: float | None = None, *_: Any, _parallel_config: Any, **__: Any,
 ) -> Tensor:  # fmt: skip
     """Attention of this process's tokens `[b, n / c, h, d]` to those of all; `attn_mask` is of its own keys."""
-    group = _parallel_config.context_parallel_config._ulysses_mesh.get_group()
+    group = mesh_of(_parallel_config).get_group()
     mask = None if attn_mask is None else _whole_mask(attn_mask, key.shape[1], query.shape[2], group)
     query, key, value = (_heads(x, group) for x in (query, key, value))
     attended = F.scaled_dot_product_attention(
@@ -208,7 +211,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    flat: Tensor = collectives.wait_tensor(collectives.all_to_all_single(x.contiguous().flatten(), None, None, group))
+    flat: Tensor = wait_tensor(all_to_all_single(x.contiguous().flatten(), None, None, group))
     return flat.view(x.shape)
 
 

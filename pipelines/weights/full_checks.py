@@ -6,6 +6,7 @@ from torch import nn
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.places.single_files import is_single_file
 from flowrl.pipelines.weights.full_weights import trained_names
 
 
@@ -47,6 +48,11 @@ def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
     for key, (given, value, why) in refused.items():
         if given:
             raise ValueError(f"policy.train=full does not go with {key}={value}, {why}: remove it, or {ready}")
+    if is_single_file(location):
+        raise ValueError(
+            f"policy.train=full ships a folder with all parts of its model, and {location} is a single file: write it "
+            f"as a folder first (from_single_file and save_pretrained in stock diffusers), or {ready}"
+        )
     known.check(location, None)
     denoiser = None if policy.target_modules is None else known.meta_denoiser(location)
     for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):

@@ -55,7 +55,7 @@ class Later:
         if "text_encoders" in self.how.offload:
             self._rest(p, "image_encoder", ("image_encoder",))
         if "vae" in self.how.offload:
-            self._rest(p, "vae", ("vae",))
+            self._rest(p, "vae", ("vae", "audio_vae", "vocoder"))
 
     def _rest(self, p: Any, what: str, names: Sequence[str]) -> None:
         networks = [part for name in names if isinstance(part := getattr(p.pipe, name, None), nn.Module)]

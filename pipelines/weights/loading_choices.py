@@ -24,12 +24,14 @@ class Loading:
         later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
         quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
         split: over which processes denoisers are split; None where each has the whole.
+        variant: ending of the names of the files with weights; None takes those without one.
         offload: what rests on the host while it is not asked for: "text_encoders" (an image encoder too), "vae".
     """
 
     later: bool = False
     quantize: str = "none"
     split: Split | None = None
+    variant: str | None = None
     offload: tuple[str, ...] = ()
 
 

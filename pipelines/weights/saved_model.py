@@ -16,12 +16,14 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from flowrl.config.locations import split_revision
 from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
 
-_INDEX = "model_index.json"
-_SMALL = 2**28  # bytes of frozen parts that are copied rather than linked
+INDEX = "model_index.json"
+SMALL = 2**28
+"""Bytes of frozen parts that are copied rather than linked."""
 
 
 def save_model(folder: Path, pipeline: Pipeline) -> None:
@@ -33,8 +35,8 @@ def save_model(folder: Path, pipeline: Pipeline) -> None:
     for half in (staged, aside):
         shutil.rmtree(half, ignore_errors=True)
     staged.mkdir(parents=True)
-    source = folder if (folder / _INDEX).is_file() else stock_folder(pipeline.model)
-    _take_frozen(source, staged, set(pipeline.experts), small=0 if source == folder else _SMALL)
+    source = folder if (folder / INDEX).is_file() else stock_folder(pipeline.model)
+    take_frozen(source, staged, set(pipeline.experts), small=0 if source == folder else SMALL)
     for name, network in pipeline.experts.items():
         save: Callable[[Path], Any] = network.save_pretrained  # type: ignore[assignment]  # of diffusers, without types
         save(staged / name)
@@ -83,7 +85,8 @@ def stock_folder(model: str) -> Path:
         return Path(model)
     from huggingface_hub import try_to_load_from_cache
 
-    index = try_to_load_from_cache(model, _INDEX)
+    repo, revision = split_revision(model)
+    index = try_to_load_from_cache(repo, INDEX, revision=revision)
     if not isinstance(index, str):
         raise ValueError(
             f"policy.train=full saves a folder with all parts of {model}, and its files are not in this machine's "
@@ -92,14 +95,14 @@ def stock_folder(model: str) -> Path:
     return Path(index).parent
 
 
-def _take_frozen(source: Path, target: Path, trained: set[str], *, small: int) -> None:
+def take_frozen(source: Path, target: Path, trained: set[str], *, small: int) -> None:
     """Links the parts that the index of a stock folder names, or copies them where they have no more bytes than
     `small`; but for those that are trained."""
-    parts = [name for name in read_json(source / _INDEX, finite=False) if (source / name).is_dir()]
+    parts = [name for name in read_json(source / INDEX, finite=False) if (source / name).is_dir()]
     files = [path for name in parts if name not in trained for path in sorted((source / name).rglob("*"))]
     files = [path for path in files if path.is_file()]
     take = shutil.copyfile if sum(path.stat().st_size for path in files) <= small else _link
-    shutil.copyfile(source / _INDEX, target / _INDEX)
+    shutil.copyfile(source / INDEX, target / INDEX)
     for path in files:
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)

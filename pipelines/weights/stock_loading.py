@@ -16,11 +16,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from flowrl.config.locations import split_revision
 from flowrl.failures import out_of_memory
 from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
-from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.meta_masks import callable_on_meta
+from flowrl.pipelines.places.single_files import FilesMissing, is_single_file, load_single, small_folder
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
 
@@ -82,15 +85,23 @@ def read_config(cls: Any, model: str, part: str) -> dict[str, Any]:
         ValueError: it cannot be read.
     """
     try:
-        return dict(cls.load_config(model, subfolder=part))
+        return dict(cls.load_config(**_place(model), subfolder=part))
     except (OSError, ValueError) as error:
         raise ValueError(f"could not read the configuration of {model}/{part} ({error}): {AGAIN}") from error
 
 
 def index_entries(model: str, names: Sequence[str]) -> dict[str, Any]:
     """What the model_index.json of a folder or hub id says of parts that are not loaded."""
-    index = diffusers.DiffusionPipeline.load_config(model)
+    index = diffusers.DiffusionPipeline.load_config(**_place(model))
     return {name: index[name] for name in names if name in index}
+
+
+def _place(model: str) -> dict[str, Any]:
+    """A model as diffusers' loaders of configurations take it: a folder or hub id, and its revision."""
+    if is_single_file(model):
+        return {"pretrained_model_name_or_path": small_folder(model)}
+    name, revision = split_revision(model)
+    return {"pretrained_model_name_or_path": name, **({} if revision is None else {"revision": revision})}
 
 
 def quiet_libraries() -> None:
@@ -104,20 +115,24 @@ def quiet_libraries() -> None:
 
 
 def on_meta(cls: Any, config: Mapping[str, Any]) -> nn.Module:
-    """A network without weights."""
+    """A network without weights, which can be called with arguments without numbers."""
     with torch.device("meta"):
-        return cls.from_config(dict(config))
+        return callable_on_meta(cls.from_config(dict(config)))
 
 
-def load_stock(name: str, model: str, *, title: str, dtype: torch.dtype, exact: Sequence[str], **options: Any) -> Any:
+def load_stock(
+    name: str, model: str, *, title: str, dtype: torch.dtype, exact: Sequence[str], how: Loading = AT_ONCE,
+    **options: Any,
+) -> Any:  # fmt: skip
     """A stock pipeline from a folder or the hub, on the CPU.
 
     Args:
         name: of the stock class.
-        model: folder or hub id.
+        model: folder or hub id, perhaps at a revision.
         title: of the family, for the message.
         dtype: of its parts.
         exact: parts that stay in float32, never rounded on the way: the autoencoder.
+        how: whose `variant` says which files of weights are read.
         options: further arguments of `from_pretrained`.
 
     Raises:
@@ -126,10 +141,17 @@ def load_stock(name: str, model: str, *, title: str, dtype: torch.dtype, exact: 
     quiet_libraries()
     parts = {"default": dtype, **dict.fromkeys(exact, torch.float32)}
     try:
-        encoders = _encoders(model, dtype, options) if (Path(model) / "model_index.json").is_file() else {}
-        pipe = getattr(diffusers, name).from_pretrained(model, dtype=parts, **encoders, **options)
+        chosen = {} if how.variant is None else {"variant": how.variant}
+        if is_single_file(model):
+            pipe = load_single(getattr(diffusers, name), model, dtype=dtype, exact=exact, options=options)
+        else:
+            encoders = _encoders(model, dtype, options, chosen) if (Path(model) / "model_index.json").is_file() else {}
+            place = _place(model)
+            pipe = getattr(diffusers, name).from_pretrained(**place, dtype=parts, **chosen, **encoders, **options)
     except _Incomplete as error:
         raise ValueError(str(error)) from error
+    except FilesMissing:
+        raise
     except Exception as error:  # damaged files and foreign ones make the libraries raise errors of every kind
         if out_of_memory(error):
             raise
@@ -152,7 +174,9 @@ class _Incomplete(Exception):
     """Weights are missing that a library would fill with random numbers."""
 
 
-def _encoders(model: str, dtype: torch.dtype, options: Mapping[str, Any]) -> dict[str, nn.Module]:
+def _encoders(
+    model: str, dtype: torch.dtype, options: Mapping[str, Any], chosen: Mapping[str, str]
+) -> dict[str, nn.Module]:
     """The networks of a pipeline's folder that transformers loads: it would make up what their files lack.
 
     Raises:
@@ -167,8 +191,9 @@ def _encoders(model: str, dtype: torch.dtype, options: Mapping[str, Any]) -> dic
         if part in options or not is_network:
             continue
         network, info = kind.from_pretrained(
-            model, subfolder=part, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-        )
+            model, subfolder=part, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
+            **chosen,
+        )  # fmt: skip
         if wrong := [key for key, *_ in info["mismatched_keys"]]:
             raise _Incomplete(
                 f"{model}/{part} holds weights of another shape than its config.json says ({len(wrong)}, first "

@@ -179,7 +179,7 @@ def _given_up(failed: Failed, images: int) -> str:
 
 def _needed(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
     """Inputs without the videos and further images that a reward does not read: they are the most of what is sent."""
-    unread = [name for name in ("videos", "source_images", "reference_images") if name not in needs]
+    unread = [name for name in ("videos", "sounds", "source_images", "reference_images") if name not in needs]
     nothing: dict[str, Any] = dict.fromkeys(unread)
     return replace(inputs, **nothing)
 

@@ -114,6 +114,7 @@ def inputs_on(inputs: RewardInputs, device: torch.device) -> RewardInputs:
     return replace(
         inputs, images=sent(inputs.images, device),
         videos=None if inputs.videos is None else sent(inputs.videos, device),
+        sounds=None if inputs.sounds is None else sent(inputs.sounds, device),
         source_images=of(inputs.source_images), reference_images=of(inputs.reference_images),
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from flowrl.randomness import counter_choice
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of, output_of
 from flowrl.rewards.comparing.comparators import comparator_options
 from flowrl.rewards.comparing.tournaments import (
     Byes,
@@ -55,6 +55,7 @@ class WinRate:
     the cache knew.
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("groups",)
     reproduces: ClassVar[str] = (
         "The win rate of Pref-GRPO (arXiv 2508.20751), checked on its published example; a comparison that failed "
         "is left out, not a tie, and no published judge was asked."
@@ -102,6 +103,7 @@ class Tournament:
     smallest sample id; in ArenaRL it is sampled greedily. Parts as `win_rate`.
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("groups",)
     reproduces: ClassVar[str] = (
         "Single elimination, Swiss and anchor tournaments, checked on published examples and by brute force; no "
         "published judge was asked."
@@ -147,6 +149,7 @@ class Rank:
     other reward.
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("groups",)
     reproduces: ClassVar[str] = (
         "The rank rewards of PaCo-RL (denominator: n-1) and Flow-Factory (denominator: n), checked on numbers "
         "worked by hand."
@@ -163,6 +166,10 @@ class Rank:
 
     def __post_init__(self) -> None:
         nested_options(self.reward, self.options)
+
+    @property
+    def models(self) -> tuple[Model, ...] | None:
+        return models_of(nested_options(self.reward, self.options))
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward and the other one."""

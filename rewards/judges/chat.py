@@ -21,7 +21,8 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from flowrl.config.options import build_parts
-from flowrl.rewards import load_target
+from flowrl.rewards import Model, load_target
+from flowrl.rewards.networks.model_sizes import sized
 
 PRACTICAL = frozenset({
     "server", "api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size", "seed", "down_after",
@@ -197,6 +198,12 @@ def array_schema(items: Mapping[str, Any], count: int) -> dict[str, Any]:
 def is_server(judge: Mapping[str, Any]) -> bool:
     """Whether a judge runs elsewhere, so that asking it means waiting."""
     return "server" in judge
+
+
+def judge_models(*judges: Mapping[str, Any]) -> tuple[Model, ...]:
+    """The models of judges that run in this process, on a GPU in bfloat16 unless they say otherwise."""
+    wide = {"float32": 4}
+    return tuple(sized(str(one["model"]), wide.get(one.get("dtype") or "", 2)) for one in judges if not is_server(one))
 
 
 def identity_of(judge: Mapping[str, Any]) -> dict[str, Any]:

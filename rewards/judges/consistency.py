@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid, theme
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     MISSING,
     NoScore,
@@ -38,10 +38,11 @@ from flowrl.rewards.judges.asking import (
     probability_of_yes,
     source_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
 from flowrl.rewards.judges.subfigures import DEFAULT_MODEL, mean_over_cells, mean_over_pairs
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 from flowrl.rewards.networks.clip_encoder import prompt_reward, transformers_clip
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
 
 CRITERIA = ("style, logic and identity",)
@@ -99,6 +100,10 @@ class GridConsistency:
         """The mode's templates, or those that take their place, by name."""
         names = ("consistency_edit", "edit_following") if self.mode == "edit" else ("consistency",)
         return load_templates(dict.fromkeys(names, 2), self.template, source="paco_rl")
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (sized(self.model),) if self.judge is None else judge_models(self.judge)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -35,7 +35,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     source_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat, score_schema
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat, judge_models, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
@@ -50,6 +50,7 @@ class EditScore:
     quality PQ are each of two ratings of 0 to 25, over 25, and are the sub-scores `consistency` and `quality`.
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("edits",)
     reproduces: ClassVar[str] = (
         "The digits of Edit-R1 (arXiv 2510.16888) and the ratings of EditScore, over 10, in their texts byte for "
         "byte; requests and arithmetic were checked on scripted answers, no published judge was asked."
@@ -105,6 +106,10 @@ class EditScore:
     def heat(self) -> float:
         """Temperature of a rating."""
         return 0.7 if self.temperature is None else self.temperature
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return judge_models(self.judge)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -36,7 +36,17 @@ from flowrl.rewards.judges.asking import (
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat, is_server
+from flowrl.rewards.judges.chat import (
+    TOP_LOGPROBS,
+    Answer,
+    Chat,
+    Pixels,
+    Question,
+    build_chat,
+    check_chat,
+    is_server,
+    judge_models,
+)
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Verify = Literal["reasoned", "yes_no"]
@@ -161,6 +171,7 @@ class EditPrinciples:
     checks failed has failed.
     """
 
+    judges: ClassVar[tuple[str, ...]] = ("edits",)
     reproduces: ClassVar[str] = (
         "The first half of Edit-R1 with a reasoning verifier (arXiv 2604.27505), whose texts, range of scores and "
         "aggregation are not published: those here are our own, so no published number is met."
@@ -201,6 +212,10 @@ class EditPrinciples:
     def templates(self) -> dict[str, Template]:
         """The templates of the list and of the checks, by name."""
         return load_templates({"principle_list": 1, f"principle_{self.verify}": 2}, self.template)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return judge_models(self.judge, *(() if self.planner is None else (self.planner,)))
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

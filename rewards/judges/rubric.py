@@ -21,7 +21,7 @@ import torch
 
 from flowrl.config.options import build_options
 from flowrl.files import parse_json, read_text, replacing
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     UNPARSED,
     Scored,
@@ -31,7 +31,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     probability_of_yes,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
 
 
@@ -131,6 +131,10 @@ class Rubric:
     def words(self) -> Template:
         """The template of a question."""
         return load_template("rubric_rule", self.template, images=1)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return judge_models(self.judge)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

@@ -23,7 +23,16 @@ from torch import Tensor
 from flowrl.placement import widened
 from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, reward_options
+from flowrl.rewards import (
+    FunctionReward,
+    Model,
+    Reward,
+    RewardInputs,
+    RewardOutput,
+    models_of,
+    output_of,
+    reward_options,
+)
 from flowrl.rewards.judges.asking import MISSING
 from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.networks.clip_encoder import (
@@ -35,6 +44,7 @@ from flowrl.rewards.networks.clip_encoder import (
     scored,
     transformers_clip,
 )
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.outputs import check_output, joined
 
 Shape = tuple[int, int]
@@ -74,6 +84,10 @@ class Subfigures:
     def __post_init__(self) -> None:
         _check(self.grid, self.cells_per_call)
         nested_options(self.reward, self.options)
+
+    @property
+    def models(self) -> tuple[Model, ...] | None:
+        return models_of(nested_options(self.reward, self.options))
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward.
@@ -177,6 +191,10 @@ class SubfigureSimilarity:
         _check(self.grid, self.cells_per_call)
         given = {name: getattr(self, name) for name in ("model", "revision", "library", "preprocess")}
         reward_options("clip_score", given)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (sized(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward.

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     UNPARSED,
@@ -43,7 +43,7 @@ from flowrl.rewards.judges.asking import (
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat, score_schema
+from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat, judge_models, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
@@ -173,6 +173,10 @@ class UnifiedReward:
         """The style's templates, or those that take their place, by name."""
         images = {name: 2 if name in _BOTH else self.num_frames for name in self.ask.templates}
         return load_templates(images, self.template, source=self.ask.source)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return judge_models(self.judge)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

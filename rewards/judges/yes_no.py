@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
 from flowrl.rewards.judges.asking import (
@@ -34,7 +34,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     shown_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
 
 WORD_TOKENS = 512
@@ -123,6 +123,10 @@ class YesNo:
         """The user's template, or ours for the case."""
         asks = self.questions_field is not None
         return load_template("one_word" if asks else "anomaly" if self.inverted else "yes_no", self.template)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return judge_models(self.judge)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

@@ -32,6 +32,7 @@ from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOu
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import fingerprint, first_line, read_weights, shared_network
 
 OWNER = "reward 'dreamsim'"
@@ -91,7 +92,7 @@ class DreamSim:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.folder),)
+        return (sized(self.folder),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the towers, with the LoRA in them."""

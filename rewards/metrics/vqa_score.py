@@ -26,6 +26,7 @@ from flowrl.files import read_json
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import IMAGE, read_template, template_name
 from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.qwen_vl import DTYPES, PROMPT, Dtype
 
 LONGEST = 2048  # tokens of a question
@@ -73,7 +74,7 @@ class VqaScore:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (Model(self.model, DTYPES[self.dtype].itemsize), Model(self.vision, DTYPES[self.dtype].itemsize))
+        return (sized(self.model, DTYPES[self.dtype].itemsize), sized(self.vision, DTYPES[self.dtype].itemsize))
 
     def text(self) -> str:
         """The question, the package's or the user's."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch._utils import IMPORT_MAPPING, NAME_MAPPING
+
+from flowrl.private_names import IMPORT_MAPPING, NAME_MAPPING
 
 _ALLOWED = {
     "collections.OrderedDict", "collections.Counter", "_codecs.encode", "builtins.bytearray", "builtins.set",

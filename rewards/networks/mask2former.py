@@ -33,6 +33,7 @@ from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.detectors import Detector
+from flowrl.rewards.networks.model_sizes import sized
 
 DEFAULT_DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 
@@ -68,7 +69,7 @@ class Mask2Former:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return Model(self.detector), Model(self.clip_model)
+        return sized(self.detector), sized(self.clip_model)
 
     def build(self, device: torch.device) -> Detector:
         """Loads both models.

@@ -468,7 +468,7 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
     model = {"model": config.pipeline.model, "dtype": "float32"}
     here: dict[str, Any] = {"device": "cpu", "cpu_count": os.cpu_count(), "threads": 1, "compile": "none", **model}
     monkeypatch.chdir(tmp_path)
-    assert pace(config, None) == (300.0, "The pace of 300 TFLOP/s is assumed: flowrl bench CONFIG measures it.", False)
+    assert (pace(config, None).range, pace(config, None).measured) == (None, False)
     cases: dict[str, tuple[dict[str, Any], float]] = {
         "older": ({"date": "2026-01-01"}, 4.0), "newest": ({"date": "2026-01-02"}, 2.0),
         "shortened": ({"date": "2026-01-03", "layers": 1}, 1.0), "other": ({"date": "2026-01-03", "model": "m"}, 1.0),
@@ -479,14 +479,28 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
     for name, (facts, seconds) in cases.items():
         bench = bench_of(**{"forward and backward": [seconds]})
         write_bench(tmp_path / "runs" / name, replace(bench, facts=here | facts))
-    found, told, measured = pace(config, None)
-    assert (found, measured) == (0.5, True)
-    assert "runs/newest/bench.json" in told
-    assert pace(config, 7.0)[::2] == (7.0, False)
+    found = pace(config, None)
+    assert (found.range, found.measured) == ((0.5, 0.5), True)
+    assert "runs/newest/bench.json" in found.told
+    assert pace(config, 7.0).range == (7.0, 7.0)
+    slow = pace(config, None, "runs/elsewhere")  # another machine's, since it was asked for
+    assert (slow.range, slow.measured) == ((1.0, 1.0), False)
+    assert "measured on H200" in slow.told
+    write_bench(tmp_path / "spread", replace(bench_of(**{"forward and backward": [1.0, 2.0, 4.0]}), facts=here))
+    assert pace(config, None, "spread").range == (0.25, 1.0)
+    for name, part in {
+        "other": "model m, this run has model",
+        "shortened": "layers 1",
+        "nowhere": "there is no",
+    }.items():
+        with pytest.raises(ValueError, match=part):
+            pace(config, None, f"runs/{name}")
     for name, text in {"cut": "{", "list": "[]", "empty": "{}", "words": '{"facts": [], "throughput": {}}'}.items():
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "bench.json").write_text(text)
-    found, told, measured = pace(config, None)
-    assert (found, measured) == (0.5, True)
+    found = pace(config, None)
+    assert (found.range, found.measured) == ((0.5, 0.5), True)
     for name in ("cut", "list", "empty", "words"):
-        assert f"Left out, since it is damaged: runs/{name}/bench.json" in told
+        assert f"Left out, since it is damaged: runs/{name}/bench.json" in found.told
+        with pytest.raises(ValueError, match="damaged"):
+            pace(config, None, f"runs/{name}")

@@ -14,8 +14,7 @@ from flow_family import published
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowrl.commands.plan.gather import _without_gradient
-from flowrl.commands.plan.network import FewBlocks, Trained, few_blocks, measure
+from flowrl.commands.plan.network import FewBlocks, Trained, few_blocks, measure, without_gradient
 from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.cards import Size
 from flowrl.pipelines.common import first_expert
@@ -45,14 +44,16 @@ MORE = {  # checkpoints whose networks read something else than the first of the
 CHECKPOINTS = [(name, model) for name in PIPELINES for model in (published(family(name))[0], *MORE.get(name, ()))]
 FIRST = dict(reversed(CHECKPOINTS))
 BLOCKS = ("num_layers", "num_single_layers", "n_layers")
-VIDEO = ("cogvideox", "hunyuan_video", "ltx_video", "wan")
+VIDEO = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx2", "ltx_video", "sana_video", "wan", "wan_vace")
 
 
 @functools.cache
 def network(name: str, model: str, doubled: str = "") -> Any:
     """A published network with one block of each kind, or two of one kind: they are alike, and the rest is as it is."""
     known = checkpoints()[model]
-    short = {key: 1 + (key == doubled) for key in BLOCKS if key in known.network}
+    short: dict[str, Any] = {key: 1 + (key == doubled) for key in BLOCKS if key in known.network}
+    if "vace_layers" in known.network:
+        short["vace_layers"] = [0]
     with patch.dict(checkpoints(), {model: replace(known, network={**known.network, **short})}):
         denoiser = family(name).meta_denoiser(model)
     assert isinstance(denoiser, nn.Module)
@@ -94,7 +95,11 @@ MIDDLING = {"num_layers": 4, "num_single_layers": 3, "n_layers": 4, "transformer
 """Fewer blocks than published, and more than those by which many are measured."""
 
 
-@pytest.mark.parametrize(("name", "model"), [case for case in CHECKPOINTS if case[0] != "sd"])  # no two are alike there
+WHOLE = ("sd", "wan_vace")
+"""Families of which no two blocks are alike, or whose memory is not that of a few."""
+
+
+@pytest.mark.parametrize(("name", "model"), [case for case in CHECKPOINTS if case[0] not in WHOLE])
 def test_few_blocks_tell_exactly_what_all_of_them_take(name: str, model: str) -> None:
     known = checkpoints()[model]
     short = {key: value for key, value in MIDDLING.items() if key in known.network}
@@ -108,9 +113,13 @@ def test_few_blocks_tell_exactly_what_all_of_them_take(name: str, model: str) ->
         one = few_blocks(family(name), model, [*targets, f"blocks.1.{targets[0]}"])
         assert 1 <= len(few.more) == len(kinds)
         settings: Any = {"trained": Trained(targets=targets, rank=4), "dtype": torch.bfloat16}
-        assert measure(few, call_of(name, model), **settings) == measure(
-            FewBlocks(least=full), call_of(name, model), **settings
-        )
+        found = measure(few, call_of(name, model), **settings)
+        wanted = measure(FewBlocks(least=full), call_of(name, model), **settings)
+        if name == "chroma":  # its table of modulations grows with the blocks: 2 MB of 640 at the published depth
+            for key in ("beside", "working"):
+                assert getattr(found, key) == pytest.approx(getattr(wanted, key), rel=5e-3)
+            found = replace(found, beside=wanted.beside, working=wanted.working)
+        assert found == wanted
         assert one is not None
         assert not one.more, "a target that names a block is looked for in all blocks"
 
@@ -143,6 +152,6 @@ def test_arguments_and_answers_in_lists_are_measured(dtype: torch.dtype) -> None
     found = measure(denoisers, call, trained=Trained(targets=z_image.LORA_TARGETS, rank=4), dtype=dtype)
     assert found.latent == (16, 1, 32, 32)
     assert found.attended == 256 + 64
-    flops, working = _without_gradient(z_image.FAMILY, model, denoisers, (256, 256, None), 64)
+    flops, working = without_gradient(denoisers, call)
     assert flops == found.forward
     assert working == pytest.approx(found.working, rel=0.01)  # a copy of an input more or less

@@ -16,8 +16,8 @@ from flowrl.rewards.compose import sum_of
 from flowrl.training.seal import reproduced_in
 
 OUR_OWN = {
-    "attributes", "edit_verdict", "grid_verdict", "motion_verdict", "noisy", "preference_head", "remote",
-    "temporal_smoothness",
+    "attributes", "edit_verdict", "grid_verdict", "loudness", "motion_verdict", "noisy", "preference_head", "remote",
+    "sound_sync", "temporal_smoothness",
 }  # fmt: skip
 """Rewards without a published name, which have no published number to meet."""
 

@@ -118,12 +118,12 @@ def test_videos_are_drawn_one_by_one(
 ) -> None:
     drawn: list[int] = []
 
-    def draw(batch: Sequence[tuple[Prompt, int]]) -> Tensor:
+    def draw(batch: Sequence[tuple[Prompt, int]]) -> tuple[Tensor, list[None]]:
         drawn.append(len(batch))
-        return torch.zeros(len(batch), *((2,) if fps else ()), 3, 16, 16)
+        return torch.zeros(len(batch), *((2,) if fps else ()), 3, 16, 16), [None] * len(batch)
 
     monkeypatch.setattr(module, "load_drawing", lambda source, settings, device: (draw, fps))
-    monkeypatch.setattr(module, "save_mp4", lambda clip, path, fps: None)
+    monkeypatch.setattr(module, "save_mp4", lambda clip, path, fps, track: None)
     arguments = ["sample", "asset:tiny-wan", "--prompt", "a", "--seeds", "0-19", "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
     assert drawn == sizes

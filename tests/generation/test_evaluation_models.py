@@ -45,8 +45,9 @@ def test_the_embedded_model_and_others_have_their_defaults() -> None:
     )  # fmt: skip
 
 
-OTHER_THAN_STOCK = {"sd3": (40, 4.5), "kontext": (28, 2.5)}
-"""Families that model cards sample otherwise than the stock call does unless told: 3.5 Medium, Kontext."""
+OTHER_THAN_STOCK = {"sd3": (40, 4.5), "kontext": (28, 2.5), "chroma": (40, 3.0), "hunyuan_video15": (50, 6.0)}
+"""Families that model cards sample otherwise than the stock call does unless told: 3.5 Medium, Kontext, Chroma1-HD; and
+HunyuanVideo-1.5, whose scale is that of its `guider` and no argument."""
 
 
 @pytest.mark.parametrize("family", sorted(PIPELINES))
@@ -54,8 +55,9 @@ def test_a_family_is_sampled_as_its_stock_pipeline_is(family: str) -> None:
     usual = usual_sampling(family, "some/folder")
     for stock in tables()["families"][family]["stock"]:
         call = inspect.signature(getattr(diffusers, stock).__call__).parameters
-        scale = "true_cfg_scale" if call["guidance_scale"].default is None else "guidance_scale"
-        own = (call["num_inference_steps"].default, call[scale].default)
+        linear = "guidance_scale" not in call or call["guidance_scale"].default is None
+        scale = "true_cfg_scale" if linear else "guidance_scale"
+        own = (call["num_inference_steps"].default, call[scale].default if scale in call else None)
         assert (usual["num_steps"], usual["guidance_scale"]) == OTHER_THAN_STOCK.get(family, own)
 
 
@@ -226,12 +228,10 @@ def test_a_hub_model_that_is_not_here_has_no_fingerprint_yet(tmp_path: Path, mon
     snapshot = tmp_path / "models--stabilityai--stable-diffusion-3.5-medium" / "snapshots" / "0123abc"
     snapshot.mkdir(parents=True)
     (snapshot / "model_index.json").write_text("{}")
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name: str(snapshot / name))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: str(snapshot / name))
     first = fingerprint(source)
-    snapshot.rename(snapshot.with_name("4567def"))
-    monkeypatch.setattr(
-        "huggingface_hub.try_to_load_from_cache", lambda model, name: str(snapshot.with_name("4567def") / name)
-    )
+    later = snapshot.rename(snapshot.with_name("4567def"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: str(later / name))
     assert first is not None
     assert first != fingerprint(source)
 

@@ -113,10 +113,11 @@ def differences(a: Any, b: Any) -> float:
 
 
 def start(arguments: Sequence[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
-    """A command of this Python in a process of its own, with the checkout on the import path."""
+    """A command of this Python, or of PYTHON_EXEC, in a process of its own, with the checkout on the import path."""
     checkout = Path(__file__).resolve().parents[2]
     paths = [str(checkout), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, *arguments], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [environment.get("PYTHON_EXEC", sys.executable), *arguments], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment},
     )  # fmt: skip

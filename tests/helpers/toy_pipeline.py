@@ -39,6 +39,7 @@ from flowrl.samplers import Network, Velocity, build_schedule
 from flowrl.samplers.guidance import TrainNegative
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes.mesh import Layout
+from flowrl.training.trackers.tracker import Trackers
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("inner", "outer")
@@ -116,6 +117,7 @@ class Toy:
     image_shape: tuple[int, ...] = (3, 2, 2)
     num_sources: tuple[int, int] = (0, 0)
     fps: float | None = None
+    sound_rate: int | None = None
     attention: str = "native"
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -171,6 +173,9 @@ class Toy:
         with torch.set_grad_enabled(gradient):
             return torch.sigmoid(latents.float())
 
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        raise AssertionError("the toy is silent")
+
     def encode_images(self, images: Tensor) -> Tensor:
         return torch.logit(images.to(self.device))
 
@@ -194,8 +199,10 @@ class ToyFamily:
     name: str = "sd3"
     lora_targets: tuple[str, ...] = LORA_TARGETS
     num_sources: tuple[int, int] | None = (0, 0)
+    clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer",)
     videos: bool = False
+    sound = None
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         pass
@@ -295,6 +302,10 @@ class QuickRun:
 
     def __init__(self, folder: Path) -> None:
         self.accelerator, self.folder, self.logged = _accelerator(), folder, list[dict[str, Any]]()
+        self.trackers = Trackers(())
+
+    def tell(self, iteration: int) -> None:
+        return None
 
     def log(self, row: Mapping[str, Any]) -> None:
         self.logged.append(dict(row))

@@ -1,4 +1,8 @@
-"""Commands of flowrl on two processes of gloo, many in one launch, and how near what they wrote lies to other runs'."""
+"""Commands of flowrl on two processes of gloo, many in one launch, and how near what they wrote lies to other runs'.
+
+What such a process imports takes ten seconds each time. `warm_interpreter` is a command that stands for `python` and
+takes that time once: launches go through the real launchers, whose processes begin with everything imported.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tiny_runs import differences, lora_tensors, metrics, start, state
@@ -22,8 +29,11 @@ from flowrl.pipelines import PIPELINES, lora
 from flowrl.recipes import backprop, forward, grpo, preference
 from flowrl.rewards import REWARDS
 
+count = sys.argv[4]
+
 def run(rank):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    if count != "1":
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
     stock = dict(PIPELINES)
     REWARDS["smooth_brightness"] = "toy_pipeline:SmoothBrightness"
     for wanted, toy, arguments in json.loads(open(sys.argv[3]).read()):
@@ -33,7 +43,8 @@ def run(rank):
             continue
         if rank == 0:
             shutil.copytree(*arguments[1:3])
-            shutil.rmtree(os.path.join(arguments[2], "checkpoints", arguments[3]))
+            for number in arguments[3:]:
+                shutil.rmtree(os.path.join(arguments[2], "checkpoints", number))
         PartialState().wait_for_everyone()
 
 def child(rank):
@@ -49,7 +60,7 @@ def child(rank):
             os._exit(code)
     return pid
 
-pids = {child(rank) for rank in (0, 1)}
+pids = {child(rank) for rank in range(int(count))}
 signal.signal(signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in pids])
 while pids:
     ended, status = os.wait()
@@ -58,13 +69,132 @@ while pids:
         [os.kill(pid, signal.SIGKILL) for pid in pids]
         sys.exit(1)
 """
+WARM = """
+import array, json, os, runpy, select, signal, socket, sys, traceback
+
+import accelerate.commands.launch, torch.distributed.run
+import flowrl.cli, flowrl.commands.train.run, flowrl.commands.report.run
+import flowrl.pipelines.families.sd3, flowrl.pipelines.lora
+from flowrl.recipes import backprop, forward, grpo, preference
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
+
+def be(order, streams):
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", 1, closefd=False), open(2, "w", 1, closefd=False)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    words = [word for word in order["words"] if word != "-u"]
+    code = 1
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            sys.path.insert(0, "")
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(words[1], {"__name__": "__main__"})
+        else:
+            sys.argv = words
+            sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+            runpy.run_path(words[0], run_name="__main__")
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+def serve(link):
+    # The process between: it tells who asked how the command ended, and ends it when who asked has gone.
+    text, streams, _, _ = socket.recv_fds(link, 16, 3)
+    size = int(text)
+    text = b""
+    while len(text) < size:
+        text += link.recv(size - len(text))
+    if not (pid := os.fork()):
+        link.close()
+        be(json.loads(text), streams)
+    for stream in streams:
+        os.close(stream)
+    link.sendall(b"%d\\n" % pid)
+    ended = os.pidfd_open(pid)
+    if ended in select.select([ended, link], [], [])[0]:
+        link.sendall(b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    else:
+        os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+listening.listen(64)
+print("ready", flush=True)
+while True:
+    link, _ = listening.accept()
+    if not os.fork():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        listening.close()
+        serve(link)
+    link.close()
+"""
+ASKING = """#!{python} -IS
+import json, os, signal, socket, sys
+
+link = socket.socket(socket.AF_UNIX)
+link.connect({address!r})
+text = json.dumps(dict(words=sys.argv[1:], folder=os.getcwd(), environment=dict(os.environ))).encode()
+socket.send_fds(link, [b"%16d" % len(text)], [0, 1, 2])
+link.sendall(text)
+lines = link.makefile()
+pid = int(lines.readline())
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = int(lines.readline() or 1)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
 
 
-def on_two_processes(folder: Path, *arguments: str) -> str:
+@contextmanager
+def warm_interpreter() -> Iterator[str]:
+    """A command that takes the words of `python` (a script, -m or -c), in a fork of a process that has imported it all.
+
+    It hands over its streams, folder and environment, passes signals on, and ends as the fork ends. Torchrun starts its
+    processes with it where the variable PYTHON_EXEC says so. What is forked has no threads and did nothing but import,
+    so that nothing of one launch is seen by the next.
+    """
+    with tempfile.TemporaryDirectory() as name:  # the address of a socket is at most a hundred letters long
+        (folder := Path(name)).joinpath("warm.py").write_text(WARM)
+        command, address = folder / "python", str(folder / "socket")
+        command.write_text(ASKING.format(python=sys.executable, address=address))
+        command.chmod(0o755)
+        process = start(["warm.py", address], folder)
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n", process.communicate()[1]
+            yield str(command)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def on_two_processes(folder: Path, *arguments: str, python: str = sys.executable) -> str:
     """Runs a script, or a module after "-m", by torchrun on two processes in a folder; what they print."""
     ports = ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", *ports]
-    return _finish(start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo"), 600)
+    return _finish(start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo", PYTHON_EXEC=python), 600)
 
 
 def _free_port() -> int:
@@ -85,22 +215,31 @@ def _finish(process: subprocess.Popen[str], seconds: float) -> str:
     return out
 
 
-def train_on_two(folder: Path, commands: Sequence[tuple[int, bool, Sequence[str]]], *, seconds: float = 600) -> None:
+def train_on_two(
+    folder: Path,
+    commands: Sequence[tuple[int, bool, Sequence[str]]],
+    *,
+    seconds: float = 600,
+    python: str = sys.executable,
+    processes: int = 2,
+) -> None:
     """Runs of `flowrl train`, one after another, all on the same two processes.
 
     Args:
         folder: where the script is written.
         commands: of each run what it returns, whether sd3 is the toy pipeline, and its arguments; or "copy", a run, its
-            copy, and the number of a checkpoint that the copy does without.
+            copy, and the numbers of the checkpoints that the copy does without.
         seconds: before they are ended.
+        python: an interpreter, or `warm_interpreter`.
+        processes: 1 for runs alone, without the checks of shapes that this process has, which take as long again.
     """
     (folder / "train_all.py").write_text(TRAIN_ALL)
     (folder / "commands.json").write_text(json.dumps(commands))
     here, address = Path(__file__).parent, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     _finish(
         start(
-            ["train_all.py", str(here), str(here / "families"), str(folder / "commands.json")], folder,
-            GLOO_SOCKET_IFNAME="lo", **address,
+            ["train_all.py", str(here), str(here / "families"), str(folder / "commands.json"), str(processes)], folder,
+            GLOO_SOCKET_IFNAME="lo", PYTHON_EXEC=python, **address,
         ),
         seconds,
     )  # fmt: skip

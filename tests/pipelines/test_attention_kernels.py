@@ -21,7 +21,10 @@ from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 
 FAMILIES = ("sd3", "flux", "qwen_image", "wan", "sd")
-EVERY = (*FAMILIES, "cogvideox", "sana", "ltx_video", "z_image", "hunyuan_video")
+EVERY = (
+    *FAMILIES, "cogvideox", "sana", "sana_video", "ltx_video", "z_image", "hunyuan_video", "hunyuan_video15",
+    "qwen_image_21",
+)  # fmt: skip
 PROMPTS = ["a red circle", "two blue squares and a star"]
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}  # of the largest; attention is rounded elsewhere, block after block
 WORDS = {torch.float32: ("native", "math"), torch.bfloat16: ("native", "auto", "math")}

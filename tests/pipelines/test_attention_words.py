@@ -81,7 +81,7 @@ def test_what_a_machine_has() -> None:
         ("cudnn", torch.bfloat16, LONG, ("at most 128", "heads of 160", "flash")),
         ("efficient", torch.bfloat16, Known(head_sizes=(36,)), ("multiple of 8", "heads of 36", "native")),
         ("flash_hub", torch.bfloat16, KEYS, ("takes no mask", "flash_varlen_hub")),
-        ("flash_varlen_hub", torch.bfloat16, BIAS, ("mask of added numbers", "cudnn")),
+        ("flash_varlen_hub", torch.bfloat16, BIAS, ("masks of keys alone", "cudnn")),
     ],
 )
 def test_what_suits_no_machine_is_refused(word: str, dtype: torch.dtype, known: Known, said: tuple[str, ...]) -> None:
@@ -138,11 +138,17 @@ def test_every_kernel_that_diffusers_has_is_a_word_or_refused() -> None:
 
 
 HEADS: dict[str, set[int]] = {
-    "cogvideox": {64}, "flux": {128}, "flux2": {128}, "hunyuan_video": {128}, "kontext": {128}, "ltx_video": {64},
-    "qwen_image": {128}, "qwen_image_edit": {128}, "sana": {72, 112}, "sd": {40, 64, 80, 160}, "sd3": {64},
-    "sdxl": {64}, "wan": {128}, "z_image": {128},
+    "chroma": {128}, "cogvideox": {64}, "flux": {128}, "flux_fill": {128}, "flux2": {128}, "hunyuan_video": {128},
+    "hunyuan_video15": {128}, "kontext": {128}, "krea2": {128}, "ltx2": {64, 128}, "ltx_video": {64}, "lumina2": {96},
+    "qwen_image": {128}, "qwen_image_edit": {128}, "qwen_image_21": {128}, "sana": {72, 112},
+    "sana_video": {112}, "sd": {40, 64, 80, 160}, "sd3": {64}, "sdxl": {64}, "wan": {128}, "wan_vace": {128},
+    "z_image": {128},
 }  # fmt: skip
 """Numbers of a head, as the papers and model cards of the published checkpoints give them."""
+
+
+def test_head_sizes_are_held_of_every_family_with_published_checkpoints() -> None:
+    assert set(HEADS) == {known.family for known in checkpoints().values()}
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from toy_pipeline import Toy
 from transformers import AutoTokenizer
@@ -24,6 +26,7 @@ def test_prompts_beyond_the_limit_are_counted_by_the_encoder_that_reads_most() -
     assert [num_cut(parts, limit, [LONG]) for limit in (exactly - 1, exactly)] == [1, 0]
     assert num_cut({"tokenizer": clip}, 16, [SHORT, LONG]) == 1
     assert num_cut({"tokenizer": None}, 16, [LONG]) == 0
+    assert num_cut({"vae": None, "processor": SimpleNamespace(tokenizer=t5)}, 16, [SHORT, LONG]) == 1
 
 
 def test_a_run_says_how_many_prompts_are_cut(

@@ -65,13 +65,13 @@ def test_the_guided_answer_is_of_order_one(shortened: FamilyPipeline) -> None:
     "black-forest-labs/FLUX.1-dev", "Qwen/Qwen-Image", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Lightricks/LTX-Video",
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers", "Efficient-Large-Model/Sana_600M_512px_diffusers", "Tongyi-MAI/Z-Image",
     "stabilityai/stable-diffusion-xl-base-1.0", "black-forest-labs/FLUX.2-dev", "hunyuanvideo-community/HunyuanVideo",
-    "THUDM/CogVideoX-2b",
+    "THUDM/CogVideoX-2b", "Efficient-Large-Model/SANA-Video_2B_480p_diffusers",
 ])  # fmt: skip
 def test_autoencoders_have_the_published_number_of_weights(model: str) -> None:
     known = known_checkpoints.checkpoints()[model]
     own = family(known.family)
     card = own.card(model)  # type: ignore[attr-defined]
-    kind = getattr(diffusers, known.index["_class_name"])._get_signature_types()["vae"][0]
+    kind = getattr(diffusers, known_checkpoints.tables()["families"][known.family]["autoencoder"])
     with torch.device("meta"):
         vae: nn.Module = kind.from_config(vae_config(own, card))  # type: ignore[arg-type]
     assert sum(weight.numel() for weight in vae.parameters()) == known.parts["vae"]

@@ -49,5 +49,5 @@ def test_only_hidden_matrices_get_muon_and_every_weight_is_somewhere() -> None:
     assert len(hidden) + len(adam.param_groups[0]["params"]) == len(list(network.parameters()))
     (alone,) = optimizers(network, lr=0.1, betas=(0.9, 0.98), weight_decay=0.0, muon=False)
     assert len(alone.param_groups[0]["params"]) == len(list(network.parameters()))
-    network["transformer"]["block"][1].weight.grad = torch.ones(4, 4, 3, 3)
+    network.get_parameter("transformer.block.1.weight").grad = torch.ones(4, 4, 3, 3)
     muon.step()  # a filter is a matrix of output channels by all else

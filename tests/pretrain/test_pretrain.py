@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ from flowrl.world.scene_prompts import OPENINGS, combinations, worded
 from flowrl.world.scenes import COLORS, SHAPES, draw_scene
 
 
-def toy(out: Path, **changes: int) -> PretrainConfig:
+def toy(out: Path, **changes: Any) -> PretrainConfig:
     sizes = {"vae_steps": 2, "vae_batch_size": 2, "num_right": 8, "steps": 4, "batch_size": 4, "checkpoint_every": 2,
              "num_wrong": 8, "wrong_steps": 2}  # fmt: skip
     return PretrainConfig(out=str(out), **(sizes | changes))

@@ -56,14 +56,18 @@ def test_jsonl_rows_name_images_relative_to_their_file(folder: Path) -> None:
         {"prompt": "x", "sources": ["in/../b;c.png", str(folder / "a.png")], "references": ["in/d.jpg"]},
         {"prompt": "x", "source_images": ["a.png"], "reference_images": "in/d.jpg"},
         {"prompt": "x", "source_video": "clip.mp4", "source": None, "sources": []},
+        {"prompt": "x", "source_video": "clip.mp4", "mask_video": "in/../clip.mp4", "source": "a.png"},
     ]
     path = write(folder, "p.jsonl", "\n".join(map(json.dumps, rows)))
     a, b, d = (str(folder / name) for name in ("a.png", "b;c.png", "in/d.jpg"))
     read = read_file(path, "default")
-    assert [row.sources for row in read] == [(a,), (b, a), (a,), ()]
-    assert [row.references for row in read] == [(), (d,), (d,), ()]
-    assert [row.video for row in read] == [None, None, None, str(folder / "clip.mp4")]
-    assert [row.negative for row in read] == ["blur", "default", "default", "default"]
+    assert [row.sources for row in read] == [(a,), (b, a), (a,), (), (a,)]
+    assert [row.references for row in read] == [(), (d,), (d,), (), ()]
+    clip = str(folder / "clip.mp4")
+    assert [row.clips for row in read] == [(), (), (), (clip,), (clip, clip)]
+    assert [row.negative for row in read] == ["blur", *["default"] * 4]
+    assert read[4].key == '["x", "a.png", "clip.mp4", "in/../clip.mp4"]'
+    assert read[4].record == {"prompt": "x", "source_video": clip, "mask_video": clip, "sources": [a]}
     assert [row.metadata for row in read] == rows
 
 
@@ -156,6 +160,7 @@ def test_a_csv_cell_names_one_image_or_a_list(folder: Path) -> None:
         ("p.jsonl", '{"prompt": "a", "source_video": "no.mp4"}', "source_video names 'no.mp4', which is not there"),
         ("p.jsonl", '{"prompt": "a", "source_video": "a.png"}', "source_video must be the path of one .mp4, .webm,"),
         ("p.jsonl", '{"prompt": "a", "source_video": ["clip.mp4"]}', "source_video must be the path of one"),
+        ("p.jsonl", '{"prompt": "a", "mask_video": "clip.mp4"}', "mask_video says where a source_video is drawn, and"),
         ("p.txt", "\n  \n", "p.txt: holds no prompt"),
         ("p.csv", "", "p.csv: holds no prompt"),
         ("p.csv", "prompt,tag\n", "p.csv: holds no prompt"),

@@ -221,7 +221,7 @@ def test_the_last_good_model_comes_back(tmp_path: Path) -> None:
 def test_frozen_parts_are_linked_where_they_are_large(
     runs: TinyRuns, exact: Path, tiny_sd3_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowrl.pipelines.weights.saved_model._SMALL", 0)
+    monkeypatch.setattr("flowrl.pipelines.weights.saved_model.SMALL", 0)
     run = runs.train("linked", "num_iterations=1", "eval_every=0")
     part = Path("vae") / "diffusion_pytorch_model.safetensors"
     assert os.path.samefile(run / "model" / part, tiny_sd3_folder / part)

@@ -16,8 +16,6 @@ from tiny_runs import TinyRuns, differences, lora_tensors, metrics, start, state
 from two_processes import TOLERANCE, close, on_two_processes, train_on_two
 
 from flowrl.cli import main
-from flowrl.pipelines import PIPELINES
-from flowrl.rewards import REWARDS
 
 SIZES = (
     "num_iterations=3", "prompts_per_step=3", "micro_batch_size=3", "rollout_batch_size=3", "keep_checkpoints=9",
@@ -51,7 +49,8 @@ def _evaluated(runs: TinyRuns) -> tuple[str, ...]:
 def _script(folder: Path, name: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """A script of `launch/` with this interpreter."""
     command = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
-    settings = {"PYTHON": sys.executable, "GLOO_SOCKET_IFNAME": "lo", **environment}
+    python = environment.get("PYTHON_EXEC", sys.executable)
+    settings = {"PYTHON": python, "GLOO_SOCKET_IFNAME": "lo", **environment}
     return start(["-c", command, str(LAUNCH / name), *arguments], folder, **settings)
 
 
@@ -85,24 +84,27 @@ def test_one_process_continues_what_two_began(runs: TinyRuns, one: Path, two: Pa
 
 
 @pytest.mark.slow
-def test_two_processes_continue_what_one_began(runs: TinyRuns, one: Path) -> None:
+def test_two_processes_continue_what_one_began(runs: TinyRuns, one: Path, warm_python: str) -> None:
     run = runs.folder / "one-two"
     shutil.copytree(one, run)
     shutil.rmtree(run / "checkpoints" / "000003")
     shutil.rmtree(run / "checkpoints" / "000002")
-    where = {"MASTER": "127.0.0.1", "PORT": _free_port(), "NPROC": "1"}
+    where = {"MASTER": "127.0.0.1", "PORT": _free_port(), "NPROC": "1", "PYTHON_EXEC": warm_python}
     nodes = [_script(runs.folder, "two_nodes.sh", f"resume={run}", NODE=node, **where) for node in ("0", "1")]
     assert sum(map(_report_of, nodes)) == 1
     close(one, run)
 
 
 @pytest.mark.slow
-def test_accelerate_launches_what_torchrun_does_and_workers_score_for_both_processes(runs: TinyRuns, two: Path) -> None:
+def test_accelerate_launches_what_torchrun_does_and_workers_score_for_both_processes(
+    runs: TinyRuns, two: Path, warm_python: str
+) -> None:
     pytest.importorskip("ray")
     run = runs.folder / "accelerated"
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port"]
     command = [*launcher, _free_port(), "-m", "flowrl", "train", str(runs.config), f"out={run}", "workers.rewards=1"]
-    assert _report_of(start([*command, *SIZES, *_evaluated(runs)], runs.folder, GLOO_SOCKET_IFNAME="lo")) == 1
+    settings = {"GLOO_SOCKET_IFNAME": "lo", "PYTHON_EXEC": warm_python}
+    assert _report_of(start([*command, *SIZES, *_evaluated(runs)], runs.folder, **settings)) == 1
     assert metrics(run) == metrics(two)
     assert differences(lora_tensors(run), lora_tensors(two)) == 0
 
@@ -151,31 +153,25 @@ METHODS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def methods(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     """A folder with a run of every method on one process and on two, and one that two began and one goes on with."""
     from toy_pipeline import reward_list, write_toy
 
     folder = tmp_path_factory.mktemp("methods")
     config = write_toy(folder)
-    commands: dict[str, list[list[str]]] = {"one": [], "two": []}
+    commands: dict[str, list[tuple[int, bool, list[str]]]] = {"one": [], "two": [], "two-one": []}
     for name, settings in METHODS.items():
         overrides = [reward_list(folder, *text.removeprefix("FUNCTION=").split()) if "FUNCTION=" in text else text
                      for text in settings]  # fmt: skip
-        for processes, runs in commands.items():
+        for processes in ("one", "two"):
             out = f"out={folder / processes / name}"
-            runs.append([str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
-        for arguments in commands["one"]:
-            assert main(["train", *arguments]) == 0
-        train_on_two(folder, [(0, True, arguments) for arguments in commands["two"]])
-        for name in METHODS:
-            run = folder / "two-one" / name
-            shutil.copytree(folder / "two" / name, run)
-            shutil.rmtree(run / "checkpoints" / "000003")
-            shutil.rmtree(run / "checkpoints" / "000002")
-            assert main(["train", f"resume={run}"]) == 0
+            commands[processes].append((0, True, [str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides]))
+        run = folder / "two-one" / name
+        commands["two-one"] += [
+            (0, True, ["copy", str(folder / "two" / name), str(run), "000002", "000003"]), (0, True, [f"resume={run}"]),
+        ]  # fmt: skip
+    for place, runs in commands.items():
+        train_on_two(folder, runs, python=warm_python, processes=2 if place == "two" else 1)
     return folder
 
 
@@ -230,6 +226,6 @@ accelerator.end_training()  # else gloo's threads may outlive what they use, and
 
 
 @pytest.mark.slow
-def test_copies_of_a_reward_that_learns_do_not_drift_apart(tmp_path: Path) -> None:
+def test_copies_of_a_reward_that_learns_do_not_drift_apart(tmp_path: Path, warm_python: str) -> None:
     (tmp_path / "drifting.py").write_text(DRIFTING)
-    on_two_processes(tmp_path, "drifting.py")
+    on_two_processes(tmp_path, "drifting.py", python=warm_python)

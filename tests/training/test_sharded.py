@@ -40,7 +40,7 @@ def reward(images, prompts, metadata):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     """A folder with each run on one process and on two, and those that went on elsewhere than they had begun."""
     folder = tmp_path_factory.mktemp("sharded")
     one, two = folder / "one", folder / "two"
@@ -64,7 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (0, False, [f"resume={two / 'shard-replicas'}", "parallel.shard=1"]),
         (130, False, command(folder, "sd3", "grpo", two / "stopped", "parallel.shard=2", "eval_every=0", stopping)),
     ]  # fmt: skip
-    train_on_two(folder, commands, seconds=300)
+    train_on_two(folder, commands, seconds=300, python=warm_python)
     shutil.copytree(two / "sd3", one / "shard-one")
     shutil.rmtree(one / "shard-one" / "checkpoints" / "000002")
     assert main(["train", f"resume={one / 'shard-one'}", "parallel.shard=1"]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,9 @@ from weakref import WeakSet
 import diffusers
 import pytest
 import transformers
-from tiny_runs import PROMPTS, TinyRuns, lora, metrics, start, tiny_runs
+from tiny_runs import PROMPTS, TinyRuns, lora, metrics, tiny_runs
 from torch import nn
+from two_processes import on_two_processes
 
 from flowrl.cli import main
 
@@ -149,21 +149,14 @@ def test_the_start_holds_the_denoiser_or_the_encoders(runs: TinyRuns) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_embedding(runs: TinyRuns, plain: Path) -> None:
+def test_two_processes_share_the_embedding(runs: TinyRuns, plain: Path, warm_python: str) -> None:
     cache, counts, out = runs.folder / "shared", runs.folder / "counts", runs.folder / "shared-run"
     counts.mkdir()
     (runs.folder / "counted.py").write_text(COUNTED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = start(
-        ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}",
-         str(runs.folder / "counted.py"), str(counts), "train", str(runs.config), f"out={out}", FREED,
-         f"prompts.cache={cache}"],
-        runs.folder, GLOO_SOCKET_IFNAME="lo",
+    on_two_processes(
+        runs.folder, "counted.py", str(counts), "train", str(runs.config), f"out={out}", FREED,
+        f"prompts.cache={cache}", python=warm_python,
     )  # fmt: skip
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
     mine, theirs = (set((counts / rank).read_text().splitlines()) - {"blurred"} for rank in ("0", "1"))
     assert mine | theirs == {*PROMPTS, "a yellow star"}
     assert not mine & theirs

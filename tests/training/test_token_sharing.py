@@ -38,7 +38,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     """A folder with each run on one process and shared by two, and one that two began and one goes on with."""
     folder = tmp_path_factory.mktemp("tokens")
     one, two = folder / "one", folder / "two"
@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         [(0, False, command(folder, family, recipe, two / family, "parallel.context=2", SMOOTH, *more))
          for family, (recipe, *more) in RUNS.items()],
-        seconds=300,
+        seconds=300, python=warm_python,
     )  # fmt: skip
     shutil.copytree(two / "wan", two / "one-wan")
     shutil.rmtree(two / "one-wan" / "checkpoints" / "000002")

@@ -22,15 +22,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from bad_input_draws import Trial, file_trials, flag_trials, slip_trials, value_trials
-from bad_input_folder import TRAIN, digests, write_inputs
-from bad_input_list import listed_trials
 from origin import origin
 
 from flowrl.progress import progress
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "helpers"))
+sys.path += [str(Path(__file__).with_name("bad_input")), str(Path(__file__).resolve().parents[1] / "helpers")]
 
+from bad_input_draws import Trial, file_trials, flag_trials, slip_trials, value_trials
+from bad_input_folder import TRAIN, digests, write_inputs
+from bad_input_list import listed_trials
 from warm_forks import RAISED, Answer, Started, start_forks
 
 LIMIT = 60.0

@@ -1,11 +1,7 @@
 """Writes `tests/rewards/networks/older_layouts/`: small checkpoints as transformers 4 saves them, and their outputs.
 
     pip install --target DIR --no-deps transformers==4.57.1 tokenizers==0.22.2 huggingface_hub==0.36.0
-<<<<<<<< HEAD:tests/trials/recorded_layouts.py
-    PYTHONPATH=DIR python tests/trials/recorded_layouts.py
-========
     PYTHONPATH=DIR python tests/trials/save_older_layouts.py
->>>>>>>> w/detect:tests/trials/save_older_layouts.py
 
 Every class that a reward or a stock pipeline loads is saved by transformers 4 from a small random model; names and
 shapes are taken from the file that it wrote, the weights replaced by `older_layouts.weight`, and the outputs are those

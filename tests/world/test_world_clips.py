@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowrl.world.clips import DIRECTIONS, FRAMES, draw_clip, motion_record, motion_records, motion_verdict
+from flowrl.world.clips import DIRECTIONS, FRAMES, clip_shapes, draw_clip, motion_record, motion_records, motion_verdict
 from flowrl.world.scenes import Shape, draw_scene
 
 RECORD = motion_record("circle", "red", "left")
@@ -24,7 +24,7 @@ def test_drawn_clips_are_what_their_records_say() -> None:
     records = [record for split in motion_records() for record in split]
     assert len(records) == 48
     for number, record in enumerate(records):
-        drawn = draw_clip(record, np.random.default_rng(number))
+        drawn = draw_clip(clip_shapes(record, np.random.default_rng(number)))
         assert drawn.shape == (FRAMES, 64, 64, 3)
         found = motion_verdict(drawn, record)
         assert found.correct
@@ -35,7 +35,7 @@ def test_drawn_clips_are_what_their_records_say() -> None:
 
 def test_a_clip_holds_for_its_own_record_only() -> None:
     records = [record for split in motion_records() for record in split]
-    drawn = draw_clip(RECORD, np.random.default_rng(0))
+    drawn = draw_clip(clip_shapes(RECORD, np.random.default_rng(0)))
     assert [r for r in records if motion_verdict(drawn, r).correct] == [RECORD]
 
 

@@ -29,7 +29,7 @@ from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.compose import sum_of
 from flowrl.rewards.specs import validate_reward_specs
-from flowrl.training.model_files import model_location
+from flowrl.training.model_files import location_of
 from flowrl.training.parts import (
     DTYPES,
     encode_everything,
@@ -174,7 +174,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     config = _with_prompts(_without_workers(config, notes), notes)
     config, absent = _with_rewards(config)
     prompts = check_before_loading(config)
-    model = model_location(config.pipeline.model)
+    model = location_of(config.pipeline)
     drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
     device = device_of_config(config)
     refuse_unable(config.reward_dtype, device, "reward_dtype")

@@ -18,8 +18,9 @@ from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import usable
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
+from flowrl.private_names import can_checkpoint
 from flowrl.samplers.guidance import TrainNegative
-from flowrl.training.model_files import model_location
+from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, model_family
 from flowrl.training.prompting import guided
 
@@ -62,6 +63,11 @@ def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         return
     for trained, words in _NEGATIVE.items():
         told = "as configured" if trained == settings.train_negative else ""
+        try:
+            _guided(subject, 1, trained)
+        except ValueError as error:  # of pipelines whose guidance is one thing
+            yield Phase(section="guidance", name=words, note=f"not measured: {error}")
+            continue
         if trained != "recompute":  # which samples as True does
             images = subject.geometry.rollout_batch_size
             facts = forward_facts(subject, images * passes) | {"items": images, "note": told}
@@ -76,7 +82,7 @@ def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
 
 def attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     """The network under each word of `pipeline.attention` that this machine has, forward and with backward."""
-    family, model = model_family(subject.config.pipeline), model_location(subject.config.pipeline.model)
+    family, model = model_family(subject.config.pipeline), location_of(subject.config.pipeline)
     known, dtype = family.attends(model), DTYPES[subject.config.pipeline.dtype]
     words = usable(this_machine(subject.device.type), dtype, known)
     if not words:
@@ -119,7 +125,7 @@ def check_answer(answer: Tensor) -> None:
 @contextmanager
 def checkpointed(subject: Subject, wanted: bool) -> Iterator[bool]:
     """Inside, blocks are recomputed on the way back, or not; yields whether the network can be switched so."""
-    parts = [part for part in subject.denoisers if part._supports_gradient_checkpointing]
+    parts = [part for part in subject.denoisers if can_checkpoint(part)]
     before = [part.is_gradient_checkpointing for part in parts]
 
     def switch(part: Any, on: bool) -> None:

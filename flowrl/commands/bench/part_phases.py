@@ -26,7 +26,7 @@ from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.training.checkpoints import save_lora, write_checkpoint
 from flowrl.training.learner import GradientSum
-from flowrl.training.model_files import model_location
+from flowrl.training.model_files import location_of
 from flowrl.training.optimizers import make_optimizer
 from flowrl.training.prompting import encode_prompts, reward_inputs
 
@@ -93,7 +93,7 @@ def _whole_groups(subject: Subject) -> bool:
 
 def decoding_flops(subject: Subject) -> float:
     """FLOPs of decoding one image or video; 0 where the decoder is not known."""
-    model, shape = model_location(subject.config.pipeline.model), subject.pipeline.image_shape
+    model, shape = location_of(subject.config.pipeline), subject.pipeline.image_shape
     size = (shape[-2], shape[-1], shape[0] if len(shape) == 4 else None)
     return decode_flops(model, other_parts(model), size) or 0.0
 

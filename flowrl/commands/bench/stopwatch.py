@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.commands.bench.result import OUT_OF_MEMORY, Phase, Spread
 from flowrl.failures import out_of_memory
+from flowrl.private_names import TorchDispatchMode, storage_key
 from flowrl.training.processes.devices import wait_for
 
 Call = Callable[[], object]
@@ -106,8 +106,8 @@ class Stopwatch:
         def pack(tensor: Tensor) -> Tensor:
             nonlocal saved
             storage = tensor.untyped_storage()
-            if storage._cdata not in seen:
-                seen.add(storage._cdata)
+            if (key := storage_key(tensor)) not in seen:
+                seen.add(key)
                 held.append(tensor)  # a storage that is freed may come back as another one
                 saved += storage.nbytes()
             return tensor
@@ -131,4 +131,4 @@ class Operations(TorchDispatchMode):
 
 def storages(tensors: Iterable[Tensor]) -> frozenset[int]:
     """Storages of weights."""
-    return frozenset(int(tensor.untyped_storage()._cdata) for tensor in tensors)
+    return frozenset(storage_key(tensor) for tensor in tensors)

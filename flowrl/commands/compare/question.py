@@ -133,6 +133,7 @@ def base_key(config: TrainConfig) -> str:
         settings.width, settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift,
         sampler.shift, scale, [asdict(reward) for reward in config.rewards],
         [asdict(reward) for reward in settings.rewards],
+        *(text for text in (pipeline.revision, pipeline.variant) if text is not None),
     ])  # fmt: skip
 
 

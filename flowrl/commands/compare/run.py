@@ -6,7 +6,8 @@ import argparse
 import os
 import platform
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,26 @@ from flowrl.commands.compare.trainings import Comparison
 from flowrl.commands.train.run import check_before_loading
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """A comparison that was run: its exit code, its question, and how it is looked at."""
+
+    code: int
+    question: Question
+    view: Mapping[str, str | None]
+
+
 def run(parsed: argparse.Namespace) -> int:
     """Runs what is missing, then writes table and page; returns 0, 1 where a run failed, 130 when interrupted.
+
+    Raises:
+        ValueError: as `compared`.
+    """
+    return compared(parsed).code
+
+
+def compared(parsed: argparse.Namespace) -> Compared:
+    """Runs what is missing, then writes table and page.
 
     Raises:
         ValueError: a configuration, option or override is wrong, or the folder holds another comparison.
@@ -50,7 +69,7 @@ def run(parsed: argparse.Namespace) -> int:
         raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave --report-only out to start one")
     if code != 130:
         write(folder, question, **view, measured=not parsed.report_only)
-    return code
+    return Compared(code=code, question=question, view=view)
 
 
 def check_methods(folder: Path, question: Question) -> None:

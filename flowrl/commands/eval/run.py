@@ -11,10 +11,10 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowrl.commands.eval.benchmark import BENCHMARKS, OF_ONE_IMAGE, OF_OWN_NAMES, OF_VIDEOS, USUAL_SAMPLES
+from flowrl.commands.eval.benchmark import BENCHMARKS, OF_ONE_IMAGE, OF_OWN_NAMES, OF_VIDEOS, USUAL_SAMPLES, Result
 from flowrl.commands.eval.board.run_board import card, compare
 from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_result, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
@@ -40,6 +40,16 @@ MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json"
 SAMPLES, BATCH, SMALL_BATCH, VIDEO_BATCH = 4, 64, 8, 16
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """What `flowrl eval` found: the result of each model, their means (that of one is its own), and the folder."""
+
+    out: Path
+    whole: Result
+    plans: tuple[Settings, ...]
+    results: tuple[Result, ...]
+
+
 def run(parsed: argparse.Namespace) -> int:
     """Evaluates, prints the tables, writes result.json and page.html; returns 0.
 
@@ -53,6 +63,16 @@ def run(parsed: argparse.Namespace) -> int:
         return compare(parsed)
     if parsed.model_card is not None:
         return card(parsed)
+    evaluated(parsed)
+    return 0
+
+
+def evaluated(parsed: argparse.Namespace) -> Evaluated:
+    """Draws, judges, prints the tables and writes result.json and page.html.
+
+    Raises:
+        ValueError: before weights load for what can be known then.
+    """
     if parsed.across is not None:
         raise ValueError("--across says what may differ under --compare: give that, or leave --across out.")
     if parsed.benchmark not in BENCHMARKS:
@@ -81,8 +101,9 @@ def run(parsed: argparse.Namespace) -> int:
         print("\n" + as_text(whole))
         print(f"\nwrote {out / 'page.html'} and result.json")
     else:
-        print(f"\nwrote {plans[0].out / 'page.html'} and result.json")
-    return 0
+        out, whole = plans[0].out, results[0]
+        print(f"\nwrote {out / 'page.html'} and result.json")
+    return Evaluated(out=out, whole=whole, plans=tuple(plans), results=tuple(results))
 
 
 def settings_of(parsed: argparse.Namespace) -> list[Settings]:

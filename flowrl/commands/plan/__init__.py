@@ -6,10 +6,13 @@ and no weights, so that evaluations, FLOPs and activations are counted and not g
     counts.py       network evaluations of an iteration and of a run, as `NetworkCounter` counts them
     light_libraries.py  imports of a process that only plans
     network.py      a family's denoiser on the meta device: parameters, FLOPs and saved activations of one evaluation
-    published_models.py  sizes of the other parts, of rewards' models and of downloads; licences
+    stock_route.py   what of a stock pipeline that no family is written for its own call says without weights
+    published_models.py  sizes of the other parts and of downloads; licences
     memory.py       what a process holds, and the micro-batches that fit on cards
     gather.py       a configuration's `Plan`, from all of these
-    throughput.py   the pace of this machine, from the newest bench of it
+    sent_text.py    tokens of text as they are sent
+    throughput.py   the pace that hours are reckoned by
+    verdict.py      whether a run fits a card, and what makes it fit
     refusals.py     what `flowrl train` would refuse, and what would only come to light once weights are loaded
     plan_text.py    a `Plan` for a terminal of 80 columns
 """

@@ -6,10 +6,6 @@ import argparse
 
 from flowrl.commands.sampling_arguments import count
 
-DEFAULT_TFLOPS = 300.0
-"""Sustained TFLOP/s of one GPU by which hours are estimated: what an H100 or H200 reaches on large batches in bfloat16
-without fused kernels."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl plan` takes."""
@@ -22,10 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes (GPUs) of the run (default: those of parallel.replicate copies of the model, or of one)",
     )  # fmt: skip
     parser.add_argument(
-        "--card", type=count, metavar="GB", help="what makes the run fit a card of so many GB (default: 24, 40 and 80)"
+        "--card", type=count, metavar="GB",
+        help="whether and with which settings the run fits a card of so many GB, such as 24, 40, 48, 80 or 141 "
+        "(default: the card in a preset's name, else the smallest that holds the run as it is)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bench", metavar="FILE", help="a bench.json of flowrl bench, or its folder, whose pace hours are reckoned by"
     )
     parser.add_argument(
         "--tflops", type=float, metavar="X",
         help="sustained TFLOP/s of one GPU, used to estimate the hours (default: what flowrl bench measured here, else "
-        f"{DEFAULT_TFLOPS:g})",
+        "a range for each of some GPUs)",
     )  # fmt: skip

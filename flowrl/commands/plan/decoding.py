@@ -18,7 +18,7 @@ from flowrl.pipelines.random_weights import vae_config
 
 Size = tuple[int, int, int | None]
 """Height, width and frames; None for images."""
-_BY_FRAME = ("AutoencoderKLWan", "AutoencoderKLQwenImage")
+_BY_FRAME = ("AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21")
 _SOME_FRAMES = (3, 4)
 """Latent frames by which a decoder that takes one after another is measured: from the third on each adds the same."""
 _LITTLE = 2**31

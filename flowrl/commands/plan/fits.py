@@ -53,12 +53,14 @@ class Fit:
         overrides: what to change; None where nothing will do.
         memory: with that, or with everything that saves memory.
         settings: likewise.
+        gains: bytes that the run would take more without a change, by its overrides; each is needed.
     """
 
     card: int
     overrides: tuple[str, ...] | None
     memory: Memory
     settings: Settings
+    gains: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +116,12 @@ def fit(facts: Facts, chosen: Settings, choices: Choices, card: int) -> Fit:
                           card)  # fmt: skip
     settings = at(places) or chosen
     overrides = tuple(text for ladder, place in zip(ladders, places, strict=True) for text in ladder[place].overrides)
-    return Fit(card=card, overrides=overrides, memory=memory_of(facts, settings), settings=settings)
+    memory, gains = memory_of(facts, settings), list[tuple[str, int]]()
+    for k, (ladder, place) in enumerate(zip(ladders, places, strict=True)):
+        without = at([*places[:k], 0, *places[k + 1 :]]) if place else None
+        if without is not None:
+            gains.append((" ".join(ladder[place].overrides), memory_of(facts, without).peak - memory.peak))
+    return Fit(card=card, overrides=overrides, memory=memory, settings=settings, gains=tuple(gains))
 
 
 def _least(facts: Facts, chosen: Settings, tried: Sequence[Settings | None], card: int) -> Fit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from flowrl.commands.plan import published_models as checkpoints
@@ -13,18 +13,23 @@ from flowrl.commands.plan.counts import RunCounts, graph_rows, negative_again, o
 from flowrl.commands.plan.decoding import decode_peaks
 from flowrl.commands.plan.fits import SHARDS, Choices
 from flowrl.commands.plan.memory import Facts, Memory, Settings, allowed_sizes, memory_of
-from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
+from flowrl.commands.plan.network import Network, Trained, few_blocks, measure, without_gradient
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
+from flowrl.commands.plan.sent_text import Text, text_of
+from flowrl.commands.plan.stock_route import StockRoute, stock_decoding, stock_route
+from flowrl.commands.plan.throughput import Pace
+from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.sections import PolicyConfig
+from flowrl.config.sections import PipelineConfig, PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig
-from flowrl.pipelines import ModelFamily, cards, known_checkpoints
+from flowrl.pipelines import GENERIC, ModelFamily, cards
+from flowrl.pipelines.generic.stock_recording import Recorded
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
-from flowrl.training.model_files import model_location
+from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
 from flowrl.training.scoring import check_offload
@@ -43,12 +48,12 @@ class Plan:
         model: folder or hub id.
         family: of the model.
         processes: of the run.
-        tflops: sustained by one GPU, or by the CPU.
-        pace: where that number is from, a sentence.
+        pace: by which hours are reckoned.
         processor: whose hours are reckoned, GPU or CPU.
         geometry: of one process, with the micro-batch that the recipe takes.
         size: what is drawn.
-        text_tokens: of a prompt.
+        text: tokens of a prompt.
+        usual_forward: FLOPs of a forward pass with a usual prompt; None where all are as long.
         network: one evaluation of the denoiser.
         unknown: why `network` is None; empty where it is known.
         run: evaluations of the run.
@@ -61,6 +66,8 @@ class Plan:
         facts: what memory is reckoned from, None where that is not known.
         settings: those that memory depends on.
         choices: what could be changed of them.
+        counted_as: the published checkpoint that stands for the model, of whose configuration nothing is known.
+        parts_of: the one whose other parts stand for the model's.
         licence: name, and whether the hub asks to accept it.
         prompts: number of training prompts.
     """
@@ -70,12 +77,12 @@ class Plan:
     model: str
     family: str
     processes: int
-    tflops: float
-    pace: str
+    pace: Pace
     processor: str
     geometry: Geometry
     size: Size | None
-    text_tokens: int
+    text: Text
+    usual_forward: int | None
     network: Network | None
     unknown: str
     run: RunCounts
@@ -88,13 +95,13 @@ class Plan:
     facts: Facts | None
     settings: Settings
     choices: Choices
+    counted_as: str | None
+    parts_of: str | None
     licence: tuple[str, bool] | None
     prompts: int | None
 
 
-def gather(
-    config: TrainConfig, name: str, family: ModelFamily, *, processes: int, tflops: float, pace: str, processor: str
-) -> Plan:  # fmt: skip
+def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, pace: Pace, processor: str) -> Plan:
     """Counts and measures; nothing is downloaded.
 
     Args:
@@ -102,51 +109,64 @@ def gather(
         name: of the configuration.
         family: of the model.
         processes: of the run.
-        tflops: sustained by one GPU, or by the CPU.
-        pace: where that number is from.
+        pace: by which hours are reckoned.
         processor: GPU or CPU.
 
     Raises:
         ValueError: the model cannot draw the configured size.
     """
-    settings, model = config.pipeline, model_location(config.pipeline.model)
+    settings, location = config.pipeline, location_of(config.pipeline)
+    model = checkpoints.counted_as(family, location)
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
     options = family_options(settings)
     items = _eval_items(config)
-    passes = partial(family.rows, model)
+    found = stock_route(family, model, options)
+    stock = found if isinstance(found, StockRoute) else None
+    passes = cache(partial(family.rows, model) if stock is None else stock.rows)  # asked in every iteration
     run = of_run(config, passes, ranks, items)
-    tokens = family.text_tokens(model, options)
-    size, network, evaluated, eval_forward, eval_working = None, None, None, 0.0, 0
-    trained = _trained(config.policy, family)
+    text, usual_call = _text(family, model, options, _prompts(config), stock)
+    usual, size, network, evaluated, eval_forward, eval_working = None, None, None, None, 0.0, 0
+    trained = _trained(config.policy, family, stock)
     targets = trained.targets or ()
-    drawn, denoisers = family.planned_size(model, options), few_blocks(family, model, targets)
-    unknown = f"no configuration of {config.pipeline.model} is known without its download" * (denoisers is None)
-    if drawn is not None and denoisers is not None:
-        size = (drawn.height, drawn.width, drawn.num_frames)
-        network = measure(
-            denoisers, family.meta_call(model, drawn, tokens), trained=trained, dtype=DTYPES[settings.dtype]
-        )
+    size, denoisers = _size(family, model, options, stock), few_blocks(family, model, targets)
+    unknown = found if isinstance(found, str) else ""
+    unknown = unknown or f"no configuration of {config.pipeline.model} is known without its download"
+    eval_found = None
+    if size is not None and denoisers is not None:
+        unknown = ""
+        call = _call(family, model, size, text.most) if stock is None else stock.recorded.call
+        network = measure(denoisers, call, trained=trained, dtype=DTYPES[settings.dtype])
         evaluated = _eval_size(config, size)
         eval_forward, eval_working = network.forward, network.working
         if evaluated != size and run.evaluations:
-            eval_forward, eval_working = _without_gradient(family, model, denoisers, evaluated, tokens)
-    parts = checkpoints.other_parts(model)
+            eval_found = None if stock is None else stock.at(*evaluated[:2])
+            call = _eval_call(family, model, evaluated, text.most) if eval_found is None else eval_found.call
+            eval_forward, eval_working = without_gradient(denoisers, call)
+        if usual_call is None and text.usual is not None:
+            usual_call = _call(family, model, size, text.usual)
+        if usual_call is not None:
+            usual = without_gradient(denoisers, usual_call)[0]
+    parts = checkpoints.other_parts(model) if stock is None else stock.recorder.parts
+    alike = checkpoints.nearest(family, model) if parts is None else None
+    parts = checkpoints.other_parts(alike) if alike is not None else parts
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     elsewhere = bool(config.workers.rewards)  # workers hold the models that score
     cost = facts = None
     slots = _slots(config)
-    if network is not None and size is not None:
+    eval_drawn = evaluated if evaluated is not None and run.evaluations else size
+    if network is not None and size is not None and eval_drawn is not None:
+        decode_cost, decode = _decoding(family, model, parts, size, None if stock is None else stock.recorded, settings)
+        eval_cost, eval_decode = decode_cost, decode
+        if eval_drawn != size:
+            eval_cost, eval_decode = _decoding(family, model, parts, eval_drawn, eval_found, settings)
         cost = cost_of(
-            network, run, eval_forward=eval_forward, decode=decode_flops(model, parts, size),
-            eval_decode=decode_flops(model, parts, evaluated or size),
+            network, run, eval_forward=eval_forward, decode=decode_cost, eval_decode=eval_cost,
             recomputed=(settings.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
         )  # fmt: skip
     geometry = _geometry(config, ranks)
     if network is not None and size is not None:
-        decode = eval_decode = decode_peaks(family, model, size, dtype=settings.vae_dtype)
-        if evaluated is not None and evaluated != size and run.evaluations:
-            eval_decode = decode_peaks(family, model, evaluated, dtype=settings.vae_dtype)
-        unknown_parts = ("text encoders and autoencoder",) if parts is None else ()
+        unknown_parts: tuple[str, ...] = ("text encoders and autoencoder",) if parts is None else ()
+        unknown_parts += () if stock is None else stock.recorder.uncounted
         facts = Facts(
             network=network, eval_working=eval_working, rows=graph_rows(config, passes),
             passes=(passes(config.sampler.guidance_scale), passes(_eval_scale(config))),
@@ -156,17 +176,16 @@ def gather(
             unknown=(*unknown_parts, *(f"reward {name}" for name in unknown_rewards if not elsewhere)),
             dtype=(settings.dtype, DTYPES[settings.dtype].itemsize), full=config.policy.train == "full", slots=slots,
             reference=config.policy.train == "full" and (bool(run.evaluations) or config.kl_coef > 0),
-            evaluates=run.evaluations > 0,
+            evaluates=run.evaluations > 0, at_once=stock is not None,
         )  # fmt: skip
     own = _settings(config, family, options, geometry, processes)
-    known = known_checkpoints.checkpoints().get(model)
     return Plan(
-        name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops, pace=pace,
-        processor=processor, geometry=geometry, size=size, text_tokens=tokens, network=network, unknown=unknown,
-        run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost,
-        memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
-        choices=_choices(config, family, facts, processes),
-        licence=None if known is None else (known.licence, known.gated), prompts=_train_prompts(config),
+        name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
+        processor=processor, geometry=geometry, size=size, text=text, usual_forward=usual, network=network,
+        unknown=unknown, run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards,
+        cost=cost, memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
+        choices=_choices(config, family, facts, processes), counted_as=None if model == location else model,
+        parts_of=alike, licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
     )  # fmt: skip
 
 
@@ -188,15 +207,40 @@ def _eval_scale(config: TrainConfig) -> float:
     return config.sampler.guidance_scale if config.eval.guidance_scale is None else config.eval.guidance_scale
 
 
-def _without_gradient(
-    family: ModelFamily, model: str, denoisers: FewBlocks, size: Size, tokens: int
-) -> tuple[int, int]:
-    """FLOPs and bytes of an evaluation at the size that evaluations draw; the LoRA is on the networks already."""
+def _text(
+    family: ModelFamily, model: str, options: dict[str, Any], prompts: list[str] | None, stock: StockRoute | None
+) -> tuple[Text, dict[str, Any] | None]:
+    """What is sent of prompts; of a stock pipeline also the call of a usual prompt, where they differ."""
+    return (text_of(family, model, options, prompts), None) if stock is None else stock.text(prompts)
+
+
+def _size(family: ModelFamily, model: str, options: dict[str, Any], stock: StockRoute | None) -> Size | None:
+    """What is drawn."""
+    if stock is not None:
+        return stock.recorded.size
+    drawn = family.planned_size(model, options)
+    return None if drawn is None else (drawn.height, drawn.width, drawn.num_frames)
+
+
+def _call(family: ModelFamily, model: str, size: Size, tokens: int) -> dict[str, Any]:
+    return family.meta_call(model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)
+
+
+def _eval_call(family: ModelFamily, model: str, size: Size, tokens: int) -> dict[str, Any]:
+    """The call at the size that evaluations draw."""
     try:
-        call = family.meta_call(model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)
+        return _call(family, model, size, tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-    return without_gradient(denoisers, call)
+
+
+def _decoding(
+    family: ModelFamily, model: str, parts: Parts | None, size: Size, found: Recorded | None, settings: PipelineConfig
+) -> tuple[float | None, tuple[int, int] | None]:
+    """FLOPs of decoding one image, and bytes, whole and in tiles; of a stock pipeline by what was recorded of it."""
+    if found is not None:
+        return stock_decoding(found, dtype=settings.vae_dtype, videos=family.videos)
+    return decode_flops(model, parts, size), decode_peaks(family, model, size, dtype=settings.vae_dtype)
 
 
 def _geometry(config: TrainConfig, processes: int) -> Geometry:
@@ -220,13 +264,13 @@ def _slots(config: TrainConfig) -> int:
     return average + int(config.recipe == "preference")
 
 
-def _trained(settings: PolicyConfig, family: ModelFamily) -> Trained:
+def _trained(settings: PolicyConfig, family: ModelFamily, stock: StockRoute | None) -> Trained:
     """What is trained; the rank of a file that is not here is taken for the usual one."""
     if settings.train == "full":
         return Trained(targets=settings.target_modules, rank=0)
     here = settings.init_lora is None or is_here(settings.init_lora)
     rank = lora_of(settings, ())[0] if here else settings.rank
-    targets = settings.target_modules or family.lora_targets
+    targets = settings.target_modules or (family.lora_targets if stock is None else stock.targets)
     return Trained(targets=targets, rank=rank, magnitudes=settings.lora_variant == "dora")
 
 
@@ -261,9 +305,10 @@ def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, proc
         checkpoints=facts is not None and facts.network.blocks > 0, videos=family.videos,
         rewards=facts is not None and bool(facts.rewards)
         and _passes(check_offload, replace(config, pipeline=replace(pipeline, offload=offload))),
-        splits=facts is not None and parallel.context == 1
+        splits=facts is not None and parallel.context == 1 and family.name not in GENERIC  # loaded whole
         and _passes(check_parallel, replace(config, parallel=replace(parallel, shard=SHARDS[0])), None),
-        forms=[form for form in ("int8", "nf4") if _passes(check_quantize, form, device, compile=pipeline.compile)],
+        forms=[form for form in ("int8", "nf4") if family.name not in GENERIC
+               and _passes(check_quantize, form, device, compile=pipeline.compile)],
         copies=copies,
     )  # fmt: skip
 
@@ -286,6 +331,15 @@ def _eval_items(config: TrainConfig) -> int | None:
     rows = read_prompts(config.prompts, config.prompts.eval)
     settings = config.eval
     return len(eval_items(rows, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt))
+
+
+def _prompts(config: TrainConfig) -> list[str] | None:
+    """All prompts that are embedded; None where some are not here."""
+    files = [text for text in (config.prompts.train, config.prompts.eval) if text is not None]
+    if not all(map(is_here, files)):
+        return None
+    rows = [row for text in files for row in read_prompts(config.prompts, text)]
+    return list(dict.fromkeys(text for row in rows for text in (row.text, row.negative)))
 
 
 def _train_prompts(config: TrainConfig) -> int | None:

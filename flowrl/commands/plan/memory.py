@@ -15,8 +15,8 @@ from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.weights import Weights
 
 GIB = 2**30
-CARDS = {24: 23.6, 40: 39.4, 80: 79.1, 141: 139.8}
-"""Nominal size of a card -> GiB that its driver reports."""
+CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
+"""Nominal size of a card -> GiB that its driver reports; of 48 GB with error correction, which takes a sixteenth."""
 OVERHEAD = 2 * GIB
 """The reserve: a process's CUDA context (some 0.5 GiB), workspaces, and blocks that the allocator cannot use."""
 SLOT = 4
@@ -50,6 +50,7 @@ class Facts:
         slots: copies of the trained weights.
         reference: whether the weights before training are kept beside those that are trained.
         evaluates: whether there are evaluations.
+        at_once: whether denoiser and text encoders are loaded together, also where the latter are freed then.
     """
 
     network: Network
@@ -68,6 +69,7 @@ class Facts:
     slots: int
     reference: bool
     evaluates: bool
+    at_once: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +106,7 @@ class Memory:
         micro_batch_size: the configured one.
         update: what else an update takes, whatever its micro-batch.
         stages: bytes by the other parts of an iteration, beside what is held.
-        start: all that is there before the denoiser is, where that is loaded last; else 0.
+        start: all that is there before text encoders are freed, where they are; else 0.
         worker: the most that a process which only draws takes; None where the learner draws.
     """
 
@@ -171,7 +173,8 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
         held=held, unknown=facts.unknown, image=each[False], image_checkpointed=each[True],
         configured=each[chosen.gradient_checkpointing] * graphs, micro_batch_size=chosen.micro_batch_size,
         update=working, stages=stages,
-        start=encoders + sum(vae.values()) if chosen.free_text_encoders else 0,
+        start=encoders + sum(vae.values()) + sum(_denoiser(facts, chosen).values()) * facts.at_once
+        if chosen.free_text_encoders else 0,
     )  # fmt: skip
     if not chosen.rollouts:
         return memory

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from flowrl.commands.plan.fits import Fit, card_gib, fit
+from flowrl.commands.plan.fits import Fit, fit
 from flowrl.commands.plan.gather import Plan
-from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, Facts, Memory, fitting
+from flowrl.commands.plan.memory import CARDS, OVERHEAD, Facts, Memory, fitting
 from flowrl.commands.plan.plan_words import in_bytes, note, pairs, table
+from flowrl.commands.plan.verdict import in_the_way
 
 _TOLD = (24, 40, 80)
 """Cards, in GB, that a plan tells of unless it is asked for one."""
@@ -17,7 +18,9 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     if memory is None or facts is None:
         return note(f"not known: {plan.unknown}")
     lines = _held(memory)
-    if memory.start:
+    if memory.start and facts.at_once:
+        lines += note(f"at the start {in_bytes(memory.start)} of all parts; the encoders are dropped then")
+    elif memory.start:
         lines += note(
             f"at the start {in_bytes(memory.start)} of text encoders and autoencoder; the denoiser is loaded once the "
             "encoders are dropped"
@@ -67,10 +70,7 @@ def _cards(plan: Plan, facts: Facts, cards: tuple[int, ...]) -> list[str]:
 def _words(found: Fit, plan: Plan) -> str:
     most = in_bytes(found.memory.peak)
     if found.overrides is None:
-        held = sorted(found.memory.held.items(), key=lambda entry: -entry[1])[:2]
-        largest = " and ".join(f"{name} ({in_bytes(size)})" for name, size in held)
-        lacking = in_bytes(found.memory.peak - card_gib(found.card) * GIB)
-        return f"does not fit with any setting: at least {most}, {lacking} too much; most of it is {largest}"
+        return f"does not fit with any setting: {in_the_way(found)}"
     most += " and what is not known" if found.memory.unknown else ""
     if not found.overrides:
         return f"fits as it is, at most {most}"

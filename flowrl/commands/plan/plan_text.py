@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import fields
+from pathlib import Path
 
 from flowrl.commands.plan import published_models as checkpoints
-from flowrl.commands.plan.cost import FLOOR, per_image
+from flowrl.commands.plan.cost import FLOOR, Cost, per_image
 from flowrl.commands.plan.gather import Plan
 from flowrl.commands.plan.memory import checkpoint_bytes
 from flowrl.commands.plan.memory_text import memory_lines
-from flowrl.commands.plan.plan_words import Row, duration, flops, in_bytes, mean, note, pairs, table
+from flowrl.commands.plan.plan_words import Row, duration, flops, in_bytes, mean, note, pairs, span, table
 from flowrl.commands.plan.refusals import Obstacles
+from flowrl.commands.plan.throughput import PEAKS, SHARES
+from flowrl.commands.plan.verdict import verdict
 from flowrl.commands.terminal_text import COLUMNS
+from flowrl.config.locations import is_path, split_revision
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.known_checkpoints import precision_note
+from flowrl.pipelines.places.hub_files import did_you_mean
 from flowrl.training.parts import attention_text
 
 _PNG = 2  # bytes per pixel of a saved image, roughly
@@ -24,6 +30,7 @@ _PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
 def as_text(plan: Plan, found: Obstacles, card: int | None = None) -> str:
     """Every section, with what has to be done first at the end; `card` is the one, in GB, that is to hold the run."""
     sections = [
+        ("", verdict(plan, card)),
         ("", _run(plan)),
         ("Batches", _batches(plan)),
         ("Network evaluations", _evaluations(plan)),
@@ -50,7 +57,8 @@ def _run(plan: Plan) -> list[str]:
     if plan.size is not None and plan.size[2] is not None:
         drawn += f", {plan.size[2]} frames"
     if plan.network is not None:
-        drawn += f"; latent {list(plan.network.latent)}, {plan.text_tokens} text tokens"
+        tokens = f"{'at most ' * (plan.text.usual is not None)}{plan.text.most} text tokens"
+        drawn += f"; latent {list(plan.network.latent)}, {tokens}"
         drawn += f", {plan.network.attended:,} attend at once" if plan.network.attended else ""
     sampler, ends = config.sampler, []
     if run.iterations < config.num_iterations:
@@ -61,11 +69,24 @@ def _run(plan: Plan) -> list[str]:
         ("recipe", recipe),
         ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
         ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
+        *_stand_ins(plan),
         ("attention", attention_text(config.pipeline)),
         ("size", drawn),
         ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
         *([("speed", ", ".join(speed))] if (speed := _speed(config)) else []),
     ])  # fmt: skip
+
+
+def _stand_ins(plan: Plan) -> list[Row]:
+    """What to know of the model, and what is counted for what is not known of it."""
+    if (note := precision_note(plan.model, plan.config.pipeline.dtype)) is not None:
+        return [("", note)]
+    if plan.counted_as is not None:
+        meant = did_you_mean(plan.model)
+        return [("", f"nothing is known of it here: counted as {plan.counted_as}, the family's first{meant}")]
+    if plan.parts_of is not None:
+        return [("", f"its denoiser as its configuration says, its other parts as {plan.parts_of}")]
+    return []
 
 
 def _batches(plan: Plan) -> list[str]:
@@ -120,6 +141,10 @@ def _cost(plan: Plan) -> list[str]:
         ("one evaluation", f"{flops(network.forward)} forward, {flops(network.forward + network.backward)} with its "
          f"backward pass; attention is {network.attention:.0%} of the forward"),
     ])  # fmt: skip
+    if plan.usual_forward is not None and plan.text.usual != plan.text.most:
+        share = f"{plan.usual_forward / network.forward:.0%} of that, and so of what follows"
+        told = f"{plan.text.usual} tokens ({plan.text.told}): {flops(plan.usual_forward)} forward, {share}"
+        lines += pairs([("a usual prompt", told)])
     images = plan.config.num_images * run.iterations
     stages = {**cost.stages, **({"decoding": cost.decoding} if cost.decoding else {})}
     rows = [("", "an image", "an iteration", "the run", "share")]
@@ -135,16 +160,30 @@ def _cost(plan: Plan) -> list[str]:
     missing += ["decoding"] * (cost.decoding is None) + ["evaluations"] * (cost.evaluation is None)
     listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
     lines += note(f"without {listed}; stages of an image and an iteration are without evaluations")
-    seconds = cost.total / (plan.tflops * 1e12)
-    kind = plan.processor
-    iteration = duration(cost.training / run.iterations / plan.tflops / 1e12)
-    hours = [(f"{kind} time", f"{duration(seconds)} on one {kind}; {iteration} an iteration. {plan.pace}")]
+    return lines + _hours(plan, cost)
+
+
+def _hours(plan: Plan, cost: Cost) -> list[str]:
+    kind, iterations = plan.processor, plan.run.iterations
+    if plan.pace.range is None and kind == "GPU":
+        rows = [(f"{kind} time", "an iteration", "the run", *([f"on {plan.processes}"] if plan.processes > 1 else []))]
+        for name, peak in PEAKS.items():
+            paces = (peak * SHARES[0], peak * SHARES[1])
+            amounts = [cost.training / iterations, cost.total]
+            amounts += [cost.total / plan.processes] if plan.processes > 1 else []
+            rows.append((f"one {name}", *(span(amount, paces) for amount in amounts)))
+        return table(rows) + note(plan.pace.told)
+    if plan.pace.range is None:
+        return pairs([(f"{kind} time", "not known: flowrl bench CONFIG measures the pace of this machine")])
+    paces = plan.pace.range
+    hours = [(f"{kind} time", f"{span(cost.total, paces)} on one {kind}; {span(cost.training / iterations, paces)} an "
+              f"iteration. {plan.pace.told}")]  # fmt: skip
     if plan.processes > 1:
-        hours.append(("", f"{duration(seconds / plan.processes)} on {plan.processes}"))
+        hours.append(("", f"{span(cost.total / plan.processes, paces)} on {plan.processes}"))
     if kind == "GPU":
         hours.append(("", f"never less than {duration(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
                       f"{FLOOR:g} TFLOP/s"))  # fmt: skip
-    return lines + pairs(hours)
+    return pairs(hours)
 
 
 def _disk(plan: Plan) -> list[str]:
@@ -222,4 +261,5 @@ def _speed(config: TrainConfig) -> list[str]:
 
 
 def _on_hub(plan: Plan) -> bool:
-    return plan.model == plan.config.pipeline.model and not plan.model.startswith(("/", ".", "~"))
+    given, _ = split_revision(plan.config.pipeline.model)
+    return plan.model == given and not is_path(given) and not Path(given).exists()

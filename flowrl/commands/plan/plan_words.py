@@ -65,6 +65,12 @@ def in_bytes(value: float) -> str:
     return _scaled(value, ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")))
 
 
+def span(amount: float, paces: tuple[float, float]) -> str:
+    """Time of so many FLOPs between a least and a most pace, in TFLOP/s."""
+    slow, fast = (duration(amount / pace / 1e12) for pace in paces)
+    return slow if slow == fast else f"{fast} to {slow}"
+
+
 def duration(seconds: float) -> str:
     """Seconds, minutes or hours."""
     return _scaled(seconds, ((3600, "h"), (60, "min"), (1, "s"))) if seconds >= 0.1 else "0.1 s"

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flowrl.files import parse_json
-from flowrl.pipelines import known_checkpoints
+from flowrl.config.locations import is_path, split_revision
+from flowrl.files import safetensors_parameters
+from flowrl.pipelines import ModelFamily, known_checkpoints
+from flowrl.pipelines.places.hub_files import model_card, small_json
 from flowrl.rewards import Model
 
 _DENOISERS = ("transformer", "transformer_2", "unet")
-
-MODELS = {
-    "openai/clip-vit-large-patch14": 427_616_513,
-    "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": 986_109_441,
-    "xswu/HPSv2": 986_109_441,
-    "yuvalkirstain/PickScore_v1": 986_109_441,
-    "THUDM/ImageReward": 446_900_000,
-    "MizzenAI/HPSv3": 8_291_375_616,
-    "KwaiVGI/VideoReward": 2_208_985_600,
-    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
-    "facebook/dinov2-base": 86_580_480,
-    "facebook/mask2former-swin-small-coco-instance": 68_741_083,
-    "facebook/vjepa2-vitl-fpc64-256": 326_000_000,
-    "Falconsai/nsfw_image_detection": 85_800_194,
-}
-"""Hub id -> parameters of models that rewards use."""
-
 
 Parts = Mapping[str, int]
 """Name of a pipeline's part, which is that of its folder -> number of its parameters."""
@@ -39,8 +22,34 @@ def other_parts(model: str) -> Parts | None:
     """The parts of a folder or a published checkpoint besides the denoiser; None where nothing is known."""
     if Path(model).is_dir():
         return {name: count for name, count in folder_parts(Path(model)).items() if name not in _DENOISERS}
-    known = known_checkpoints.checkpoints().get(model)
+    known = known_checkpoints.published(model)
     return None if known is None else known.parts
+
+
+def counted_as(family: ModelFamily, model: str) -> str:
+    """The model whose configuration is counted: itself, or the family's first checkpoint where nothing is known."""
+    if family.planned_size(model, {}) is not None or Path(model).exists():
+        return model
+    return next((name for name, known in known_checkpoints.checkpoints().items() if known.family == family.name), model)
+
+
+def nearest(family: ModelFamily, model: str) -> str | None:
+    """The published checkpoint of a family whose denoiser is configured most like a model's; None without any."""
+    own = {} if Path(model).exists() else small_json(model, f"{family.denoisers[0]}/config.json") or {}
+    alike = {
+        name: sum(own.get(key) == value for key, value in known.network.items())
+        for name, known in known_checkpoints.checkpoints().items() if known.family == family.name
+    }  # fmt: skip
+    return max(alike, key=alike.__getitem__, default=None)
+
+
+def licence_of(model: str) -> tuple[str, bool] | None:
+    """The licence of a hub id and whether the hub asks to accept it; None where neither table nor hub says."""
+    known = known_checkpoints.published(model)
+    if known is not None:
+        return known.licence, known.gated
+    card = None if Path(model).exists() or is_path(model) else model_card(model)
+    return None if card is None or card.licence is None else (card.licence, card.gated)
 
 
 def folder_parts(folder: Path) -> Parts:
@@ -50,34 +59,21 @@ def folder_parts(folder: Path) -> Parts:
         files = sorted(path.glob("*.safetensors"))
         plain = [file for file in files if ".fp16." not in file.name] or files
         if plain:
-            parts[path.name] = sum(_parameters(file) for file in plain)
+            parts[path.name] = sum(map(safetensors_parameters, plain))
     return parts
-
-
-def _parameters(file: Path) -> int:
-    """Elements of the tensors in a safetensors file, from its header.
-
-    Raises:
-        ValueError: the file is another one.
-    """
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 0 < size < 2**30:
-            raise ValueError(f"{file} is not a safetensors file: download or save it again")
-        header = parse_json(stream.read(size).decode("utf-8", "replace"), str(file))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def reward_models(models: Sequence[Model]) -> tuple[tuple[str, int, int], ...] | None:
     """(model, parameters, bytes per weight) of a reward's models; None where one is not known."""
-    if any(model.name not in MODELS for model in models):
-        return None
-    return tuple((model.name, MODELS[model.name], model.bytes_per_weight) for model in models)
+    found = [(model.name, model.parameters, model.bytes_per_weight) for model in models]
+    known = tuple((name, count, width) for name, count, width in found if count is not None)
+    return known if len(known) == len(found) else None
 
 
 def in_cache(model: str) -> bool:
-    """Whether the hub's cache on this machine holds a snapshot of a model."""
+    """Whether the hub's cache on this machine holds weights of a model; small files alone are soon there."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()
-    return any((cache / f"models--{model.replace('/', '--')}").glob("snapshots/*/*"))
+    repo, _ = split_revision(model)
+    files = (cache / f"models--{repo.replace('/', '--')}").glob("snapshots/*/**/*")
+    return any(path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt") for path in files)

@@ -12,13 +12,11 @@ from typing import Any
 from flowrl.commands.train.run import check_arithmetic, check_before_loading
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily
+from flowrl.rewards import judged_by
 from flowrl.training.parts import check_attention
 from flowrl.training.processes.devices import check_device
 
 _STAND_IN = "asset:prompts/world_train.jsonl"  # prompts with the records that any reward of prompts reads
-_WHOLE_GROUPS = ("rank", "tournament", "win_rate")
-_OF_VIDEOS = ("temporal_smoothness", "video_align")
-_OF_EDITS = ("edit_principles", "edit_score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +70,22 @@ def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Ite
     share = config.num_images // ranks
     for place, reward in enumerate((*config.rewards, *config.eval.rewards)):
         key = f"rewards.{place}" if place < len(config.rewards) else f"eval.rewards.{place - len(config.rewards)}"
-        if share % config.group_size and (reward.name in _WHOLE_GROUPS or reward.gate is not None):
+        judged = judged_by(reward.name)
+        if share % config.group_size and ("groups" in judged or reward.gate is not None):
             why = "has a gate, which looks at" if reward.gate is not None else "compares"
             yield (
                 f"{key} ({reward.name or reward.function}) {why} the images of a group, but {share} images per process "
                 f"are not whole groups of {config.group_size}: make prompts_per_step a multiple of {ranks}, the number "
                 "of processes that draw images of their own"
             )
-        if reward.name in _OF_VIDEOS and not family.videos:
+        if "videos" in judged and not family.videos:
             yield f"{key} ({reward.name}) judges videos, and the family {family.name} draws images: change one of them"
-        if reward.name in _OF_EDITS and family.num_sources == (0, 0):
+        if "sounds" in judged and family.sound is None:
+            yield (
+                f"{key} ({reward.name}) judges sounds, and what the family {family.name} draws is silent: take another "
+                "reward, or a model whose videos have sound, such as Lightricks/LTX-2"
+            )
+        if "edits" in judged and family.num_sources == (0, 0):
             yield (
                 f"{key} ({reward.name}) judges edits of a source image, and the family {family.name} takes none: "
                 "change one of them"

@@ -5,16 +5,51 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import flowrl
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.commands.plan.throughput import pace
+from flowrl.config.base import SETTINGS
 from flowrl.config.train import TrainConfig, find_config, load_config
+from flowrl.files import read_json
+
+if TYPE_CHECKING:
+    from flowrl.commands.plan.gather import Plan
+    from flowrl.commands.plan.refusals import Obstacles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A plan, what stands in its way, and the card in GB that is to hold the run; no plan where it is refused."""
+
+    plan: Plan | None
+    found: Obstacles
+    card: int | None
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Prints the plan of a configuration and returns the exit code: 1 where a setting has to be changed.
+
+    Raises:
+        ValueError: as `planned`.
+    """
+    made = planned(parsed)
+    from flowrl.commands.plan.plan_text import as_text  # it imports what `planned` imports in its own way
+
+    if made.plan is None:
+        for reason in made.found.refused:
+            print(f"flowrl: {reason}", file=sys.stderr)
+        return 1
+
+    print(as_text(made.plan, made.found, made.card))
+    return 0
+
+
+def planned(parsed: argparse.Namespace) -> Planned:
+    """Plans a configuration: `parsed.config` is a file, the name of one that ships, or a mapping of settings.
 
     Raises:
         ValueError: the configuration cannot be read, its processes do not fit together, or its model cannot draw the
@@ -22,7 +57,10 @@ def run(parsed: argparse.Namespace) -> int:
     """
     if parsed.tflops is not None and not parsed.tflops > 0:
         raise ValueError(f"--tflops must be above 0, got {parsed.tflops:g}")
-    path = find_config(parsed.config)
+    if parsed.tflops is not None and parsed.bench is not None:
+        raise ValueError("--tflops and --bench both say how fast a GPU is: leave one of them out")
+    path = parsed.config if isinstance(parsed.config, Mapping) else find_config(parsed.config)
+    name = SETTINGS if isinstance(path, Mapping) else path.stem
     config = load_config(path, parsed.overrides)
     parallel = config.parallel
     copy = parallel.shard * parallel.context
@@ -30,17 +68,17 @@ def run(parsed: argparse.Namespace) -> int:
         parsed.processes = copy * (parallel.replicate or 1)
     if parsed.processes % copy == 0:  # else `layout_of` refuses it
         config.resolve_batch(parsed.processes // parallel.context)  # before anything heavy is imported
-    if _names_file(asdict(config)):
-        return _plan(config, path.stem, parsed)
+    if _names_file(asdict(config)) or _is_stock(config):
+        return _plan(config, name, parsed)
     import_lightly()
     with without_compiler():
-        return _plan(config, path.stem, parsed)
+        return _plan(config, name, parsed)
 
 
-def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
+def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> Planned:
     from flowrl.commands.plan.gather import gather
-    from flowrl.commands.plan.plan_text import as_text
     from flowrl.commands.plan.refusals import obstacles
+    from flowrl.commands.plan.verdict import card_of
     from flowrl.training.parts import model_family
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.mesh import layout_of
@@ -49,15 +87,26 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
     family = model_family(config.pipeline)
     found = obstacles(config, family, parsed.processes)
     if found.refused:
-        for reason in found.refused:
-            print(f"flowrl: {reason}", file=sys.stderr)
-        return 1
-    tflops, told, measured = pace(config, parsed.tflops)
+        return Planned(plan=None, found=found, card=None)
+    found_pace = pace(config, parsed.tflops, parsed.bench)
     device = config.pipeline.device
-    processor = "CPU" if device == "cpu" or (measured and device_kind(device) == "cpu") else "GPU"
-    plan = gather(config, name, family, processes=parsed.processes, tflops=tflops, pace=told, processor=processor)
-    print(as_text(plan, found, parsed.card))
-    return 0
+    processor = "CPU" if device == "cpu" or (found_pace.measured and device_kind(device) == "cpu") else "GPU"
+    plan = gather(config, name, family, processes=parsed.processes, pace=found_pace, processor=processor)
+    return Planned(plan=plan, found=found, card=parsed.card or card_of(name))
+
+
+def _is_stock(config: TrainConfig) -> bool:
+    """Whether stock's own pipeline is called, or may be, which has to be imported whole; known before torch is."""
+    name, model = config.pipeline.name, config.pipeline.model
+    if name is not None:
+        return name == "generic"
+    families = read_json(Path(flowrl.__file__).parent / "pipelines" / "published.json")["families"].values()
+    index = Path(model) / "model_index.json"
+    if index.is_file():
+        return read_json(index).get("_class_name") not in {stock for known in families for stock in known["stock"]}
+    if Path(model).exists() or ":" in model:  # files and assets are of families
+        return False
+    return model.partition("@")[0] not in {own for known in families for own in known["checkpoints"]}
 
 
 def _names_file(settings: Any) -> bool:

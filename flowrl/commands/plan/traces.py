@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+
+from flowrl.private_names import TorchDispatchMode, flop_registry, operation_of, storage_key, writes
 
 # What autocast does on CUDA, of the operations that denoisers and decoders use.
 _LOW = {
@@ -27,6 +27,66 @@ _FULL = {
     F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.Tensor.softmax, torch.rsqrt, torch.pow,
     torch.Tensor.pow, torch.sum, torch.Tensor.sum, torch.norm, torch.cumsum, torch.exp, torch.log,
 }  # fmt: skip
+
+
+class _Made(NamedTuple):
+    """What an operation makes: shape, strides and dtype of each tensor, whether it is one or a tuple, and FLOPs."""
+
+    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    alone: bool
+    flops: int
+
+
+_MADE: dict[tuple[Any, ...], _Made] = {}
+"""What operations on the meta device made of arguments of these shapes: torch works it out in Python, each time.
+
+A network asks for the same again in every block, and in both passes.
+"""
+
+
+class _Else(Exception):
+    """An argument that says nothing of itself, or a tensor with numbers."""
+
+
+def _asked(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """All that what an operation makes depends on; None where that is not known, or where it writes."""
+    if writes(func):
+        return None
+    try:
+        return (func, *map(_seen, args), *((name, _seen(value)) for name, value in kwargs.items()))
+    except _Else:
+        return None
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if not value.is_meta:
+            raise _Else
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_seen, value))
+    if value is None or isinstance(value, _PLAIN):
+        return type(value), value  # True, 1 and 1.0 are equal, and make other dtypes
+    raise _Else
+
+
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _keep(asked: tuple[Any, ...], made: Sequence[Tensor], alone: bool, flops: int) -> None:
+    """Remembers what was made, if these are tensors that can be made from their shapes alone."""
+    if any(not one.is_meta or type(one) is not Tensor or one.storage_offset() for one in made):
+        return
+    known = tuple((tuple(one.shape), one.stride(), one.dtype) for one in made)
+    again = map(_again, known)
+    if all(
+        new.untyped_storage().nbytes() == one.untyped_storage().nbytes() for new, one in zip(again, made, strict=True)
+    ):
+        _MADE[asked] = _Made(known, alone, flops)
+
+
+def _again(known: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]) -> Tensor:
+    return torch.empty_strided(known[0], known[1], dtype=known[2], device="meta")
 
 
 class Trace(TorchDispatchMode):
@@ -47,22 +107,38 @@ class Trace(TorchDispatchMode):
         self._living: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
-            self.total += int(formula(*args, **(kwargs or {}), out_val=output))
-        for made in (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ():
-            if isinstance(made, Tensor):
-                self._follow(made, args)
+        kwargs = kwargs or {}
+        asked = None if func.is_view else _asked(func, args, kwargs)
+        known = None if asked is None else _MADE.get(asked)
+        if known is not None:
+            self.total += known.flops
+            again = tuple(map(_again, known.tensors))
+            for made in again:
+                self._begin(made)
+            return again[0] if known.alone else again
+        output = func(*args, **kwargs)
+        formula = flop_registry.get(operation_of(func))
+        flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=output))
+        self.total += flops
+        alone = isinstance(output, Tensor)
+        several: tuple[Any, ...] = (output,) if alone else tuple(output) if isinstance(output, tuple | list) else ()
+        fresh = [isinstance(made, Tensor) and self._follow(made, args) for made in several]
+        if asked is not None and several and all(fresh) and not isinstance(output, list):
+            _keep(asked, several, alone, flops)
         return output
 
-    def _follow(self, tensor: Tensor, args: Any) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+    def _follow(self, tensor: Tensor, args: Any) -> bool:
+        """Follows a tensor; whether it is new, no view and nothing that was met before."""
+        key = storage_key(tensor)
         if key in self._living:
-            return
-        if any(isinstance(given, Tensor) and given.untyped_storage()._cdata == key for given in args):  # a view
-            return
+            return False
+        if any(isinstance(given, Tensor) and storage_key(given) == key for given in args):  # a view
+            return False
+        self._begin(tensor)
+        return True
+
+    def _begin(self, tensor: Tensor) -> None:
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
         size = storage.nbytes()
 
         def freed(_: object) -> None:
@@ -127,14 +203,14 @@ class _Storages:
     def add(self, tensor: Tensor) -> int:
         """Bytes of a tensor's storage where it is new, else 0."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(tensor)
         if key in self._met:
             return 0
         self._met[key] = weakref.ref(storage, lambda _: self._met.pop(key))
         return int(storage.nbytes())
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._met
+        return storage_key(tensor) in self._met
 
 
 class Saved:

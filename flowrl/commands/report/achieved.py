@@ -142,9 +142,25 @@ def _ends(run: RunData) -> tuple[float, float]:
 
 
 def _training_figure(run: RunData) -> str:
+    found = training_series(run)
+    if found is None:
+        return ""
+    series, runs = found
+    start, end = _ends(run)
+    counted = plural(len(column(run.train, "reward")[1]), "iteration")
+    text = f"Training reward over {counted}, from {number(start)} to {number(end)}"
+    key = [("iterations" if runs == 1 else f"means of about {runs:.0f} iterations", 1, "raw"), ("smoothed", 1, "line")]
+    if len(series.low):
+        key.append(("95 % over prompts", 1, "band"))
+    return _figure("Training reward", [series], "reward", text, key)
+
+
+def training_series(run: RunData, *, label: str = "training reward", color: int = 1) -> tuple[Series, float] | None:
+    """The smoothed training reward with its 95 % band over prompts, and how many iterations a point behind it averages;
+    None before the first iteration."""
     iteration, reward = column(run.train, "reward")
     if not len(reward):
-        return ""
+        return None
     error = column(run.train, "reward_error")[1]  # over prompts: the images of one are alike
     # The error of a mean of k neighbours is sqrt(mean of squares / k); thinning takes such means.
     runs = len(reward) / len(thin(reward))
@@ -153,20 +169,16 @@ def _training_figure(run: RunData) -> str:
     line, spread = smooth(y, thinned_error)
     half = student_quantile(LEVEL, _degrees(run, runs, y)) * spread if len(spread) else spread
     series = Series(
-        label="training reward",
+        label=label,
         x=x,
         y=line,
         low=line - half if len(half) else half,
         high=line + half if len(half) else half,
         raw_x=x,
         raw_y=y,
+        color=color,
     )
-    start, end = _ends(run)
-    text = f"Training reward over {plural(len(reward), 'iteration')}, from {number(start)} to {number(end)}"
-    key = [("iterations" if runs == 1 else f"means of about {runs:.0f} iterations", 1, "raw"), ("smoothed", 1, "line")]
-    if len(half):
-        key.append(("95 % over prompts", 1, "band"))
-    return _figure("Training reward", [series], "reward", text, key)
+    return series, runs
 
 
 def _degrees(run: RunData, runs: float, y: Float[np.ndarray, " n"]) -> float:
@@ -178,7 +190,7 @@ def _degrees(run: RunData, runs: float, y: Float[np.ndarray, " n"]) -> float:
 def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
     if held is None:
         return ""
-    curve = _evaluated(run, held.metric, held.label, color=1)
+    curve = evaluated(run, held.metric, held.label, color=1)
     series, y = [curve], curve.y
     key = [(held.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(curve.low).any() else [])]
     graded_x, graded = column(run.evaluations, GRADED)
@@ -190,7 +202,7 @@ def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
     return _figure("Evaluation", series, "score", text, key)
 
 
-def _evaluated(run: RunData, metric: str, label: str, *, color: int) -> Series:
+def evaluated(run: RunData, metric: str, label: str, *, color: int) -> Series:
     """A metric of the evaluations with its bounds, NaN where they were not logged."""
     x, y = column(run.evaluations, metric)
     rows = [row for row in run.evaluations if column([row], metric)[0].size]
@@ -218,7 +230,7 @@ def _reward_figure(run: RunData, key: str) -> str:
         return ""
     name = key.split("reward/", 1)[1]
     title = f"{run.held_word.capitalize() if held else 'Training'} reward: {name}"
-    series = _evaluated(run, key, name, color=3) if held else smoothed(name, x, y, color=3)
+    series = evaluated(run, key, name, color=3) if held else smoothed(name, x, y, color=3)
     return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
 
 

@@ -19,13 +19,14 @@ RECENT = 10  # iterations that a shown value averages
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """One vital sign: its metric, what it means, what is healthy, and the test of that."""
+    """One vital sign: its metric, what it means, what is healthy, the test of that, and what to change."""
 
     key: str
     title: str
     meaning: str
     healthy: str
     is_healthy: Callable[[Values], bool]
+    cure: str
 
 
 def _recent(values: Values) -> float:
@@ -44,6 +45,8 @@ SIGNS = (
         meaning="Probability of the drawn steps under the policy that learns, over that under the one that drew them.",
         healthy="1 before the first update of an iteration; a mean more than 1 % off points to a mismatch of the two.",
         is_healthy=lambda values: abs(float(values[0]) - 1) < 0.01 and abs(_recent(values) - 1) < 0.01,
+        cure="make rollout and update compute alike: one pipeline.attention and dtype, pipeline.compile=none, "
+        "no stale rollouts; then look at ratio_first_deviation, which should be 0",
     ),
     Sign(
         key="clip_fraction",
@@ -51,6 +54,7 @@ SIGNS = (
         meaning="Share of steps whose ratio left the clip range, so that their gradient was cut.",
         healthy="Below 0.3. Always 0 with one update for each rollout; near 1 the updates are too large.",
         is_healthy=lambda values: _recent(values) < 0.3,
+        cure="lower optim.lr or updates_per_rollout, or widen the clip range",
     ),
     Sign(
         key="kl",
@@ -58,6 +62,7 @@ SIGNS = (
         meaning="How far the policy has moved from where it started, in nats.",
         healthy="A slow rise. A jump often comes before images collapse: lower optim.lr or raise kl_coef.",
         is_healthy=_without_spikes,
+        cure="lower optim.lr or raise kl_coef, and go on from a checkpoint before the jump",
     ),
     Sign(
         key="grad_norm",
@@ -65,6 +70,7 @@ SIGNS = (
         meaning="Length of the gradient before it is clipped.",
         healthy="Steady, without spikes beyond ten times its median.",
         is_healthy=_without_spikes,
+        cure="lower optim.lr or optim.max_grad_norm, and look at the rewards of the iterations that jump",
     ),
     Sign(
         key="zero_std_ratio",
@@ -72,6 +78,8 @@ SIGNS = (
         meaning="Share of prompts whose samples all got the same reward, and so teach nothing.",
         healthy="Below 0.5. Near 1 the prompts are too easy, too hard, or the reward is too coarse.",
         is_healthy=lambda values: _recent(values) < 0.5,
+        cure="take prompts of medium difficulty (curriculum), a reward that grades partial success, or more "
+        "images of a prompt (group_size)",
     ),
     Sign(
         key="invalid_ratio",
@@ -79,6 +87,8 @@ SIGNS = (
         meaning="Share of images that a reward could not score: they teach nothing and enter no statistic.",
         healthy="0. The causes are in metrics.jsonl under reward_errors; beyond max_invalid_ratio the run stops.",
         is_healthy=lambda values: float(values.max()) == 0,
+        cure="see reward_errors in metrics.jsonl, and fix the reward or its server; what fails is left out, so "
+        "the run learns from the rest alone",
     ),
 )
 

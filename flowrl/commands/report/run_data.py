@@ -16,6 +16,7 @@ from flowrl.files import numbered_lines, parse_json, read_json
 from flowrl.prompts.overlap import held_out_or_shared
 
 Row = Mapping[str, Any]
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +74,11 @@ def read_run(folder: Path) -> RunData:
         ValueError: it holds neither metrics.jsonl nor config.yaml.
     """
     _check_is_run(folder)
+    return run_of(folder, *rows_of(_text(folder / METRICS), METRICS))
+
+
+def run_of(folder: Path, rows: Sequence[Row], broken: int = 0) -> RunData:
+    """What a run folder holds, where the rows of its metrics are known; `broken` lines of them could not be read."""
     notes: list[str] = []
     config_text = _text(folder / "config.yaml")
     try:
@@ -83,8 +89,7 @@ def read_run(folder: Path) -> RunData:
     manifest = _json_object(folder / "manifest.json", notes)
     if error := manifest.get("error"):
         notes.append(f"An error stopped this run ({manifest.get('failed')}): {error}")
-    rows = _json_lines(folder / "metrics.jsonl", notes)
-    notes += _not_finite(rows)
+    notes += [*_unread(broken, METRICS), *_not_finite(rows)]
     if shared := held_out_or_shared(manifest.get("eval_prompts"))[1]:
         notes.append(f"{shared}: on those the scores say nothing about new prompts.")
     pairs, pair_iterations = _pairs(folder / "samples", notes)
@@ -109,14 +114,18 @@ def read_run(folder: Path) -> RunData:
 
 def column(rows: Sequence[Row], key: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Iterations and values of one metric, from the rows that have it as a finite number."""
-    found = [(row["iteration"], row[key]) for row in rows if _is_number(row.get(key))]
+    found = [(row["iteration"], value) for row in rows if _is_number(value := row.get(key))]
     table = np.array(found, dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
 def keys_below(rows: Sequence[Row], prefix: str) -> list[str]:
     """The metric names that start with `prefix`, in the order of their first appearance."""
-    return list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
+    found: dict[str, None] = {}
+    for row in rows:
+        if not row.keys() <= found.keys():  # most rows have the keys of the one before
+            found.update(dict.fromkeys(row))
+    return [key for key in found if key.startswith(prefix)]
 
 
 def _check_is_run(folder: Path) -> None:
@@ -124,7 +133,7 @@ def _check_is_run(folder: Path) -> None:
         raise FileNotFoundError(
             f"{folder} is not a folder: give the run folder that `flowrl train` printed, such as runs/NAME"
         )
-    if not (folder / "metrics.jsonl").is_file() and not (folder / "config.yaml").is_file():
+    if not (folder / METRICS).is_file() and not (folder / "config.yaml").is_file():
         inside = sorted(path.name for path in folder.iterdir())[:6]
         runs = sorted(path.parent.name for path in folder.glob("*/metrics.jsonl"))[:3]
         hint = f"did you mean {folder / runs[0]}?" if runs else "give the folder that `flowrl train` printed"
@@ -135,7 +144,7 @@ def _check_is_run(folder: Path) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return (type(value) is float or type(value) is int) and math.isfinite(value)  # not a bool, which is an int too
 
 
 def _text(path: Path) -> str:
@@ -153,24 +162,35 @@ def _json_object(path: Path, notes: list[str]) -> Row:
 
 
 def _json_lines(path: Path, notes: list[str]) -> list[Row]:
-    """Every whole line. A run killed while writing leaves a broken one, and a resumed run appends to it."""
+    rows, broken = rows_of(_text(path), path.name)
+    notes += _unread(broken, path.name)
+    return rows
+
+
+def rows_of(text: str, name: str) -> tuple[list[Row], int]:
+    """The objects of lines, and how many lines hold none.
+
+    A run killed while writing leaves a broken one, and a resumed run appends to it.
+    """
     rows: list[Row] = []
     broken = 0
-    for _, line in numbered_lines(_text(path)):
+    for _, line in numbered_lines(text):
         try:
-            row = parse_json(line, path.name, finite=False)
+            row = parse_json(line, name, finite=False)
         except ValueError:
             row = None
         if isinstance(row, dict):
             rows.append(row)
         else:
             broken += 1
-    if broken:
-        lines = "1 line" if broken == 1 else f"{broken} lines"
-        notes.append(
-            f"{lines} of {path.name} could not be read (a run stopped while writing?); all other lines are shown."
-        )
-    return rows
+    return rows, broken
+
+
+def _unread(broken: int, name: str) -> list[str]:
+    if not broken:
+        return []
+    lines = "1 line" if broken == 1 else f"{broken} lines"
+    return [f"{lines} of {name} could not be read (a run stopped while writing?); all other lines are shown."]
 
 
 def _not_finite(rows: Sequence[Row]) -> list[str]:
@@ -199,13 +219,14 @@ def _last_attempt(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(kept)
 
 
-def _iteration(path: Path) -> int | None:
+def iteration_of(path: Path) -> int | None:
+    """The number in a name such as iteration_000020."""
     digits = path.stem.removeprefix("iteration_")
     return int(digits) if path.stem.startswith("iteration_") and digits.isdigit() else None
 
 
 def _image_rows(folder: Path, notes: list[str]) -> dict[int, tuple[Row, ...]]:
-    files = {number: path for path in sorted(folder.glob("*.jsonl")) if (number := _iteration(path)) is not None}
+    files = {number: path for path in sorted(folder.glob("*.jsonl")) if (number := iteration_of(path)) is not None}
     wanted = sorted({min(files), max(files)}) if files else []
     return {number: tuple(_json_lines(files[number], notes)) for number in wanted}
 
@@ -213,7 +234,9 @@ def _image_rows(folder: Path, notes: list[str]) -> dict[int, tuple[Row, ...]]:
 def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int, ...]]:
     """Images of the first and last sampling that have the same number. A file being written has no final name yet."""
     found = {
-        number: path for path in sorted(folder.glob("*")) if path.is_dir() and (number := _iteration(path)) is not None
+        number: path
+        for path in sorted(folder.glob("*"))
+        if path.is_dir() and (number := iteration_of(path)) is not None
     }
     shots = {number: sorted(path.glob("[0-9]*.png")) for number, path in found.items()}
     shots = {number: files for number, files in shots.items() if files}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 
 from PIL import Image
@@ -9,6 +10,7 @@ from PIL import Image
 from flowrl.commands.report.run_data import Pair, RunData
 from flowrl.html.embedded_images import LARGE, UNREADABLE, clip_addresses, image_element
 from flowrl.html.markup import esc, plural, section
+from flowrl.media.sound_files import has_sound
 
 MAX_PAIRS = 16
 MAX_CLIPS = 8  # prompts of a video run: each plays twice
@@ -23,7 +25,8 @@ def images(run: RunData, home: Path) -> str:
     chosen = run.pairs[: MAX_CLIPS if video else MAX_PAIRS]
     clips = [clip for pair in chosen for clip in (pair.before_clip, pair.after_clip) if clip is not None]
     address = clip_addresses(clips, home)
-    shown = [cell for pair in chosen if (cell := _pair(pair, address))]
+    heard = set(filter(has_sound, clips))
+    shown = [cell for pair in chosen if (cell := _pair(pair, address, heard))]
     if not shown:
         return ""
     rest = len(run.pairs) - len(shown)
@@ -31,6 +34,7 @@ def images(run: RunData, home: Path) -> str:
     if video:
         more += " Beside each clip are frames spread evenly over it, the first and the last among them."
         linked = any(not value.startswith("data:") for value in address.values())
+        more += " Clips with sound wait to be started." if heard else ""
         more += " The clips are files in samples/: keep this page where it is." if linked else ""
     title = "Before and after" if len(run.pair_iterations) > 1 else "Videos" if video else "Images"
     edits = any(pair.sources for pair in chosen)
@@ -53,15 +57,19 @@ def _lead(run: RunData, video: bool, edits: bool) -> str:
     )
 
 
-def _pair(pair: Pair, address: dict[Path, str]) -> str:
-    """A figure of one prompt; nothing where one of its images cannot be read."""
+def _pair(pair: Pair, address: dict[Path, str], heard: Set[Path]) -> str:
+    """A figure of one prompt, its clips silent but for those `heard`; nothing where an image cannot be read."""
     sides: list[Side] = [("before", pair.before, pair.before_clip)]
     if pair.after is not None:
         sides.append(("after", pair.after, pair.after_clip))
     try:
         sources = "".join(_image("source", path, f"source: {pair.prompt}") for path in pair.sources)
         stills = [_image(side, path, f"{side} training: {pair.prompt}") for side, path, clip in sides if clip is None]
-        shots = [_shot(side, path, address[clip], pair.prompt) for side, path, clip in sides if clip is not None]
+        shots = [
+            _shot(side, path, address[clip], pair.prompt, clip in heard)
+            for side, path, clip in sides
+            if clip is not None
+        ]
     except UNREADABLE:
         return ""
     images = sources + "".join(stills)
@@ -77,10 +85,11 @@ def _image(side: str, path: Path, words: str) -> str:
     return f'<div style="--share:{share:.0f}">{element}<span>{side}</span></div>'
 
 
-def _shot(side: str, path: Path, clip: str, prompt: str) -> str:
-    """A clip that plays by itself, and the row of its frames for paper and for a still look."""
+def _shot(side: str, path: Path, clip: str, prompt: str, heard: bool) -> str:
+    """A clip, which plays by itself where it is silent, and the row of its frames for paper and for a still look."""
+    playing = "" if heard else "muted autoplay "  # browsers start no clip by itself that would be heard
     return (
-        f'<div class="shot"><span>{side}</span><video src="{esc(clip)}" muted loop autoplay playsinline controls '
+        f'<div class="shot"><span>{side}</span><video src="{esc(clip)}" {playing}loop playsinline controls '
         f'aria-label="{side} training: {esc(prompt)}"></video>'
         f"{_whole(path, f'frames {side} training: {prompt}', ROW)}</div>"
     )

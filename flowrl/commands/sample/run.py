@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flowrl.commands.sampling_arguments import sampling_options
 from flowrl.config.train import resolve_path
 from flowrl.files import refuse_foreign
-from flowrl.generation.drawing import draw, find_device
+from flowrl.generation.drawing import draw_made, find_device
 from flowrl.generation.models import Source, check_source, find_source, load_source, schedule_of
 from flowrl.generation.rlg import RLG, add_experts, rlg_settings, rlg_velocity
 from flowrl.media.images import grid, save_png
@@ -32,10 +33,36 @@ MOST_SEEDS = 10_000
 
 Pair = tuple[Prompt, int]
 """A prompt, and the seed of its start noise."""
+Track = tuple[Tensor, int] | None
+"""The sound of a clip, and its samples per second."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Drawn:
+    """Images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1] of pairs; `fps` is 0 of images, `heard` whether any has
+    sound."""
+
+    pairs: tuple[Pair, ...]
+    images: Tensor
+    fps: float
+    heard: bool
+    sheet: Tensor | Image.Image
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Writes `<prompt>_seed<seed>.png` for every pair, and `grid.png` with one row per prompt and one column per seed.
+
+    Raises:
+        ValueError: as `drawn`.
+    """
+    made = drawn(parsed)
+    what = "images" if not made.fps else "videos with sound" if made.heard else "videos"
+    print(f"wrote {len(made.pairs)} {what} and grid.png to {parsed.out}")
+    return 0
+
+
+def drawn(parsed: argparse.Namespace) -> Drawn:
+    """Draws every pair of prompt and seed, and writes files where `parsed.out` names a folder; None names none.
 
     The start noise is a function of the seed alone, so a column shares it, and so do two models.
 
@@ -60,29 +87,38 @@ def run(parsed: argparse.Namespace) -> int:
     if settings is not None:
         settings.check(source.num_steps)
     check_source(source)
-    refuse_foreign(parsed.out / "grid.png", own=any(parsed.out.glob("[0-9]*_seed[0-9]*.*")))
+    if parsed.out is not None:
+        refuse_foreign(parsed.out / "grid.png", own=any(parsed.out.glob("[0-9]*_seed[0-9]*.*")))
     drawing, fps = load_drawing(source, settings, str(device))
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     size = parsed.batch_size or (1 if fps else BATCH)
-    parsed.out.mkdir(parents=True, exist_ok=True)
-    images = []
+    if parsed.out is not None:
+        parsed.out.mkdir(parents=True, exist_ok=True)
+    images, tracks = [], list[Track]()
     with progress("sampling", -(-len(pairs) // size)) as advance:
         for first in range(0, len(pairs), size):
-            images.append(drawing(pairs[first : first + size]))
+            made, heard = drawing(pairs[first : first + size])
+            images.append(made)
+            tracks += heard
             advance("")
-    drawn = torch.cat(images)
+    whole = torch.cat(images)
     names = [f"{prompts.index(prompt):03d}_seed{seed}" for prompt, seed in pairs]
     captions = [f"{prompt.text} ({seed})" for prompt, seed in pairs]
-    for name, image in zip(names, drawn, strict=True):
+    for name, image, track in zip(names, whole, tracks, strict=True):
+        if parsed.out is None:
+            continue
         if fps:
-            save_mp4(image, parsed.out / f"{name}.mp4", fps)
+            save_mp4(image, parsed.out / f"{name}.mp4", fps, track)
         else:
             save_png(image, parsed.out / f"{name}.png")
-    scale = max(1, 128 // drawn.shape[-1])
-    sheet = None if fps else grid(drawn, columns=len(seeds), captions=captions, scale=scale)
-    save_png(contact_sheet(list(drawn), captions) if sheet is None else sheet, parsed.out / "grid.png")
-    print(f"wrote {len(pairs)} {'videos' if fps else 'images'} and grid.png to {parsed.out}")
-    return 0
+    scale = max(1, 128 // whole.shape[-1])
+    sheet = (
+        contact_sheet(list(whole), captions) if fps
+        else grid(whole, columns=len(seeds), captions=captions, scale=scale)
+    )  # fmt: skip
+    if parsed.out is not None:
+        save_png(sheet, parsed.out / "grid.png")
+    return Drawn(pairs=tuple(pairs), images=whole, fps=fps, heard=any(tracks), sheet=sheet)
 
 
 def wanted_prompts(parsed: argparse.Namespace, negative: str) -> list[Prompt]:
@@ -103,9 +139,11 @@ def wanted_prompts(parsed: argparse.Namespace, negative: str) -> list[Prompt]:
     return list({row.key: row for row in rows}.values())
 
 
-def load_drawing(source: Source, settings: RLG | None, device: str) -> tuple[Callable[[Sequence[Pair]], Tensor], float]:
-    """Loads the model; returns what makes images of pairs, by its LoRA or by guidance between models, and the frames
-    per second of videos (0 of images)."""
+def load_drawing(
+    source: Source, settings: RLG | None, device: str
+) -> tuple[Callable[[Sequence[Pair]], tuple[Tensor, list[Track]]], float]:
+    """Loads the model; returns what makes images of pairs and the sounds of clips, on the host, by its LoRA or by
+    guidance between models, and the frames per second of videos (0 of images)."""
     pipeline: Pipeline = load_source(source if settings is None else replace(source, lora=None), device)
     schedule, scale = schedule_of(source, pipeline), source.guidance_scale
     names = [] if settings is None else add_experts(pipeline, settings.loras)
@@ -120,9 +158,10 @@ def load_drawing(source: Source, settings: RLG | None, device: str) -> tuple[Cal
             base_guidance_scale=settings.base_guidance_scale,
         )  # fmt: skip
 
-    def drawing(pairs: Sequence[Pair]) -> Tensor:
+    def drawing(pairs: Sequence[Pair]) -> tuple[Tensor, list[Track]]:
         x = torch.stack([counter_normal(pipeline.latent_shape, seed, "sample") for _, seed in pairs])
-        return draw(pipeline, make, [prompt for prompt, _ in pairs], x, schedule)
+        made = draw_made(pipeline, make, [prompt for prompt, _ in pairs], x, schedule)
+        return made.images.cpu(), made.tracks(pipeline.sound_rate)
 
     return drawing, pipeline.fps or 0.0
 

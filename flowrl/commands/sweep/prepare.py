@@ -10,6 +10,7 @@ import torch
 
 from flowrl.commands.sampling_arguments import sampling_options
 from flowrl.commands.sweep.settings import Question, Setting, ask
+from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config, resolve_path
 from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose
@@ -152,7 +153,7 @@ def lora_of(folder: Path) -> Path:
 
 def _check_other(name: str, folder: Path, source: Source) -> None:
     config = config_of(folder)
-    if config is not None and config.pipeline.model != source.model:
+    if config is not None and at_revision(config.pipeline.model, config.pipeline.revision) != source.model:
         raise ValueError(
             f"--also {folder}: {name} was trained on {config.pipeline.model}, this sweep is of {source.model}."
         )

@@ -7,25 +7,38 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.config.base import SETTINGS
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
 from flowrl.files import LOCK
 from flowrl.training.run_folder import refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
+from flowrl.versions import untested_line, versions
 
 if TYPE_CHECKING:
     from flowrl.pipelines import ModelFamily
     from flowrl.prompts.loading import Prompt
     from flowrl.training.prompting import RunPrompts
-    from flowrl.training.run import Run
+    from flowrl.training.run import Run, Watcher
 
 DEFAULT_CONFIG = "tiny_g2rpo"
+TRACKED = ("tensorboard", "wandb")
+"""Folders of trackers in a run folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A training that has ended: its folder, and whether it came to its end or was asked to stop before."""
+
+    folder: Path
+    finished: bool
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -38,14 +51,32 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
     """Starts or continues a run; returns the exit code: 0 finished, 130 interrupted.
 
     Raises:
+        ValueError: as `trained`.
+    """
+    return 0 if trained(config_name, overrides).finished else 130
+
+
+def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], watcher: Watcher | None = None) -> Ended:
+    """Starts or continues a run.
+
+    Args:
+        given: a YAML file, the name of one that ships with flowrl, or settings; None is the embedded model.
+        overrides: `key=value` settings that replace them.
+        watcher: is given the number and the metrics of each iteration; False from it asks for a stop, and what it
+            raises ends the run, saved.
+
+    Raises:
         ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten.
     """
-    folder = _resume_folder(config_name, overrides)
+    folder = _resume_folder(given, overrides)
     if folder is None:
-        path = find_config(config_name or DEFAULT_CONFIG)
-        config, name = load_config(path, overrides), path.stem
+        path = given if isinstance(given, Mapping) else find_config(given or DEFAULT_CONFIG)
+        config, name = load_config(path, overrides), SETTINGS if isinstance(path, Mapping) else path.stem
         if config.resume is not None:
-            raise ValueError(f"{path}: resume belongs on the command line: flowrl train resume={config.resume}")
+            raise ValueError(
+                f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
+                f"flowrl train resume={config.resume}"
+            )
         if config.resume_changed:
             raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
         wanted = None if config.out is None else Path(config.out).expanduser()
@@ -61,25 +92,33 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
     kept = wanted is not None and wanted.exists()
     with owned_folder(wanted, name, resumed=folder is not None, device=config.pipeline.device) as owned:
         if folder is not None and on_main(lambda: _is_finished(owned, config)):
-            return 0
-        return _run(config, prompts, name, owned, resumed=folder is not None, kept=kept)
+            return Ended(folder=owned, finished=True)
+        resumed = folder is not None
+        finished = _run(config, prompts, name, owned, resumed=resumed, kept=kept, watcher=watcher)
+        return Ended(folder=owned, finished=finished)
 
 
-def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool) -> int:
+def _run(
+    config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool,
+    watcher: Watcher | None,
+) -> bool:  # fmt: skip
+    """Trains in a folder; returns whether the run came to its end."""
     import torch
 
     from flowrl.training.run import Run
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed)
+    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed, watcher=watcher)
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
+        if line := untested_line(versions()):
+            print(f"Note: {line}.", flush=True)
         if not resumed:
             _note_overlap(run, prompts)
     try:
         with run.watching_interrupts(), with_workers(config, run):
-            finished = recipe_of(config).main(config, run, prompts)
+            finished = bool(recipe_of(config).main(config, run, prompts))
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
     except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
@@ -91,7 +130,8 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
 
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
-    return 0 if finished else 130
+        run.trackers.close(report)
+    return finished
 
 
 @contextmanager
@@ -145,6 +185,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     said = re.sub(r"\s*\n\s*", "; ", said).rstrip(".")
     if begun:
         with suppress(Exception):  # on a full disk, say: what counts is the reason for the end
+            run.trackers.close(failed=True)
             run.note(failed=time.strftime("%Y-%m-%dT%H:%M:%S%z"), error=explain(error))
             from flowrl.commands.report.run import write_report
 
@@ -153,7 +194,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     else:
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
-                if path.name == "tensorboard":
+                if path.name in TRACKED:
                     shutil.rmtree(path)
                 else:
                     path.unlink()
@@ -166,7 +207,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
 def _has_begun(folder: Path) -> bool:
     """Whether a run folder holds more than what every run starts with."""
     return folder.is_dir() and bool(
-        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, "tensorboard"}
+        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, *TRACKED}
     )
 
 
@@ -221,7 +262,7 @@ def recipe_of(config: TrainConfig) -> Any:
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
 
-def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | None:
+def _resume_folder(given_config: str | Mapping[str, Any] | None, overrides: Sequence[str]) -> Path | None:
     """The folder of `resume=RUN`; None where it is not given."""
     given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
     if not given or given[-1] in ("null", "~"):
@@ -231,6 +272,7 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     keys = {text.partition("=")[0] for text in overrides}
     changed = [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
     other = [] if ALLOW in keys else [text for text in changed if not MOVED.fullmatch(text.partition("=")[0])]
+    config_name = "a mapping of settings" if isinstance(given_config, Mapping) else given_config
     if config_name is not None or other:
         raise ValueError(
             f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
@@ -259,33 +301,27 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.model_files import model_location
+    from flowrl.training.model_files import location_of
     from flowrl.training.optimizers import check_optimizer
     from flowrl.training.parts import (
         check_attention,
         check_pipeline,
         check_tokens,
         lora_of,
-        read_run_prompts,
     )
     from flowrl.training.processes.devices import check_device, device_kind, num_launched
     from flowrl.training.processes.mesh import check_parallel, data_ranks
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_offload, check_rewards
+    from flowrl.training.trackers.opening import check_trackers
     from flowrl.workers.layout import check_workers
 
     check_parallel(config, num_launched() if here else None)
     config.resolve_batch(data_ranks(config))
-    prompts = read_run_prompts(config.prompts)
-    _check_prompts(config.prompts.train, prompts.train, config.rewards)
-    _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
-    if config.curriculum.sampling == "gaussian" and len(prompts.train) < config.prompts_per_step:
-        raise ValueError(
-            f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
-            f"but {config.prompts.train} holds {len(prompts.train)}: lower prompts_per_step or add prompts"
-        )
+    prompts = checked_prompts(config)
     if here:
         check_device(config.pipeline.device)
+        check_trackers(config.logging)
     validate_reward_specs(config.rewards)
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
@@ -297,7 +333,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     kind = device_kind(config.pipeline.device) if here else None
     check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
     check_optimizer(config, kind)
-    known, location = check_pipeline(config.pipeline), model_location(config.pipeline.model)
+    known, location = check_pipeline(config.pipeline), location_of(config.pipeline)
     if config.eval.temporal and not known.videos:
         raise ValueError(f"eval.temporal measures videos, but family {known.name} makes images: remove it")
     if config.policy.train == "full":
@@ -306,6 +342,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         rank, _, _ = lora_of(config.policy, known.lora_targets)
         known.check(location, config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
+    _check_clips(known, (*prompts.train, *prompts.held_out))
     check_attention(config.pipeline, known, here=here)
     check_tokens(config, known)
     check_offload(config)
@@ -315,6 +352,25 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         from flowrl.pipelines.weights.embedding_cache import check_cache
 
         check_cache(Path(config.prompts.cache).expanduser())
+    return prompts
+
+
+def checked_prompts(config: TrainConfig) -> RunPrompts:
+    """Reads the prompts of a run.
+
+    Raises:
+        ValueError: a file is not there, or not what the rewards or the curriculum need.
+    """
+    from flowrl.training.parts import read_run_prompts
+
+    prompts = read_run_prompts(config.prompts)
+    _check_prompts(config.prompts.train, prompts.train, config.rewards)
+    _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
+    if config.curriculum.sampling == "gaussian" and len(prompts.train) < config.prompts_per_step:
+        raise ValueError(
+            f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
+            f"but {config.prompts.train} holds {len(prompts.train)}: lower prompts_per_step or add prompts"
+        )
     return prompts
 
 
@@ -343,14 +399,24 @@ def describe(config: TrainConfig) -> str:
 def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses to leave out, or to recompute, a half of guidance that is not there."""
     from flowrl.recipes.forward_settings import trained_scale
-    from flowrl.training.model_files import model_location
+    from flowrl.training.model_files import location_of
 
     trained, scale = config.sampler.train_negative, trained_scale(config)
-    if trained is not True and known.rows(model_location(config.pipeline.model), scale) == 1:
+    if trained is not True and known.rows(location_of(config.pipeline), scale) == 1:
         raise ValueError(
             f"sampler.train_negative is {str(trained).lower()}, but at guidance scale {scale:g} this model of family "
             f"{known.name} is evaluated with the prompt alone, so nothing is negative: remove train_negative, or set a "
             "scale that guides by a negative prompt, where the family has one"
+        )
+
+
+def _check_clips(known: ModelFamily, rows: Sequence[Prompt]) -> None:
+    """Refuses prompts that name clips, where the family takes none."""
+    with_clips = next((row for row in rows if row.clips), None)
+    if with_clips is not None and not known.clips:
+        raise ValueError(
+            f"prompt {with_clips.text!r} names a source_video, which family {known.name} does not take: remove it, "
+            "give the frame to start from under 'source', or take a model of family wan_vace"
         )
 
 
@@ -362,11 +428,6 @@ def _check_prompts(text: str, rows: Sequence[Prompt], rewards: Sequence[RewardCo
     """
     from flowrl.benchmarks.geneval.metadata import parse_record
 
-    if with_video := next((row for row in rows if row.video is not None), None):
-        raise ValueError(
-            f"{text}: prompt {with_video.text!r} names a source_video, and no family edits videos yet: remove it, or "
-            "give the frame to start from under 'source'"
-        )
     if not any(reward.name == "geneval" for reward in rewards):
         return
     if text.endswith(".txt"):

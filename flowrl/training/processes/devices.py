@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import PartialState
-from accelerate.utils import broadcast_object_list
+
+if TYPE_CHECKING:  # its import takes a third of a second, and a plan starts no processes
+    from accelerate import Accelerator
 
 T = TypeVar("T")
 
@@ -58,6 +58,8 @@ def accelerator_of(device: str) -> Accelerator:
     Raises:
         ValueError: the device is not there.
     """
+    from accelerate import Accelerator
+
     check_device(device)
     kind, _, number = device.partition(":")
     if number:
@@ -76,6 +78,9 @@ def on_main(function: Callable[[], T]) -> T:
     Raises:
         ValueError: on every process where the function raised one, or an OSError, on the main one.
     """
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
     state = PartialState()
     if state.num_processes == 1:
         return function()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKL,
+    ChromaPipeline,
+    ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
+    FluxFillPipeline,
     FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
@@ -80,6 +84,40 @@ def save_tiny_flux(folder: Path, *, distilled: bool = False) -> Path:
 def save_tiny_kontext(folder: Path) -> Path:
     """A FLUX.1 Kontext pipeline of 32 x 32 images."""
     FluxKontextPipeline(**_flux_parts(guidance_embeds=True, scheduler=DYNAMIC)).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_flux_fill(folder: Path) -> Path:
+    """A FLUX.1 Fill pipeline of 32 x 32 images: 16 channels of noise, 16 of the image and 64 of the mask per token."""
+    parts = _flux_parts(guidance_embeds=True, scheduler=DYNAMIC)
+    config = {name: value for name, value in parts["transformer"].config.items() if not name.startswith("_")}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        parts["transformer"] = FluxTransformer2DModel(**{**config, "in_channels": 16 + 16 + 64, "out_channels": 16})
+    FluxFillPipeline(**parts).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_chroma(folder: Path) -> Path:
+    """A Chroma pipeline of 32 x 32 images, with entries in its network's configuration that the class does not have."""
+    parts = _flux_parts(guidance_embeds=False, scheduler={"shift": 3.0})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        transformer = ChromaTransformer2DModel(
+            patch_size=1, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16,
+            num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 6, 6), approximator_num_channels=16,
+            approximator_hidden_dim=WIDTH, approximator_layers=1,
+        )  # fmt: skip
+    ChromaPipeline(
+        tokenizer=parts["tokenizer_2"],
+        text_encoder=parts["text_encoder_2"],
+        transformer=transformer,
+        vae=parts["vae"],
+        scheduler=parts["scheduler"],
+    ).save_pretrained(folder)
+    path = folder / "transformer" / "config.json"
+    published = {"guidance_embeds": False, "pooled_projection_dim": 768}
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | published), encoding="utf-8")
     return folder
 
 

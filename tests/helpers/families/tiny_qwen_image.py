@@ -49,7 +49,8 @@ def text_config(tokenizer: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _text_encoder(tokenizer: Any) -> Any:
+def vision_language_model(tokenizer: Any) -> Any:
+    """A Qwen2.5-VL."""
     token = tokenizer.convert_tokens_to_ids
     return transformers.Qwen2_5_VLForConditionalGeneration(
         transformers.Qwen2_5_VLConfig(
@@ -72,7 +73,7 @@ def _parts(*, zero_cond_t: bool = False) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokenizer = qwen_tokenizer()
-        text_encoder = _text_encoder(tokenizer)
+        text_encoder = vision_language_model(tokenizer)
         transformer = QwenImageTransformer2DModel(
             in_channels=4 * CHANNELS, out_channels=CHANNELS, num_layers=2, attention_head_dim=8, num_attention_heads=2,
             joint_attention_dim=WIDTH, axes_dims_rope=(2, 4, 2), zero_cond_t=zero_cond_t,

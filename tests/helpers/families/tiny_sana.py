@@ -17,7 +17,7 @@ PUBLISHED: dict[str, Any] = {
 """What the published checkpoints' schedulers set."""
 
 
-def _tokenizer() -> GemmaTokenizer:
+def gemma_tokenizer() -> GemmaTokenizer:
     """A Gemma tokenizer whose pieces are single characters."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     pieces = [*special, *string.ascii_letters, *string.digits, *string.punctuation, "▁", "\n"]
@@ -25,19 +25,22 @@ def _tokenizer() -> GemmaTokenizer:
     return GemmaTokenizer(vocab=vocab, merges=[], model_max_length=2048, add_bos_token=True)
 
 
+def gemma() -> dict[str, Any]:
+    """A tokenizer and a text encoder of one layer."""
+    tokenizer = gemma_tokenizer()
+    config = Gemma2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=2048,
+    )  # fmt: skip
+    return {"tokenizer": tokenizer, "text_encoder": Gemma2Model(config)}
+
+
 def save_tiny_sana(folder: Path) -> Path:
     """A complete pipeline folder for 64 x 64 images, with the published scheduler."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        tokenizer = _tokenizer()
         pipe = SanaPipeline(
-            tokenizer=tokenizer,
-            text_encoder=Gemma2Model(
-                Gemma2Config(
-                    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                    num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=2048,
-                )
-            ),
+            **gemma(),
             vae=AutoencoderDC(
                 in_channels=3, latent_channels=4, attention_head_dim=8, encoder_block_types="ResBlock",
                 decoder_block_types="ResBlock", encoder_block_out_channels=(8, 8, 16, 16),

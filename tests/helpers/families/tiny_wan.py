@@ -12,12 +12,14 @@ from diffusers import (
     WanImageToVideoPipeline,
     WanPipeline,
     WanTransformer3DModel,
+    WanVACEPipeline,
+    WanVACETransformer3DModel,
 )
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
 
 from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_tokenizer
 
-Kind = Literal["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b"]
+Kind = Literal["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b", "vace", "vace-a14b"]
 OPTIONS: dict[str, Any] = {
     "height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": CONTEXT, "device": "cpu",
 }  # fmt: skip
@@ -35,10 +37,16 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
                 is_encoder_decoder=False, tie_word_embeddings=True,
             )
         )  # fmt: skip
+        vace = kind.startswith("vace")
+        layers: dict[str, Any] = {
+            "dim_mult": [1, 1, 2], "temperal_downsample": [True, True], "in_channels": 12, "out_channels": 12,
+            "patch_size": 2,
+        }  # fmt: skip
+        if vace:  # whose stock class counts an autoencoder's levels alone
+            layers = {"dim_mult": [1, 1, 1, 2], "temperal_downsample": [False, True, True]}
         vae = AutoencoderKLWan(
-            base_dim=4, z_dim=CHANNELS, dim_mult=[1, 1, 2], num_res_blocks=1, temperal_downsample=[True, True],
-            in_channels=12, out_channels=12, patch_size=2, latents_mean=[0.1, -0.2, 0.3, 0.0],
-            latents_std=[1.5, 0.5, 2.0, 1.0], scale_factor_temporal=4, scale_factor_spatial=8,
+            base_dim=4, z_dim=CHANNELS, num_res_blocks=1, latents_mean=[0.1, -0.2, 0.3, 0.0],
+            latents_std=[1.5, 0.5, 2.0, 1.0], scale_factor_temporal=4, scale_factor_spatial=8, **layers,
         )  # fmt: skip
         beside = kind in ("i2v", "i2v-a14b")
         config: dict[str, Any] = {
@@ -48,9 +56,12 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
         }  # fmt: skip
         if kind == "i2v":
             config |= {"image_dim": 16, "added_kv_proj_dim": WIDTH}
-        experts = {"transformer": WanTransformer3DModel(**config)}
+        if vace:
+            config |= {"num_layers": 3, "vace_layers": [0, 2], "vace_in_channels": 2 * CHANNELS + 64}
+        network: Any = WanVACETransformer3DModel if vace else WanTransformer3DModel
+        experts = {"transformer": network(**config)}
         if kind.endswith("a14b"):
-            experts["transformer_2"] = WanTransformer3DModel(**config)
+            experts["transformer_2"] = network(**config)
         for expert in experts.values():  # its initial output is nearly zero, and so are the embeddings of times
             torch.nn.init.normal_(expert.proj_out.weight, std=0.3)
             torch.nn.init.normal_(expert.condition_embedder.time_proj.weight, std=0.3)
@@ -59,8 +70,10 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
             "scheduler": UniPCMultistepScheduler(
                 prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, num_train_timesteps=1000
             ),
-            "boundary_ratio": BOUNDARY if kind.endswith("a14b") else None, "expand_timesteps": kind == "ti2v-5b",
+            "boundary_ratio": BOUNDARY if kind.endswith("a14b") else None,
         }  # fmt: skip
+        if not vace:
+            parts["expand_timesteps"] = kind == "ti2v-5b"
         if kind == "i2v":
             parts["image_encoder"] = CLIPVisionModel(
                 CLIPVisionConfig(
@@ -70,5 +83,11 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
             )  # fmt: skip
             size = {"height": 16, "width": 16}
             parts["image_processor"] = CLIPImageProcessor(size=size, crop_size=size)
-    (WanImageToVideoPipeline if beside else WanPipeline)(**parts).save_pretrained(folder)
+    stock: Any = WanVACEPipeline if vace else WanImageToVideoPipeline if beside else WanPipeline
+    stock(**parts).save_pretrained(folder)
     return folder
+
+
+def save_tiny_wan_vace(folder: Path) -> Path:
+    """A VACE pipeline of one network; two of its three blocks have a control block."""
+    return save_tiny_wan(folder, "vace")

@@ -23,8 +23,9 @@ from tiny_sd import (
 from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention import LinearAttention, linear_attention
-from flowrl.pipelines.families.sana import FAMILY, instruction
+from flowrl.pipelines.families.sana import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.private_names import sana_instruction
 from flowrl.randomness import counter_normal
 
 STEPS, CONTEXT = 5, 40
@@ -175,7 +176,7 @@ def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_on
 ) -> None:
     pipe = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED))
     embeds, mask, negative, negative_mask = pipe.encode_prompt(
-        PROMPTS, max_sequence_length=CONTEXT, complex_human_instruction=instruction()
+        PROMPTS, max_sequence_length=CONTEXT, complex_human_instruction=sana_instruction()
     )
     found, empty = shared.encode(PROMPTS).tensors, shared.encode(["", ""]).tensors
     torch.testing.assert_close(found["embeds"], embeds, atol=1e-5, rtol=0)
@@ -188,7 +189,7 @@ def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_on
     without, _, _, _ = pipe.encode_prompt(PROMPTS, max_sequence_length=CONTEXT)
     torch.testing.assert_close(plain.encode(PROMPTS).tensors["embeds"], without, atol=1e-5, rtol=0)
     assert (without - embeds).abs().max() > 1e-2
-    assert len(instruction()) > 1
+    assert len(sana_instruction()) > 1
     plain.free_text_encoders()
     assert plain.pipe.text_encoder is None
     with pytest.raises(ValueError, match="was not encoded"):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flowrl.pipelines.families.z_image import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.known_checkpoints import usual_sampling
 from flowrl.samplers.schedules import linspace_sigmas
 
 LENGTH, SIZE = 64, 16
@@ -165,6 +166,20 @@ def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: P
     for scale, negative in ((4.0, None), (-1.0, pipeline.encode([""]))):
         with pytest.raises(ValueError, match="0 for none"):
             pipeline.guided(pipeline.network, pipeline.encode(["a"]), negative, scale)
+
+
+def test_the_turbo_is_drawn_in_its_eight_steps_as_stock_draws_it(folder: Path) -> None:
+    """Steps and scale of the table, at the checkpoint's static shift of 3, by stock's own scheduler."""
+    few = usual_sampling("z_image", "Tongyi-MAI/Z-Image-Turbo")
+    assert few == {"num_steps": 8, "guidance_scale": 0.0}
+    pipeline, cond = shared(folder), shared(folder).encode(flow.PROMPTS)
+    velocity = pipeline.guided(pipeline.network, cond, None, few["guidance_scale"])
+    ours = family_sampling.sample(pipeline, velocity, pipeline.schedule(few["num_steps"], "diffusers"))
+    latents = family_sampling.fresh_stock(ZImagePipeline, folder)(
+        prompt=list(flow.PROMPTS), guidance_scale=few["guidance_scale"], num_inference_steps=few["num_steps"],
+        latents=start_noise(pipeline), output_type="latent", height=SIZE, width=SIZE, max_sequence_length=LENGTH,
+    ).images  # fmt: skip
+    torch.testing.assert_close(ours, latents, atol=1e-4, rtol=1e-4)  # timesteps differ in the last bit
 
 
 def test_guidance_of_a_turbo_is_refused(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from flowrl.rewards import RewardInputs, build_reward
-from flowrl.world.clips import draw_clip, motion_records, motion_verdict
+from flowrl.world.clips import clip_shapes, draw_clip, motion_records, motion_verdict
 from flowrl.world.edits import draw_edit, edit_records, edit_verdict
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ def tensor(pixels: np.ndarray) -> torch.Tensor:
 def clips(count: int) -> RewardInputs:
     """Drawn clips, every second one under another clip's prompt."""
     records = motion_records()[0]
-    drawn = torch.stack([tensor(draw_clip(records[i], np.random.default_rng(i))) for i in range(count)])
+    drawn = torch.stack([tensor(draw_clip(clip_shapes(records[i], np.random.default_rng(i)))) for i in range(count)])
     asked = [records[i if i % 2 == 0 else i + 5] for i in range(count)]
     return RewardInputs(
         prompts=[str(record["prompt"]) for record in asked], images=drawn[:, 0], videos=drawn, fps=8.0, metadata=asked,

@@ -1,6 +1,6 @@
 """Draws docs/gallery from three finished runs: of images, of clips and of edits.
 
-    .venv/bin/python tests/trials/gallery.py IMAGES_RUN CLIPS_RUN EDITS_RUN
+    .venv/bin/python docs/site/draw_gallery.py IMAGES_RUN CLIPS_RUN EDITS_RUN
 
 A run keeps samples of the same prompts from the same noise at each evaluation; the first of each kind of prompt is
 shown, in the order of the run's list, so none is chosen by its look. `-` for a run leaves its files as they are.
@@ -21,7 +21,7 @@ from flowrl.config.train import resolve_path
 from flowrl.media.images import as_tensor, beside, grid, save_png
 from flowrl.prompts.loading import read_prompts
 
-OUT = Path(__file__).resolve().parents[2] / "docs" / "gallery"
+OUT = Path(__file__).resolve().parents[1] / "gallery"
 SHOWN, SCALE = 6, 2
 
 

@@ -1,0 +1,141 @@
+"""What went wrong in a run, since when, and what to change, from what the run wrote.
+
+Nothing is judged by a number of this file: warnings are those that the watchdog gave while the run went on, and gives
+again of the rows it left; vital signs are those of the report, each with its own test; an error and a foreign
+checkpoint are told in the words in which `flowrl train` tells them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from flowrl.commands.doctor.result import Check, Diagnosis, State
+from flowrl.commands.doctor.spoken import divided, faulty
+from flowrl.commands.report.health import SIGNS, Sign, Values
+from flowrl.commands.report.run_data import RunData, column, keys_below, read_run
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.html.markup import number
+from flowrl.training.checkpoints import check_newest
+from flowrl.training.watchdog import iteration_warnings, new_history
+
+_RUIN = ("collapse", "constant_images", "diverged", "exploding_rewards", "reward_hacking", "zero_gradient")
+"""Warnings after which what a run made is worth nothing; others may pass."""
+
+
+def diagnose_run(folder: Path) -> Diagnosis:
+    """What is wrong with a run, finished, stopped or at work.
+
+    Raises:
+        ValueError: the folder is not a run.
+    """
+    run = read_run(folder)
+    found = [*_error(run), *_checkpoint(folder), *_warnings(run), *_signs(run), *_notes(run)]
+    if not any(check.state in ("fault", "warning") for check in found):
+        checked = [sign.title.lower() for sign in SIGNS if len(column(run.train, sign.key)[1])]
+        found.insert(
+            0, Check(name="healthy", state="ok", found=f"nothing is wrong by {', '.join(checked) or 'its log'}")
+        )
+    return Diagnosis(about=_about(run), checks=tuple(found))
+
+
+def _about(run: RunData) -> str:
+    done, wanted = len(run.train), run.config.get("num_iterations", "?")
+    error = run.manifest.get("error")
+    ended = "stopped by an error" if error else "finished" if run.finished else "not finished: at work, or stopped"
+    rewards = column(run.train, "reward")[1]
+    change = f", training reward {number(rewards[0])} to {number(rewards[-1])}" if len(rewards) else ""
+    return f"{run.folder}: {ended}, {done} of {wanted} iterations logged{change}"
+
+
+def _error(run: RunData) -> Iterator[Check]:
+    if error := run.manifest.get("error"):
+        said, cure = divided(str(error))
+        yield Check(name="stopped", state="fault", found=f"{said} ({run.manifest.get('failed')})", cure=cure)
+
+
+def _checkpoint(folder: Path) -> Iterator[Check]:
+    try:
+        check_newest(folder)
+    except ValueError as error:
+        yield faulty("checkpoint", str(error))
+
+
+def _warnings(run: RunData) -> Iterator[Check]:
+    """Every kind of warning, as it was said first."""
+    found: dict[str, dict[int, str]] = {}
+    for row in run.warned:
+        for name, sentence in row["warnings"].items():
+            found.setdefault(str(name), {}).setdefault(int(row["iteration"]), str(sentence))
+    for iteration, name, sentence in _seen_again(run):
+        found.setdefault(name, {}).setdefault(iteration, sentence)
+    for name, said in found.items():
+        if name == "diverged" and run.manifest.get("error"):  # the error tells it
+            continue
+        first, last = min(said), max(said)
+        when = f"iteration {first}" if first == last else f"iterations {first} to {last}, {len(said)} times"
+        words, cure = divided(said[first])
+        state: State = "fault" if name in _RUIN else "warning"
+        yield Check(name=name.replace("_", " "), state=state, found=f"{when}: {words}", cure=cure)
+
+
+def _seen_again(run: RunData) -> Iterator[tuple[int, str, str]]:
+    """What the watchdog says of a log without warnings, as far as rows tell: single rewards are not in them."""
+    config = _config(run)
+    if config is None or run.warned:
+        return
+    history = new_history()
+    for row in run.train:
+        for name, sentence in iteration_warnings(history, row, None, config).items():
+            yield int(row["iteration"]), name, sentence
+
+
+def _config(run: RunData) -> TrainConfig | None:
+    try:
+        return load_config(run.folder / "config.yaml", ())
+    except (ValueError, OSError):  # of another release, or gone
+        return None
+
+
+def _signs(run: RunData) -> Iterator[Check]:
+    for sign in SIGNS:
+        at, values = column(run.train, sign.key)
+        if not len(values) or sign.is_healthy(values):
+            continue
+        since = _since(sign, values)
+        found = f"{sign.key} is {number(values[-1])} and unhealthy since iteration {int(at[since])}"
+        if sign.key == "invalid_ratio":
+            found = f"{found}{_reasons(run)}"
+        ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1
+        yield Check(
+            name=sign.title.lower(), state="fault" if ruined else "warning", cure=sign.cure,
+            found=f"{found}; healthy: {_first_words(sign)}",
+        )  # fmt: skip
+
+
+def _first_words(sign: Sign) -> str:
+    """The first sentence on what is healthy, within another one."""
+    first = sign.healthy.partition(". ")[0].rstrip(".")
+    return first[:1].lower() + first[1:]
+
+
+def _since(sign: Sign, values: Values) -> int:
+    """The place from which on a sign was unhealthy until the end."""
+    place = len(values)
+    while place > 1 and not sign.is_healthy(values[: place - 1]):
+        place -= 1
+    return place - 1
+
+
+def _reasons(run: RunData) -> str:
+    counts: Counter[str] = Counter()
+    for key in keys_below(run.train, "reward_errors/"):
+        counts[key.removeprefix("reward_errors/")] = int(column(run.train, key)[1].sum())
+    return f" ({', '.join(f'{word} {count}' for word, count in counts.most_common())})" if counts else ""
+
+
+def _notes(run: RunData) -> Iterator[Check]:
+    for note in run.notes:
+        if not note.startswith("An error stopped"):
+            yield Check(name="log", state="note", found=note)

@@ -1,0 +1,1 @@
+"""`flowrl export`: a LoRA in the file forms that other programs read."""

@@ -1,0 +1,122 @@
+"""`flowrl export`: writes a run's LoRA in another program's form."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
+
+from flowrl.files import refuse_foreign, replacing, write_atomically
+from flowrl.generation.models import Source, check_source, find_source, label_of
+from flowrl.pipelines.lora import LORA_FILE, VARIANTS, refuse_not_finite
+from flowrl.pipelines.weights.lora_exports import (
+    SavedLora,
+    comfyui_tensors,
+    kohya_tensors,
+    peft_tensors,
+    saved_loras,
+    stock_files,
+)
+from flowrl.training.parts import DTYPES
+
+MARK = {"format": "pt", "made_by": "flowrl export"}
+"""Metadata of a file, by which it is known again."""
+NOISE = {"": "", "transformer": "_high_noise", "transformer_2": "_low_noise"}
+"""What the files of the experts of Wan 2.2 are called."""
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Writes the files and says which they are.
+
+    Raises:
+        ValueError: the run has no LoRA, or the form cannot hold it.
+    """
+    source = find_source(parsed.model, dtype=parsed.save_dtype)
+    if source.lora is None:
+        raise ValueError(refuse_whole(source, parsed.model, "export"))
+    check_source(source)
+    loras = saved_loras(source.lora)
+    for lora in loras.values():
+        tensors = {layer: up for layer, (_, up) in lora.layers.items()}
+        refuse_not_finite(tensors, f"the LoRA in {source.lora}", "take an earlier one")
+    out = parsed.out or Path(parsed.model) / f"export-{parsed.format}"
+    files = exported(loras, parsed.format, source, label_of(parsed.model))
+    dtype = DTYPES[source.dtype]
+    for name in files:
+        weights = (out / name).with_name("adapter_model.safetensors") if name.endswith(".json") else out / name
+        refuse_foreign(out / name, own=weights.is_file() and b"flowrl export" in _beginning(weights), flag="--out")
+    for name, content in files.items():
+        if isinstance(content, str):
+            write_atomically(out / name, content)
+            continue
+        kept = {key: tensor.to(dtype).contiguous() for key, tensor in content[0].items()}
+        with replacing(out / name) as stream:
+            stream.write(save(kept, metadata=MARK | dict(content[1])))
+        print(f"wrote {out / name}: {len(kept)} tensors, {(out / name).stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def refuse_whole(source: Source, model: str, command: str) -> str:
+    """Why a model without a LoRA is not for a command that takes one."""
+    if source.trained_from is not None:
+        return (
+            f"{model} trained all weights: {source.model} is a stock folder already, and there is no LoRA to {command}"
+        )
+    return f"{model} has no LoRA: give a run folder, or the folder of a LoRA that a run wrote"
+
+
+def exported(
+    loras: Mapping[str, SavedLora], form: str, source: Source, label: str
+) -> dict[str, tuple[dict[str, Tensor], dict[str, str]] | str]:
+    """File names and what is in them: tensors with their metadata, or text.
+
+    Raises:
+        ValueError: the form cannot hold this LoRA.
+    """
+    files: dict[str, tuple[dict[str, Tensor], dict[str, str]] | str] = {}
+    if form == "diffusers" and source.lora is not None:  # as its family names the parts
+        files |= stock_files(source.lora)
+    for network, lora in loras.items():
+        place = f"{network}/" if network == "transformer_2" else ""
+        if form in ("comfyui", "kohya"):
+            named = comfyui_tensors if form == "comfyui" else kohya_tensors
+            files[f"{label}{NOISE[network]}_{form}.safetensors"] = named(lora, source.family), {}
+            continue
+        if form == "diffusers" and f"{place}{LORA_FILE}" in files:
+            continue
+        config = adapter_config(lora)
+        if form == "peft":
+            files[f"{place}adapter_model.safetensors"] = peft_tensors(lora), {}
+            facts = {"peft_type": "LORA", "base_model_name_or_path": _hub_id(source.model), **config,
+                     "bias": "none", "inference_mode": True, "auto_mapping": None}  # fmt: skip
+            files[f"{place}adapter_config.json"] = json.dumps(facts, indent=1)
+            continue
+        part = "unet" if source.family in ("sd", "sdxl") else "transformer"
+        tensors = {
+            name.replace("base_model.model.", f"{part}.", 1): tensor for name, tensor in peft_tensors(lora).items()
+        }
+        notes = json.dumps({f"{part}.{key}": value for key, value in config.items()})
+        files[f"{place}{LORA_FILE}"] = tensors, {"lora_adapter_metadata": notes}
+    return files
+
+
+def adapter_config(lora: SavedLora) -> dict[str, object]:
+    """Rank, alpha, layers and variant as PEFT calls them."""
+    rank = next(iter(lora.layers.values()))[0].shape[0]
+    found = {"r": rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.layers)}
+    return found | VARIANTS[lora.variant]
+
+
+def _beginning(path: Path) -> bytes:
+    """The header of a file with tensors, as far as it names who wrote it."""
+    with path.open("rb") as file:
+        return file.read(2**20)
+
+
+def _hub_id(model: str) -> str | None:
+    """A hub id; never a place on this machine."""
+    return None if Path(model).exists() or model.startswith("asset:") else model

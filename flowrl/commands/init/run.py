@@ -1,0 +1,121 @@
+"""`flowrl init`: a first configuration for a model and a card."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from flowrl.commands.init.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for, is_here, prompts_are_here
+from flowrl.commands.init.written import text_of
+from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.files import write_atomically
+
+_ASKED = (
+    ("model", "Model (hub id or folder)", "stabilityai/stable-diffusion-3.5-medium"),
+    ("card", "Memory of one card in GB", "24"),
+    ("reward", "Reward ('flowrl list rewards'; empty: the configuration's own)", ""),
+    ("prompts", "Prompt file (empty: the configuration's own)", ""),
+)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Writes the file and says what comes next; 1 where no setting fits the card.
+
+    Raises:
+        ValueError: a flag is missing where nobody can be asked, the file exists, nothing ships for the model, or the
+            settings contradict each other.
+    """
+    path: Path = parsed.out
+    if path.exists():
+        raise ValueError(f"{path} exists already: name another file with --out, or move it away")
+    wish = _wish(parsed)
+    if ".py" in (wish.reward or ""):  # what it imports is not known
+        wish, base, overrides, why = _made(wish, path)
+    else:
+        import_lightly()
+        with without_compiler():
+            wish, base, overrides, why = _made(wish, path)
+    if overrides is None:
+        raise ValueError(f"{wish.model} {why}; nothing was written: name a larger card, or see docs/memory.md")
+    text = text_of(wish, base, overrides)
+    config = _loaded(text, path)
+    write_atomically(path, text)
+    print(f"wrote {path}, which builds on {base}: {why}")
+    if config.prompts.train.startswith(EVERYDAY):
+        print("its prompts are everyday ones that ship: name yours with --prompts")
+    elif not is_here(config.prompts.train):
+        print(f"its prompts have to be put at {config.prompts.train} first")
+    print(f"next: flowrl plan {path} --card {wish.card}\nthen: flowrl train {path}")
+    return 0
+
+
+def _made(wish: Wish, path: Path) -> tuple[Wish, str, tuple[str, ...] | None, str]:
+    """The wish, with prompts that are here where the base's are not and plain ones will do; what came of it."""
+    base = base_for(wish)
+    if wish.prompts is None and not prompts_are_here(base):
+        try:
+            plain = replace(wish, prompts=EVERYDAY, eval_prompts=wish.eval_prompts or EVERYDAY_EVAL)
+            return plain, base, *_sized(_loaded(text_of(plain, base, ()), path), path.stem, wish.card)
+        except ValueError:  # the prompts have to say more than these do
+            pass
+    return wish, base, *_sized(_loaded(text_of(wish, base, ()), path), path.stem, wish.card)
+
+
+def _wish(parsed: argparse.Namespace) -> Wish:
+    given = {name: getattr(parsed, name) for name, _, _ in _ASKED}
+    if sys.stdin is not None and sys.stdin.isatty():
+        for name, question, usual in _ASKED:
+            if given[name] is None:
+                print(f"{question}{f' [{usual}]' if usual else ''}: ", end="", file=sys.stderr, flush=True)
+                given[name] = sys.stdin.readline().strip() or usual or None
+    if given["model"] is None or given["card"] is None:
+        raise ValueError(
+            "--model and --card are needed where nobody can be asked, such as "
+            "'flowrl init --model stabilityai/stable-diffusion-3.5-medium --card 24'"
+        )
+    if not str(given["card"]).isdecimal() or int(given["card"]) < 1:
+        raise ValueError(f"a card has a whole number of GB, 24 say, got {given['card']}")
+    return Wish(model=given["model"], card=int(given["card"]), reward=given["reward"], prompts=given["prompts"],
+                eval_prompts=parsed.eval_prompts)  # fmt: skip
+
+
+def _loaded(text: str, path: Path) -> TrainConfig:
+    """The configuration that a text is, checked as `flowrl plan` checks its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / path.name
+        file.write_text(text, encoding="utf-8")
+        try:
+            return load_config(file)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(file), str(path))) from None
+
+
+def _sized(config: TrainConfig, name: str, card: int) -> tuple[tuple[str, ...] | None, str]:
+    """What `flowrl plan` would change for the card, and its verdict in words; None where nothing will do.
+
+    Raises:
+        ValueError: `flowrl plan` refuses the configuration.
+    """
+    from flowrl.commands.plan.fits import fit
+    from flowrl.commands.plan.gather import gather
+    from flowrl.commands.plan.plan_words import in_bytes
+    from flowrl.commands.plan.refusals import obstacles
+    from flowrl.commands.plan.throughput import pace
+    from flowrl.commands.plan.verdict import in_the_way
+    from flowrl.training.parts import model_family
+
+    family = model_family(config.pipeline)
+    refused = obstacles(config, family, 1).refused
+    if refused:
+        raise ValueError("; ".join(refused))
+    plan = gather(config, name, family, processes=1, pace=pace(config, None), processor="GPU")
+    if plan.facts is None:
+        return (), f"whether it fits {card} GB is not known: {plan.unknown}"
+    found = fit(plan.facts, plan.settings, plan.choices, card)
+    if found.overrides is None:
+        return None, f"does not fit {card} GB with any setting, because {in_the_way(found)}"
+    return found.overrides, f"at most {in_bytes(found.memory.peak)} of a card of {card} GB by the plan"

@@ -1,0 +1,1 @@
+"""`flowrl list`."""

@@ -1,0 +1,55 @@
+"""`flowrl list KIND [NAME]`: what there is to choose from, as the code says it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+
+from flowrl.commands.list.entries import Entry, entries
+from flowrl.commands.terminal_text import COLUMNS, cut
+from flowrl.config.options import unknown_name
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Prints one line for each, or one of them in full.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    found = entries(parsed.kind)
+    if parsed.name is not None:
+        below = [entry for entry in found if entry.name.startswith(f"{parsed.name}.")]
+        own = [entry for entry in found if entry.name == parsed.name]
+        if not own:
+            raise ValueError(unknown_name(parsed.kind.removesuffix("s"), parsed.name, [e.name for e in found]))
+        if parsed.json:
+            print(json.dumps([_plain(entry) for entry in own + below], indent=2, ensure_ascii=False))
+            return 0
+        print("\n\n".join(_in_full(entry) for entry in own))
+        if below:
+            print(f"\n{_lines(below)}")
+    elif parsed.json:
+        print(json.dumps([_plain(entry) for entry in found], indent=2, ensure_ascii=False))
+    else:
+        print(_lines(found))
+        print(f"\n'flowrl list {parsed.kind} NAME' says more of one.")
+    return 0
+
+
+def _lines(found: list[Entry]) -> str:
+    width = min(max(len(entry.name) for entry in found), 34)
+    return "\n".join(cut(f"{entry.name:<{width}}  {entry.text}".rstrip(), COLUMNS) for entry in found)
+
+
+def _in_full(entry: Entry) -> str:
+    lines = [entry.name]
+    for word, text in entry.more:
+        lines.append(f"  {word}:")
+        for line in text.split("\n"):
+            lines.extend(textwrap.wrap(line, COLUMNS - 4, initial_indent="    ", subsequent_indent="    ") or [""])
+    return "\n".join(lines)
+
+
+def _plain(entry: Entry) -> dict[str, str]:
+    return {"name": entry.name, "text": entry.text, **dict(entry.more)}

@@ -1,0 +1,1 @@
+"""`flowrl merge`: a LoRA made part of the weights of its base model."""

@@ -1,0 +1,96 @@
+"""Tokens of text that a denoiser reads: padded to a length, or as many as a prompt has.
+
+Some families drop what a prompt is padded with, so that the configured length is the most there can be. Prompts are
+counted by the model's own tokenizer where its file is here, which takes neither transformers nor weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+
+AROUND = 8
+"""Tokens of a chat's template that are sent with a prompt, at most: those of Z-Image; Qwen-Image sends five."""
+_LETTERS = 4
+"""Letters of a token in English prompts, roughly."""
+_USUAL = 32
+"""Tokens of a prompt where there is none to look at: some 25 words."""
+_COUNTED = 5000  # prompts, of which each is looked at; of more some are
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """Tokens of a prompt.
+
+    Attributes:
+        most: by which memory is counted.
+        usual: of a usual prompt, by which costs are told too; None where all have as many.
+        told: where `usual` is from.
+    """
+
+    most: int
+    usual: int | None = None
+    told: str = ""
+
+
+def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: Sequence[str] | None) -> Text:
+    """What is sent of prompts.
+
+    Args:
+        family: of the model.
+        model: folder or hub id.
+        options: of the family, as configured.
+        prompts: all that the run embeds; None where they are not here.
+    """
+    most = family.text_tokens(model, options)
+    if not drops_padding(family, model, most):
+        return Text(most=most)
+    if family.num_sources != (0, 0):
+        return Text(most=most, usual=most, told="its source images are told as text too, so prompts were not counted")
+    if not prompts:
+        return Text(most=most, usual=min(most, _USUAL + AROUND), told="assumed: prompts are not here")
+    tokenizer = _tokenizer(model)
+    if tokenizer is None:
+        letters = sum(map(len, prompts)) / len(prompts)
+        usual = min(most, round(letters / _LETTERS) + AROUND)
+        return Text(most=most, usual=usual, told=f"by {letters:.0f} letters of a prompt: no tokenizer.json is here")
+    some = prompts if len(prompts) <= _COUNTED else prompts[:: len(prompts) // _COUNTED + 1]
+    found = [min(most, len(one.ids) + AROUND) for one in tokenizer.encode_batch(list(some))]
+    longest = max(found) if len(some) == len(prompts) else most
+    return Text(most=longest, usual=round(sum(found) / len(found)), told="counted by the model's tokenizer")
+
+
+def drops_padding(family: ModelFamily, model: str, tokens: int) -> bool:
+    """Whether the denoiser is sent a prompt's own tokens alone: then a prompt keeps their number beside them."""
+    card = family.card(model) if isinstance(family, Family) else None
+    if card is None or card.network is None or not isinstance(family, Family):
+        return False
+    p = FamilyPipeline(
+        family, card, family.options(), pipe=None, denoisers={}, dtype=torch.float32, device=torch.device("meta"),
+        tokens=tokens,
+    )  # fmt: skip
+    return "length_on_host" in family.conditioning(p, tokens)
+
+
+def _tokenizer(model: str) -> Any:
+    """The fast tokenizer of a folder or of the hub's cache; None where neither has its file."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()
+    snapshots = (cache / f"models--{model.replace('/', '--')}").glob("snapshots/*/tokenizer/tokenizer.json")
+    file = next((path for path in (Path(model) / "tokenizer" / "tokenizer.json", *snapshots) if path.is_file()), None)
+    if file is None:
+        return None
+    from tokenizers import Tokenizer
+
+    found = Tokenizer.from_file(str(file))
+    found.no_padding()
+    found.no_truncation()
+    return found

@@ -1,0 +1,1 @@
+"""`flowrl watch`: a local page over running and finished runs, read-only."""

@@ -1,0 +1,32 @@
+"""Where a model is, in one text: a folder, a single file, a hub id, or a hub id at a revision (``ID@REVISION``)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_PINNED = re.compile(r"([\w.-]+(?:/[\w.-]+)?)@(\S+)")
+
+
+def at_revision(model: str, revision: str | None) -> str:
+    """A location with its revision; only a hub id has one.
+
+    Raises:
+        ValueError: the model is a file or folder of this machine.
+    """
+    if revision is None:
+        return model
+    if Path(model).exists() or is_path(model):
+        raise ValueError(f"pipeline.revision ({revision}) is of models on the hub, and {model} is none: remove it")
+    return f"{model}@{revision}"
+
+
+def is_path(model: str) -> bool:
+    """Whether a location is written as a path or an asset, and so is no hub id whether it exists or not."""
+    return model.startswith(("asset:", "/", "./", "../", "~"))
+
+
+def split_revision(location: str) -> tuple[str, str | None]:
+    """A location without its revision, and that; None where it has none."""
+    found = None if Path(location).exists() else _PINNED.fullmatch(location)
+    return (location, None) if found is None else (found[1], found[2])

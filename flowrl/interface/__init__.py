@@ -1,0 +1,1 @@
+"""Functions for Python: what the commands do, with results as objects."""

@@ -1,0 +1,255 @@
+"""What the functions for Python return: frozen, numbers as numbers, images as PIL images that are read late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from flowrl.html.markup import bounds, code, number, signed
+from flowrl.interface.result_html import curve, heading, images_row, rows_table, scores_table
+from flowrl.statistics.bootstrap import UNKNOWN, Interval
+
+Columns = Mapping[str, tuple[float, ...]]
+"""Name of a metric -> its value at each row; all are as long, NaN stands where a row has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A score before and after training, with the interval of the paired difference over prompts."""
+
+    before: float
+    after: float
+    change: Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainedRun:
+    """A run folder in numbers and images.
+
+    Attributes:
+        folder: of the run.
+        finished: whether it came to its end; False where it was stopped, which `resume` continues.
+        config: every setting of the run.
+        metrics: columns of the iterations, "iteration" among them (docs/methods.md names the others).
+        evaluations: columns of the evaluations, likewise.
+        scores: of a finished run that was evaluated before and after: "geneval" and each reward.
+        warnings: kind -> iterations at which the run warned of it.
+        report: the page; None where it was not written.
+        lora: folder for stock diffusers; None where all weights were trained, or nothing is saved yet.
+    """
+
+    folder: Path
+    finished: bool
+    config: Mapping[str, Any]
+    metrics: Columns
+    evaluations: Columns
+    scores: Mapping[str, Change]
+    warnings: Mapping[str, tuple[int, ...]]
+    report: Path | None
+    lora: Path | None
+    shots: tuple[tuple[str, Path, Path | None], ...] = field(repr=False)
+    """Prompt, file at the first sampling, file at the last one."""
+
+    @property
+    def images(self) -> list[tuple[str, Image.Image, Image.Image | None]]:
+        """(prompt, image before training, the same noise after it) of the run's samples; of videos rows of frames."""
+        return [(words, _opened(first), None if last is None else _opened(last)) for words, first, last in self.shots]
+
+    def _repr_html_(self) -> str:
+        ended = "finished" if self.finished else "stopped before its end"
+        rows = [
+            (name, number(row.before), number(row.after), signed(row.change.mean), bounds(row.change, sign=True))
+            for name, row in self.scores.items()
+        ]
+        shown = [part for words, first, last in self.images for part in ((first, f"{words}, before"), (last, "after"))]
+        pairs = [(image, words) for image, words in shown if image is not None][:8]
+        return (
+            heading(f"{self.folder.name}: {ended} after {len(self.metrics.get('iteration', ()))} iterations",
+                    f"report: {self.report}" if self.report else "")
+            + curve("reward", self.metrics.get("reward", ()))
+            + rows_table(("", "before", "after", "change", "95 %"), rows)
+            + images_row([image for image, _ in pairs], [words for _, words in pairs])
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Samples:
+    """Images that were drawn, prompt by prompt and seed by seed.
+
+    Attributes:
+        prompts: of each image.
+        seeds: of the start noise of each image.
+        images: one PIL image each; empty of videos.
+        videos: the frames of each video as PIL images; empty of images.
+        fps: frames per second of videos, 0 of images.
+        grid: all of them with captions.
+        folder: where files were written; None where none were.
+    """
+
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...]
+    images: tuple[Image.Image, ...] = field(repr=False)
+    videos: tuple[tuple[Image.Image, ...], ...] = field(repr=False)
+    fps: float
+    grid: Image.Image = field(repr=False)
+    folder: Path | None
+
+    def _repr_html_(self) -> str:
+        shown = self.images or tuple(frames[0] for frames in self.videos)
+        said = [f"{words} ({seed})" for words, seed in zip(self.prompts, self.seeds, strict=True)]
+        return heading(f"{len(shown)} {'videos, their first frames' if self.videos else 'images'}") + images_row(
+            shown, said
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evaluation:
+    """What a benchmark found.
+
+    Attributes:
+        benchmark: its name.
+        headline: the result in a sentence or two.
+        metrics: `eval/<benchmark>/<metric>` -> number; over several models their mean.
+        scores: the main ones with 95 % intervals.
+        differences: to the baseline, paired by prompts; empty without one.
+        claim: what the intervals speak of.
+        notes: without which the numbers mislead.
+        rows: one mapping per image, with its prompt and verdict; empty over several models.
+        folder: with `page.html`, `result.json` and the images.
+    """
+
+    benchmark: str
+    headline: str
+    metrics: Mapping[str, float]
+    scores: Mapping[str, Interval]
+    differences: Mapping[str, Interval]
+    claim: str
+    notes: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...] = field(repr=False)
+    folder: Path
+    files: tuple[Path, ...] = field(repr=False)
+    """Images of the model that were judged, in their order; empty of videos and over several models."""
+
+    @property
+    def images(self) -> list[Image.Image]:
+        """The images of the model that were judged."""
+        return [_opened(path) for path in self.files]
+
+    def _repr_html_(self) -> str:
+        notes = rows_table(("note",), [(note,) for note in self.notes])
+        first = self.files[:8]
+        return (
+            heading(self.headline, f"page: {self.folder / 'page.html'}")
+            + scores_table(self.scores, self.differences)
+            + notes
+            + images_row([_opened(path) for path in first], [path.parent.parent.name for path in first])
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunPlan:
+    """What a run will do and need; estimates from counted tensors and operations, not measurements.
+
+    Attributes:
+        name: of the configuration.
+        text: the whole plan, as `flowrl plan` prints it.
+        verdict: whether it fits a card, and with which settings.
+        peak_bytes: memory of a process at most; None where the model's dimensions are not known.
+        flops: of the whole run, evaluations included; None likewise.
+        iterations: of the run.
+        missing: what has to be put in place before the run starts.
+    """
+
+    name: str
+    text: str = field(repr=False)
+    verdict: str
+    peak_bytes: int | None
+    flops: float | None
+    iterations: int
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return heading(self.name, self.verdict) + code(self.text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodScore:
+    """One method of a comparison.
+
+    Attributes:
+        name: of its configuration.
+        score: at the end, over seeds and prompts.
+        seed_scores: of each seed.
+        difference: to the baseline; unknown of the baseline itself.
+        p: of the difference over seeds, after Holm's correction; NaN where it cannot be tested.
+        spent: mean "nfe", "images", "seconds" and "iterations".
+    """
+
+    name: str
+    score: Interval
+    seed_scores: tuple[float, ...]
+    difference: Interval = UNKNOWN
+    p: float = math.nan
+    spent: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MethodComparison:
+    """Methods at one budget, from the highest score to the lowest.
+
+    Attributes:
+        metric: that was compared.
+        baseline: what differences are taken to.
+        methods: those with a finished run.
+        missing: runs without a result -> why.
+        notes: what the numbers leave out.
+        folder: with `compare.html`, `compare.md` and the run folders.
+    """
+
+    metric: str
+    baseline: str
+    methods: tuple[MethodScore, ...]
+    missing: Mapping[str, str]
+    notes: tuple[str, ...]
+    folder: Path
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.name, number(row.score.mean), bounds(row.score), signed(row.difference.mean),
+             bounds(row.difference, sign=True), number(row.p))
+            for row in self.methods
+        ]  # fmt: skip
+        missing = rows_table(("no result", "why"), list(self.missing.items()))
+        return (
+            heading(f"{self.metric}, differences to {self.baseline}", f"page: {self.folder / 'compare.html'}")
+            + rows_table(("", "score", "95 %", "difference", "95 %", "p"), rows)
+            + missing
+        )
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    """Rows as columns of numbers; what is no number becomes NaN, and a column without any is left out.
+
+    >>> columns([{"iteration": 0, "reward": 0.5}, {"iteration": 1, "reward": None, "kl": 0.1}])
+    {'iteration': (0, 1), 'reward': (0.5, nan), 'kl': (nan, 0.1)}
+    """
+    keys = dict.fromkeys(key for row in rows for key, value in row.items() if _is_number(value))
+    return {key: tuple(row[key] if _is_number(row.get(key)) else math.nan for row in rows) for key in keys}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _opened(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+        return image.copy()

@@ -1,0 +1,292 @@
+"""`flowrl.train`, `sample`, `evaluate`, `plan`, `compare` and `read_run`: the commands, called from Python.
+
+Each calls what its command calls, with arguments that the command's own parser has read. What a command refuses, or
+ends with, is raised as `flowrl.FlowrlError`, one paragraph; Ctrl-C stays a KeyboardInterrupt. Torch loads with the
+first call that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrl.failures import FlowrlError, told
+from flowrl.interface.argument_words import override_words, parsed_words, texts
+
+if TYPE_CHECKING:
+    from flowrl.interface.call_results import Evaluation, MethodComparison, RunPlan, Samples, TrainedRun
+    from flowrl.training.run import Watcher
+
+Config = str | Path | Mapping[str, Any]
+"""A YAML file, the name of a configuration that ships with flowrl, or settings as a mapping (it may have a `base`)."""
+Words = str | Path | Sequence[str | Path]
+"""One or several."""
+
+__all__ = ["compare", "evaluate", "plan", "read_run", "sample", "train"]
+
+
+def train(
+    config: Config | None = None, *, on_iteration: Watcher | None = None, show: bool = True, **settings: Any
+) -> TrainedRun:
+    """Trains a model, as `flowrl train` does, and returns what came out.
+
+    Args:
+        config: a YAML file, the name of one that ships, or a mapping of settings; None trains the embedded model, and
+            is what `resume` needs.
+        on_iteration: called after each iteration with its number and its row of metrics (those of `metrics.jsonl`, None
+            for what is not finite), on the main process, once the row is written. False from it stops the run as Ctrl-C
+            does: it is saved, and `resume` continues it. What it raises ends the run the same way, saved, and is the
+            cause of the FlowrlError that comes out.
+        show: print what the command prints, and show progress.
+        **settings: replace those of the configuration: `num_iterations=10`, `optim={"lr": 1e-4}` (the other keys of
+            `optim` stay), `out="runs/first"`; `resume="runs/first"` continues a run.
+
+    Raises:
+        FlowrlError: the configuration, a file that it names or the folder is wrong, and nothing was overwritten; or the
+            run failed, and how it goes on is said.
+
+    >>> flowrl.train("tiny_g2rp")
+    Traceback (most recent call last):
+    flowrl.failures.FlowrlError: there is no configuration 'tiny_g2rp': did you mean tiny_g2rpo? ...
+    """
+    with _as_own_error(), _shown(show):
+        from flowrl.commands.train.run import trained
+        from flowrl.interface.run_reading import run_result
+
+        words = override_words(settings if show else {"progress": False, **settings})
+        if "resume" in settings and not show and "progress" not in settings:
+            words = override_words(settings)  # a run goes on with its own settings
+        given = str(config) if isinstance(config, Path) else config
+        ended = trained(given, words, on_iteration)
+        return run_result(ended.folder, finished=ended.finished)
+
+
+def read_run(folder: str | Path) -> TrainedRun:
+    """Reads a run folder, finished or not, also while the run is at work.
+
+    Raises:
+        FlowrlError: there is no such folder, or it holds no run.
+    """
+    with _as_own_error():
+        from flowrl.interface.run_reading import run_result
+
+        return run_result(Path(folder))
+
+
+def sample(
+    model: str | Path | TrainedRun = "asset:tiny-sd3", prompts: Words = (), *, prompt_file: str | Path | None = None,
+    seeds: int | Sequence[int] = 0, out: str | Path | None = None, source: Words = (), lora: Words = (),
+    before_training: bool = False, steps: int | None = None, guidance: float | None = None, height: int | None = None,
+    width: int | None = None, dtype: str | None = None, max_sequence_length: int | None = None,
+    batch_size: int | None = None, device: str | None = None, rlg: str | float | None = None, show: bool = True,
+) -> Samples:  # fmt: skip
+    """Draws images or videos, as `flowrl sample` does.
+
+    Args:
+        model: run folder or what `train` returned, LoRA or model folder, hub id or `asset:NAME`.
+        prompts: one text or several.
+        prompt_file: .txt, .jsonl or .csv, or `asset:NAME`; beside or instead of `prompts`.
+        seeds: of the start noise; every prompt is drawn with every seed. A seed's noise is the same for all models.
+        out: folder for the files; None writes none.
+        source: images that `prompts` edit or animate.
+        lora: folders of LoRAs to add to the model; several with `rlg`.
+        before_training: draw with the run's model before training.
+        steps: denoising steps.
+        guidance: scale.
+        height: pixels.
+        width: pixels.
+        dtype: "float32", "bfloat16" or "float16".
+        max_sequence_length: text tokens that are read.
+        batch_size: images at once.
+        device: "cpu", "cuda" or "cuda:N".
+        rlg: guidance from the base to the tuned model, a scale per LoRA, as "1.5" or "1.5,0.5".
+        show: print what the command prints, and show progress.
+
+    Raises:
+        FlowrlError: no prompt, an unknown model, options that contradict each other.
+
+    >>> drawn = flowrl.sample("asset:tiny-sd3", "a photo of a red circle", seeds=[0, 1], steps=2, show=False)
+    >>> [image.size for image in drawn.images], drawn.seeds, drawn.grid.size > (64, 64)
+    ([(64, 64), (64, 64)], (0, 1), True)
+    """
+    with _as_own_error(), _shown(show):
+        parsed = parsed_words("sample", [_place(model)], {
+            "prompt": texts(prompts), "prompts": prompt_file, "source": texts(source), "lora": texts(lora),
+            "before_training": before_training, "steps": steps, "guidance": guidance, "height": height, "width": width,
+            "dtype": dtype, "max_sequence_length": max_sequence_length, "batch_size": batch_size, "device": device,
+            "rlg": rlg, "seeds": ",".join(map(str, [seeds] if isinstance(seeds, int) else seeds)),
+        })  # fmt: skip
+        parsed.out = None if out is None else Path(out)
+        from flowrl.commands.sample.run import drawn
+        from flowrl.interface.run_reading import samples_of
+
+        return samples_of(drawn(parsed), parsed.out)
+
+
+def evaluate(
+    models: str | Path | TrainedRun | Sequence[str | Path] = "asset:tiny-sd3", benchmark: str = "geneval", *,
+    baseline: str | Path | None = None, images: str | Path | None = None, out: str | Path | None = None,
+    lora: str | Path | None = None, prompts: str | Path | None = None, num_prompts: int | None = None,
+    samples: int | None = None, judge: str | None = None, options: Mapping[str, object] | None = None, seed: int = 0,
+    steps: int | None = None, guidance: float | None = None, height: int | None = None, width: int | None = None,
+    dtype: str | None = None, max_sequence_length: int | None = None, batch_size: int | None = None,
+    device: str | None = None, show: bool = True,
+) -> Evaluation:  # fmt: skip
+    """Measures models on a benchmark, as `flowrl eval` does; the same call continues where it stopped.
+
+    Args:
+        models: run folder or what `train` returned, LoRA or model folder, hub id or `asset:NAME`; several count as
+            trainings of one method.
+        benchmark: its name (docs/benchmarks.md).
+        baseline: what the model is compared to; "base" is the run's model before training.
+        images: a folder of images to judge instead of `models`.
+        out: folder to write; None is `evaluations/BENCHMARK-MODEL`.
+        lora: folder of a LoRA to add.
+        prompts: file of prompts, or "published" or "world".
+        num_prompts: spread evenly over the file.
+        samples: images per prompt.
+        judge: that the benchmark knows by name, or a mapping as text.
+        options: of the benchmark, its judge or a reward.
+        seed: of all random draws.
+        steps: denoising steps.
+        guidance: scale.
+        height: pixels.
+        width: pixels.
+        dtype: "float32", "bfloat16" or "float16".
+        max_sequence_length: text tokens that are read.
+        batch_size: images drawn or scored at once.
+        device: "cpu", "cuda" or "cuda:N".
+        show: print what the command prints, and show progress.
+
+    Raises:
+        FlowrlError: before weights load for what can be known then.
+
+    >>> flowrl.evaluate(benchmark="genevil", show=False)
+    Traceback (most recent call last):
+    flowrl.failures.FlowrlError: --benchmark genevil: unknown benchmark 'genevil' ... allowed: diversity, ...
+    """
+    with _as_own_error(), _shown(show):
+        several = models if isinstance(models, list | tuple) else [models]
+        given = [] if images is not None else [_place(model) for model in several]
+        parsed = parsed_words("eval", given, {
+            "benchmark": benchmark, "baseline": baseline, "images": images, "out": out, "lora": lora,
+            "prompts": prompts, "num_prompts": num_prompts, "samples": samples, "judge": judge, "seed": seed,
+            "option": [f"{key}={value}" for key, value in (options or {}).items()], "steps": steps,
+            "guidance": guidance, "height": height, "width": width, "dtype": dtype,
+            "max_sequence_length": max_sequence_length, "batch_size": batch_size, "device": device,
+        })  # fmt: skip
+        from flowrl.commands.eval.run import evaluated
+        from flowrl.interface.run_reading import evaluation_of
+
+        return evaluation_of(evaluated(parsed), benchmark)
+
+
+def plan(
+    config: Config = "tiny_g2rpo", *, card: int | None = None, processes: int | None = None,
+    tflops: float | None = None, bench: str | Path | None = None, **settings: Any,
+) -> RunPlan:  # fmt: skip
+    """Says what a run will do and need, as `flowrl plan` does; no weight is loaded, nothing is downloaded.
+
+    Args:
+        config: a YAML file, the name of one that ships, or a mapping of settings.
+        card: GB of the card that is to hold the run.
+        processes: GPUs of the run.
+        tflops: sustained TFLOP/s of one GPU, for the hours.
+        bench: a bench.json of `flowrl bench`, or its folder.
+        **settings: replace those of the configuration, as in `train`.
+
+    Raises:
+        FlowrlError: `flowrl train` would refuse the configuration.
+
+    >>> planned = flowrl.plan("tiny_g2rpo", num_iterations=10)
+    >>> planned.iterations, planned.peak_bytes < 4 * 2**30
+    (10, True)
+    """
+    with _as_own_error():
+        flags = {"card": card, "processes": processes, "tflops": tflops, "bench": bench}
+        parsed = parsed_words("plan", [config], flags)
+        parsed.config = config if isinstance(config, Mapping) else str(config)
+        parsed.overrides = override_words(settings)
+        from flowrl.commands.plan.run import planned
+
+        made = planned(parsed)  # it comes before the next import, whose libraries it may do without
+        from flowrl.interface.plan_reading import plan_of
+
+        return plan_of(made)
+
+
+def compare(
+    configs: Words, *, out: str | Path, budget: str | None = None, num_seeds: int | None = None,
+    evals: int | None = None, jobs: int = 1, baseline: str | None = None, metric: str | None = None,
+    report_only: bool = False, show: bool = True, **settings: Any,
+) -> MethodComparison:  # fmt: skip
+    """Trains several methods to one budget and compares them, as `flowrl compare` does.
+
+    Each run is a process of its own, so that configurations are files or names of shipped ones, not mappings. The same
+    call continues where it stopped; methods and seeds may be added.
+
+    Args:
+        configs: YAML files, or names of those that ship.
+        out: folder of the comparison.
+        budget: of each run, such as "nfe=200000", "seconds=600" or "images=5000".
+        num_seeds: training seeds of each method; None is 5.
+        evals: evaluations spread over the budget; None is 2.
+        jobs: trainings side by side.
+        baseline: one of the methods; None is the first.
+        metric: of the evaluations; None is the GenEval score, else the first reward.
+        report_only: read and write the report again, train nothing.
+        show: print what the command prints, and show progress.
+        **settings: replace those of every configuration, as in `train`.
+
+    Raises:
+        FlowrlError: something is wrong, the folder holds another comparison, or no run has finished.
+    """
+    with _as_own_error(), _shown(show):
+        if any(
+            isinstance(one, Mapping) for one in ([configs] if isinstance(configs, str | Path | Mapping) else configs)
+        ):
+            raise FlowrlError("compare trains in processes of their own: give files or names of configurations")
+        parsed = parsed_words("compare", [*texts(configs), *override_words(settings)], {
+            "out": out, "budget": budget, "num_seeds": num_seeds, "evals": evals, "jobs": jobs, "baseline": baseline,
+            "metric": metric, "report_only": report_only,
+        })  # fmt: skip
+        from flowrl.commands.compare.run import compared
+        from flowrl.interface.run_reading import comparison_of
+
+        made = compared(parsed)
+        if made.code == 130:
+            raise KeyboardInterrupt(f"Stopped. The same call continues the comparison in {out}.")
+        return comparison_of(made, Path(out))
+
+
+def _place(model: object) -> str:
+    """A model as the command line names it; a run by its folder."""
+    folder = getattr(model, "folder", None)
+    return str(model if folder is None else folder)
+
+
+@contextmanager
+def _as_own_error() -> Iterator[None]:
+    """Tells every error in one paragraph; that of bad input without the frames that found it."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        yield
+    except FlowrlError:
+        raise
+    except (ValueError, OSError) as error:
+        raise FlowrlError(told(error)) from error.__cause__
+    except (Exception, SystemExit) as error:
+        raise FlowrlError(told(error)) from error
+
+
+@contextmanager
+def _shown(show: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        if not show:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        yield

@@ -1,0 +1,1 @@
+"""Where a run's numbers, samples and report go beside its own files: TensorBoard, Weights & Biases, trackio."""

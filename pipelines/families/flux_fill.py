@@ -1,0 +1,81 @@
+"""FLUX.1 Fill: parts of an image drawn new from a prompt, any checkpoint that stock `FluxFillPipeline` loads.
+
+A prompt has two source images: the image, and a mask that is white where it is drawn new and black where it stays.
+Both are brought to the size that is drawn in the same way; the mask is made black and white at half grey.
+
+The network is FLUX.1's with more channels per token: beside the noisy latents it reads those of the image, grey where
+it is drawn new, and the mask at full resolution, its pixels of a latent folded into channels. Start noise is noise
+alone, as in stock at strength 1. The image's latents are the mode of the autoencoder's posterior, where stock draws
+from it.
+Guidance is an input of the network, made for scales about 30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.pipelines import common
+from flowrl.pipelines.cards import Card, Grid
+from flowrl.pipelines.families import flux
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.trajectory import Conditioning
+
+_GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, by which stock's image library turns colours to grey
+
+
+def drawn_new(mask: Tensor) -> Tensor:
+    """A mask `[3, h, w]` in [0, 1] as 1 where the image is drawn new, at half grey and above, and 0, `[1, h, w]`."""
+    grey = (mask * torch.tensor(_GREY, device=mask.device).view(3, 1, 1)).sum(0, keepdim=True)
+    return (grey >= 0.5).float()
+
+
+def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tokens `[1, n, 4c + 4 f^2]` of the image and the mask, f pixels to a latent's side."""
+    common.check_mask(sources[0], sources[1], "a source image")
+    image, mask = (common.covering(source.float(), *p.image_shape[1:]).to(p.device) for source in sources)
+    new = drawn_new(mask)
+    latents = p.encode_images((image * (1 - new) + 0.5 * new)[None])
+    folded = nn.functional.pixel_unshuffle(new[None], p.card.factors[0])
+    return {"kept": torch.cat([common.pack(latents), common.pack(folded)], dim=2).to(p.dtype)}
+
+
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    given = flux.arguments(p, x, timestep, cond)
+    return given | {"hidden_states": torch.cat([given["hidden_states"], cond.tensors["kept"]], dim=2)}
+
+
+def _grid(config: Any) -> Grid:
+    return Grid(channels=(config.out_channels or config.in_channels) // 4, patch=2)
+
+
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    channels, height, width = p.latent_shape
+    kept = common.meta(1, height * width // 4, 4 * (channels + p.card.factors[0] ** 2))
+    return {**flux.FAMILY.conditioning(p, tokens), "kept": kept}
+
+
+def _refuse(card: Card) -> None:
+    """Refuses networks that take something else.
+
+    Raises:
+        ValueError: names the numbers of channels.
+    """
+    channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
+    wanted = 4 * (2 * channels + card.factors[0] ** 2)
+    if found != wanted or card.network.out_channels != 4 * channels:
+        raise ValueError(
+            f"the network of {card.model} takes {found} channels per token and gives {card.network.out_channels}, and "
+            f"one that fills images takes {wanted} and gives {4 * channels} with its VAE: leave pipeline.name out, or "
+            "set it to the family of the model"
+        )
+
+
+FAMILY = replace(
+    flux.FAMILY, name="flux_fill", title="FLUX.1 Fill", num_sources=(2, 2), grid=_grid, embed_sources=_embed_sources,
+    arguments=_arguments, conditioning=_conditioning, refuse=_refuse,
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""HunyuanVideo 1.5, text to video: any checkpoint that stock `HunyuanVideo15Pipeline` loads.
+
+Velocity network `HunyuanVideo15Transformer3DModel`, fed 1000 * sigma; guidance is two-pass classifier-free guidance
+(the distilled checkpoints are drawn at scale 1). A Qwen2.5-VL text model reads the prompt in a fixed template, which
+`max_sequence_length` does not count, and a ByT5 encoder reads what stands in quotation marks, letters to be drawn.
+Padding of both is masked, so another length is the same function of prompts that fit. The licence excludes the EU, the
+UK and South Korea.
+
+The network takes an image too, whose 729 tokens are masked when there is none. Here none are handed over, which is the
+same function for less work. Image to video is not supported.
+
+Its attention is given a mask of tokens by tokens, which takes memory that grows with their square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor, cat
+
+from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines.arithmetic.attention_words import Attends
+from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, read_part
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.trajectory import Conditioning, Schedule
+
+_GLYPHS = 256
+"""Tokens of quoted text, always so many."""
+_PLAIN = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0.0, "stop": 1.0}
+
+
+def _grid(config: Any) -> Grid:
+    return Grid(channels=config.out_channels, patch=config.patch_size, frame_patch=config.patch_size_t)
+
+
+def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
+    return int(vae.get("spatial_compression_ratio", 16)), int(vae.get("temporal_compression_ratio", 4))
+
+
+def _own_size(card: Card) -> Size:
+    """The stock pipeline's shape nearest to 16:9 of as many pixels as a square with the checkpoint's `target_size`."""
+    from flowrl.private_names import HunyuanVideo15ImageProcessor
+
+    shapes = HunyuanVideo15ImageProcessor(vae_scale_factor=card.factors[0])
+    height, width = shapes.calculate_default_height_width(9, 16, card.network.target_size)
+    return Size(height=height, width=width, num_frames=121, fps=24.0)
+
+
+def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+    p.pipe.tokenizer_max_length = p.max_sequence_length
+    tensors = p.pipe.encode_prompt([prompt], device=p.device, dtype=p.dtype)
+    return dict(zip(("embeds", "mask", "glyphs", "glyph_mask"), tensors, strict=True))
+
+
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    config = p.card.network
+    return {
+        "embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens),
+        "glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS),
+    }  # fmt: skip
+
+
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """Beside the noisy channels stand those of a first frame and a mask that says that there is none."""
+    tensors, (b, channels, *rest) = cond.tensors, x.shape
+    return {
+        "hidden_states": cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1), "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"], "encoder_attention_mask": tensors["mask"],
+        "encoder_hidden_states_2": tensors["glyphs"], "encoder_attention_mask_2": tensors["glyph_mask"],
+        "image_embeds": x.new_zeros(b, 0, p.card.network.image_embed_dim),
+    }  # fmt: skip
+
+
+def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
+    """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
+    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift, sigmas="linspace")
+
+
+def _check_guider(model: str, config: Mapping[str, Any]) -> None:
+    """Refuses a guider that does more than mix two predictions linearly at every step.
+
+    Raises:
+        ValueError: says what it does.
+    """
+    kind = config.get("_class_name", "ClassifierFreeGuidance")
+    other = {name: config[name] for name, usual in _PLAIN.items() if config.get(name, usual) != usual}
+    if kind != "ClassifierFreeGuidance" or other:
+        raise ValueError(
+            f"the guider of {model} is {kind} with {other or 'its settings'}, and pipeline.name=hunyuan_video15 guides "
+            "as a plain ClassifierFreeGuidance at the scale of sampler.guidance_scale: take the guider folder of the "
+            "published checkpoint"
+        )
+
+
+def _refuse(card: Card) -> None:
+    if card.network.use_meanflow:
+        raise ValueError(
+            f"the network of {card.model} reads a second time (use_meanflow true), which its stock pipeline does not "
+            "give it: take a checkpoint that is not distilled to few steps"
+        )
+    wanted = 2 * card.network.out_channels + 1
+    if card.network.in_channels != wanted:
+        raise ValueError(
+            f"the network of {card.model} has {card.network.in_channels} input channels, and text to video feeds it "
+            f"{wanted}: the noisy ones, as many of a first frame, and a mask"
+        )
+    _check_guider(card.model, read_part(card.model, "guider/guider_config.json") or {})
+
+
+def _suits(card: Card, options: Any) -> None:
+    if options.vae_slice != 1:
+        raise ValueError(
+            f"pipeline.vae_slice ({options.vae_slice}) must be 1 for {card.model}: diffusers' autoencoder of "
+            "HunyuanVideo 1.5 takes one clip at a time"
+        )
+
+
+def _prepare(p: FamilyPipeline) -> None:
+    if (guider := p.pipe.guider) is not None:  # there is none where nothing was read
+        _check_guider(p.model, {"_class_name": type(guider).__name__, **guider.config})
+
+
+FAMILY = Family(
+    name="hunyuan_video15", title="HunyuanVideo 1.5", network=HunyuanVideo15Transformer3DModel,
+    lora_targets=JOINT_ATTENTION, options=VideoOptions, encoders=("text_encoder", "text_encoder_2"), length=1000,
+    own_size=_own_size, grid=_grid, factors=_factors, embed=_embed, arguments=_arguments, conditioning=_conditioning,
+    schedule=_schedule, check_scheduler=stock_schedules.check_flow_scheduler, refuse=_refuse, suits=_suits,
+    prepare=_prepare, attention=Attends(mask="keys"),
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""SANA-Video, text to video: any checkpoint that stock `SanaVideoPipeline` loads.
+
+Velocity network `SanaVideoTransformer3DModel` with linear attention, fed 1000 * sigma; Gemma 2 as text encoder, and the
+autoencoder of Wan 2.1 (480p) or LTX-2 (720p). Guidance is two-pass classifier-free guidance. As in stock's own call, a
+prompt is read behind an instruction to describe the video in more detail, and of all embeddings the first and the last
+ones are kept; a negative prompt is read alone. Left out: cleaning of captions, stock's rounding of sizes to its list
+of aspect ratios (a size of that list is drawn as there), and image to video, which is another stock class.
+
+The model was trained on prompts that end in a score of their motion. Stock's call does not add it, its callers do:
+`motion_score` is that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diffusers import SanaVideoTransformer3DModel
+from torch import Tensor
+
+from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines.arithmetic.attention import exact_linear
+from flowrl.pipelines.arithmetic.attention_words import Attends
+from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given
+from flowrl.pipelines.families import sana, wan
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.private_names import sana_instruction
+from flowrl.trajectory import Conditioning, Schedule
+
+_STOCK = "SanaVideoPipeline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanaVideoOptions(VideoOptions):
+    """What can be chosen of SANA-Video, whose network does not read `fps`; `max_sequence_length` does not count the
+    instruction."""
+
+    instruction: bool = True
+    """Put stock's instruction (`complex_human_instruction`) before every prompt but negative ones."""
+    motion_score: int | None = None
+    """Ends every prompt but negative ones in ` motion score: N.`, as the model card's example (30) does; None adds
+    nothing, as stock's call. It is cut with the end of a prompt that is too long."""
+    negative_prompt: str = ""
+    """The negative prompt of the run where it has one, which is read alone, as stock does; the empty one always is."""
+
+    def __post_init__(self) -> None:
+        if self.motion_score is not None and self.motion_score < 0:
+            raise ValueError(f"motion_score ({self.motion_score}) must be at least 0; the model card's is 30")
+
+
+def _grid(config: Any) -> Grid:
+    """Stock draws multiples of 32 pixels alone, which are one token's, or several."""
+    step, *patch = config.patch_size
+    most = config.rope_max_seq_len // max(patch)  # sides of 32 pixels; a token has 32 / max(patch)
+    return Grid(channels=config.in_channels, patch=max(patch), multiple=32, most=most, frame_patch=step)
+
+
+def _own_size(card: Card) -> Size:
+    """The model card's: 480p at 8 pixels a latent's side, 720p (`sample_size` 22, as stock tells them) at 32."""
+    height, width = (704, 1280) if card.network.sample_size == 22 else (480, 832)
+    return Size(height=height, width=width, num_frames=81, fps=16.0)
+
+
+def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
+    """LTX-2's autoencoder calls them ratios, Wan's factors."""
+    spatial = vae.get("spatial_compression_ratio") or vae.get("scale_factor_spatial", 8)
+    return int(spatial), int(vae.get("temporal_compression_ratio") or vae.get("scale_factor_temporal", 4))
+
+
+def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+    alone, score = prompt in ("", p.options.negative_prompt), p.options.motion_score
+    text = prompt if alone or score is None else f"{prompt} motion score: {score}."
+    embeds, mask, _none, _nomask = p.pipe.encode_prompt(
+        [text], do_classifier_free_guidance=False, device=p.device, max_sequence_length=p.max_sequence_length,
+        complex_human_instruction=None if alone or not p.options.instruction else sana_instruction(_STOCK),
+    )  # fmt: skip
+    return {"embeds": embeds.to(p.dtype), "mask": mask}
+
+
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    return {
+        "hidden_states": x, "encoder_hidden_states": cond.tensors["embeds"],
+        "encoder_attention_mask": cond.tensors["mask"], "timestep": timestep,
+    }  # fmt: skip
+
+
+def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
+    """Grid "diffusers" visits what the checkpoint's scheduler does, "linspace" is shifted once, from sigma 1."""
+    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift)
+
+
+def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
+    """What latents are normalised by: Wan's autoencoder holds it in its configuration, LTX-2's among its weights."""
+    vae = p.pipe.vae
+    if "latents_mean" in vae.config:
+        return common.latent_statistics(p)
+    mean, std = (value.view(-1, 1, 1, 1).float() for value in (vae.latents_mean, vae.latents_std))
+    return {"mean": mean, "std": std}  # stock leaves that autoencoder's scaling_factor out
+
+
+def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
+    clips: Tensor = p.pipe.vae.decode(common.restored(p, z), return_dict=False)[0]
+    return clips
+
+
+def _refuse(card: Card) -> None:
+    config, vae = card.network, card.index.get("vae")
+    if config.guidance_embeds:
+        raise ValueError(
+            f"the network of {card.model} takes the guidance scale as an input (guidance_embeds), which stock's call "
+            "never gives it: take a checkpoint without"
+        )
+    if config.out_channels not in (None, config.in_channels):
+        raise ValueError(
+            f"the network of {card.model} gives {config.out_channels} channels for latents of {config.in_channels}: "
+            "only velocities can be trained, without a learned variance beside them"
+        )
+    if vae is not None and vae[1] == "AutoencoderDC":
+        raise ValueError(
+            f"the autoencoder of {card.model} is AutoencoderDC, which decodes images alone: videos need Wan's "
+            "(AutoencoderKLWan) or LTX-2's (AutoencoderKLLTX2Video)"
+        )
+
+
+def _prepare(p: FamilyPipeline) -> None:
+    exact_linear(p.pipe.transformer)
+
+
+FAMILY = Family(
+    name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
+    options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
+    embed=_embed, arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule,
+    constants=_constants, decode=_decode, encode=wan.encode, refuse=_refuse, prepare=_prepare,
+    prepare_encoders=sana.prepare_gemma, check_scheduler=stock_schedules.check_flow_scheduler,
+    attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
+)  # fmt: skip

@@ -1,0 +1,165 @@
+"""Wan VACE: clips drawn along a control video, by any checkpoint that stock `WanVACEPipeline` loads.
+
+Sources of a prompt are told apart by their dimensions. Clips `[F, 3, h, w]` come first: the control video, then its
+mask, white where the clip is drawn and black where the control video stays; images `[3, h, w]` are references. Without
+a mask all is drawn, without a control video from grey. Clips are scaled to cover the drawn size and cut to it, and as
+many of their first frames are read as are drawn.
+
+Beside the blocks of Wan there are control blocks, which read the normalised latents of what stays and of what is drawn
+and the mask's pixels, folded into channels; their answers are added behind some of the blocks, `conditioning_scale`
+times. Each reference image, on white, is a latent frame before the clip's: these frames are part of a state, denoised
+with it and dropped before decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from diffusers import WanVACETransformer3DModel
+from PIL import Image
+from torch import Tensor, nn
+
+from flowrl.media.images import to_pixels
+from flowrl.pipelines import common
+from flowrl.pipelines.cards import Card, VideoOptions
+from flowrl.pipelines.families import wan
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.trajectory import Conditioning
+
+_CLIPS = ("source_video", "mask_video")
+"""Keys of a prompt's row that name its clips, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VaceOptions(VideoOptions):
+    """What can be chosen of Wan VACE, whose network does not read `fps`."""
+
+    guidance_scale_2: float | None = None
+    """Guidance of the second expert, where there is one; None takes the first's scale."""
+    image_to_video: None = None
+    """Nothing to choose: a source image is a reference, and first frames are given in a control video with a mask."""
+    num_references: int = 0
+    """Reference images of every prompt."""
+    conditioning_scale: float = 1.0
+    """What the answers of the control blocks are multiplied by."""
+
+    def __post_init__(self) -> None:
+        if self.num_references < 0:
+            raise ValueError(f"pipeline.options.num_references must be at least 0, got {self.num_references}")
+
+
+def _state(p: FamilyPipeline) -> tuple[int, ...]:
+    """Shape of a state: latent frames of the references, then those of the clip."""
+    channels, frames, height, width = p.grid_shape
+    return channels, p.options.num_references + frames, height, width
+
+
+# ---- conditioning ----------------------------------------------------------------------------------------------------
+
+
+def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What control blocks read, `[1, 2 C + f^2, R + F', h, w]`: of R references, then of the clip."""
+    frames, _rgb, height, width = p.image_shape
+    given = [source for source in sources if source.ndim == 4]
+    if len(given) == len(_CLIPS):
+        common.check_mask(given[0], given[1], "a control video")
+    clips = [_fitted(p, clip) for clip in given]
+    images = [Image.fromarray(to_pixels(image)) for image in sources if image.ndim == 3]
+    if len(images) != p.options.num_references or len(clips) > len(_CLIPS):
+        raise ValueError(
+            f"a prompt has {len(images)} reference images and {len(clips)} clips, and wan_vace as loaded with "
+            f"pipeline.options.num_references={p.options.num_references} takes so many images and up to "
+            f"{len(_CLIPS)} clips: set num_references to the number of images under 'sources', one for all prompts"
+        )
+    video, mask, references = p.pipe.preprocess_conditions(
+        None, None, images or None, 1, height, width, frames, torch.float32, p.device
+    )
+    if clips:
+        video = 2 * clips[0] - 1
+    if len(clips) > 1:
+        mask = clips[1]
+    latents = p.pipe.prepare_video_latents(video, mask, references, None, p.device)
+    folded = _folded(mask, p.card.factors[0], p.grid_shape[1])
+    folded = nn.functional.pad(folded, (0, 0, 0, 0, len(images), 0))
+    return {"control": torch.cat([latents.float(), folded], dim=1).to(p.dtype)}
+
+
+def _fitted(p: FamilyPipeline, clip: Tensor) -> Tensor:
+    """As many frames of a clip as are drawn, at their size, `[1, 3, F, H, W]`."""
+    frames, _rgb, height, width = p.image_shape
+    if len(clip) < frames:
+        raise ValueError(
+            f"a control video or mask has {len(clip)} frames, and {frames} are drawn: give longer ones, or set "
+            f"pipeline.num_frames to at most {len(clip)}"
+        )
+    fitted = [common.covering(frame.float(), height, width) for frame in clip[:frames]]
+    return torch.stack(fitted, dim=1)[None].to(p.device)
+
+
+def _folded(mask: Tensor, factor: int, frames: int) -> Tensor:
+    """A mask `[1, 3, F, H, W]`, of its frames the nearest to latents, pixels as channels, `[1, f^2, F', h, w]`."""
+    red = mask[0, 0]
+    folded = nn.functional.pixel_unshuffle(red[:, None], factor).transpose(0, 1)[None]
+    size = (frames, *folded.shape[3:])
+    return nn.functional.interpolate(folded, size=size, mode="nearest-exact")
+
+
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    """Without references, each of which costs a latent frame more."""
+    _channels, *rest = p.latent_shape
+    control = common.meta(1, p.card.network.vace_in_channels, *rest)
+    return {**wan.FAMILY.conditioning(p, tokens), "control": control}
+
+
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    given = wan.FAMILY.arguments(p, x, timestep, cond) | {"control_hidden_states": cond.tensors["control"].to(x)}
+    if p.options.conditioning_scale != 1:
+        scale = x.new_full((len(p.card.network.vace_layers),), p.options.conditioning_scale)
+        given["control_hidden_states_scale"] = scale
+    return given
+
+
+# ---- autoencoder and checks ------------------------------------------------------------------------------------------
+
+
+def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
+    return wan.FAMILY.decode(p, z[:, :, p.options.num_references :])
+
+
+def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
+    if p.options.num_references:
+        raise ValueError(
+            f"finished clips have no latents of {p.options.num_references} reference images, which are a part of what "
+            "is drawn: set pipeline.options.num_references=0"
+        )
+    return wan.FAMILY.encode(p, x)
+
+
+def _refuse(card: Card) -> None:
+    wan.FAMILY.refuse(card)
+    channels, found = card.network.out_channels, card.network.vace_in_channels
+    wanted = 2 * channels + card.factors[0] ** 2
+    if found != wanted or card.network.in_channels != channels:
+        raise ValueError(
+            f"the network of {card.model} takes {card.network.in_channels} channels and {found} of control, and a Wan "
+            f"VACE takes {channels} and {wanted} with its VAE: leave pipeline.name out, or set it to the family of the "
+            "model"
+        )
+
+
+def _suits(card: Card, options: Any) -> None:
+    if options.guidance_scale_2 is not None and not wan.has_part(card, "transformer_2"):
+        raise ValueError(
+            f"pipeline.options.guidance_scale_2 ({options.guidance_scale_2}) is for two experts, {card.model} has one"
+        )
+
+
+FAMILY = replace(
+    wan.FAMILY, name="wan_vace", title="Wan VACE", network=WanVACETransformer3DModel, exact=("vae",),
+    options=VaceOptions, clips=_CLIPS, embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning,
+    count_sources=lambda card, options: (options.num_references, options.num_references + len(_CLIPS)), state=_state,
+    decode=_decode, encode=_encode, refuse=_refuse, suits=_suits, stock_class=lambda card, options: card.stock,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Stock pipelines that no family is written for, called as they are."""

@@ -1,0 +1,292 @@
+"""The family of all stock pipelines that have none: what is known of them before weights load, and loading them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.config.options import build_options
+from flowrl.failures import out_of_memory
+from flowrl.pipelines import cards
+from flowrl.pipelines.arithmetic.attention_words import Known
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
+from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
+from flowrl.pipelines.cards import ImageOptions, Size, VideoOptions
+from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
+from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refused
+from flowrl.pipelines.generic.stock_classes import (
+    GUIDER_PARTS,
+    OTHER,
+    check_guider,
+    scale_argument,
+    stock_class,
+    takes_frames,
+    undecorated,
+)
+from flowrl.pipelines.generic.stock_recording import Recorder, recorder
+from flowrl.pipelines.known_checkpoints import published
+from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.precision import refuse_unable
+
+
+def denoiser_parts(index: Mapping[str, Any]) -> dict[str, str]:
+    """Parts of a folder that denoise, and their classes."""
+    found = {}
+    for part, entry in index.items():
+        if part.startswith(("transformer", "unet")) and isinstance(entry, (list, tuple)) and entry[0] is not None:
+            found[part] = str(entry[1])
+    return found
+
+
+class GenericFamily:
+    """What commands ask of a family; see `flowrl.pipelines.ModelFamily`."""
+
+    name = "generic"
+    title = "diffusers"
+    lora_targets: tuple[str, ...] = ()
+    num_sources: tuple[int, int] | None = (0, 0)
+    clips: tuple[str, ...] = ()
+    denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
+    sound = None
+    options = VideoOptions
+
+    def __init__(self, *, videos: bool = True) -> None:
+        """The family of one model, or of any."""
+        self.videos = videos
+
+    def of(self, model: str) -> GenericFamily:
+        """The family of a model, which makes videos or images.
+
+        Raises:
+            ValueError: its class cannot be called from outside.
+        """
+        return GenericFamily(videos=not self._index(model) or self.makes_videos(model))
+
+    def card(self, model: str) -> None:
+        """Nothing is known of a checkpoint in the form that families know theirs."""
+        return None
+
+    def _index(self, model: str) -> dict[str, Any]:
+        """What is known of a model's parts: of published ones the class alone, of a hub id that is silent nothing."""
+        known = published(model)
+        found = known.index if known is not None else cards.read_part(model, "model_index.json")
+        if found is None and Path(model).is_dir():
+            raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
+        return dict(found or {})
+
+    def _stock_class(self, model: str, index: Mapping[str, Any]) -> Any:
+        if (Path(model) / "modular_model_index.json").is_file():
+            return stock_class("ModularPipeline", model)
+        return stock_class(str(index.get("_class_name")), model)
+
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
+        """Refuses a class that cannot be called from outside, and a LoRA that binds to nothing.
+
+        Raises:
+            ValueError: says what is wrong.
+        """
+        index = self._index(model)
+        if not index:  # of a hub id while nothing can be asked
+            return
+        cls = self._stock_class(model, index)
+        if published(model) is None and not denoiser_parts(index):
+            raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
+        for part in GUIDER_PARTS:
+            if (index.get(part) or [None])[0] is not None:
+                check_guider(cls.__name__, str(index[part][1]), {})
+        denoiser = self.meta_denoiser(model)
+        if denoiser is not None:
+            for network in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
+                check_targets(network, targets or found_targets(network), rank)
+
+    def sampling(self, model: str) -> dict[str, Any]:
+        """`num_steps` and `guidance_scale` that stock's call has unless told otherwise.
+
+        Raises:
+            ValueError: its class cannot be called from outside.
+        """
+        taken = inspect.signature(undecorated(self._stock_class(model, self._index(model)).__call__)).parameters
+        name = scale_argument(taken)
+        scale = 1.0 if name is None else taken[name].default
+        return {
+            "num_steps": int(taken["num_inference_steps"].default),
+            "guidance_scale": float(scale) if isinstance(scale, (int, float)) else 1.0,
+        }
+
+    def makes_videos(self, model: str) -> bool:
+        """Whether stock's call takes a number of frames.
+
+        Raises:
+            ValueError: its class cannot be called from outside.
+        """
+        taken = inspect.signature(undecorated(self._stock_class(model, self._index(model)).__call__)).parameters
+        return takes_frames(taken)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks `pipeline.options`, those that have no key of their own.
+
+        Raises:
+            ValueError: names the option.
+        """
+        for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
+            if name in options:
+                raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
+        self.chosen(options)
+
+    def chosen(self, options: Mapping[str, Any]) -> Any:
+        """Options from plain values."""
+        return build_options(VideoOptions, options, owner="pipeline 'generic'")
+
+    def attends(self, model: str) -> Known:
+        """Nothing is known of its attention."""
+        return Known()
+
+    def block_kinds(self, model: str) -> dict[str, int]:
+        """None are known."""
+        return {}
+
+    def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
+        """The denoiser of a folder without weights, or experts by name; None where nothing is known."""
+        import diffusers
+
+        found = {}
+        for part, name in denoiser_parts(cards.read_part(model, "model_index.json") or {}).items():
+            config, cls = cards.read_part(model, f"{part}/config.json"), getattr(diffusers, name, None)
+            if config is not None and cls is not None:
+                found[part] = stock_loading.on_meta(cls, config)
+        return nn.ModuleDict(found) if len(found) > 1 else next(iter(found.values()), None)
+
+    def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
+        """Stock's own code says what is drawn, once it is loaded."""
+        return None
+
+    def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
+        """What the options say, or stock's call unless told otherwise, or 512."""
+        if (own := self.chosen(options).max_sequence_length) is not None:
+            return int(own)
+        index = self._index(model)
+        taken = inspect.signature(undecorated(self._stock_class(model, index).__call__)).parameters if index else {}
+        usual = taken["max_sequence_length"].default if "max_sequence_length" in taken else None
+        return usual if isinstance(usual, int) else 512
+
+    def rows(self, model: str, scale: float) -> int:
+        """2 where there is guidance, as far as is known before stock's code is loaded."""
+        return 1 if scale == 1 else 2
+
+    def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
+        """Refused.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"what the network of {model} is called with is known once stock's own code is loaded")
+
+    def recorder(self, model: str, options: Mapping[str, Any]) -> Recorder:
+        """A folder's pipeline without weights, of which a plan can find what its networks are called with.
+
+        Raises:
+            ValueError: it is no folder, or a part cannot be made of what it holds.
+        """
+        if not Path(model).is_dir():
+            raise ValueError("a folder with its tokenizers and configurations is needed")
+        index = self._index(model)
+        return recorder(model, self._stock_class(model, index), index, self.chosen(options))
+
+    def load(
+        self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
+        attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
+    ) -> GenericPipeline:  # fmt: skip
+        """Loads a checkpoint from a folder or the hub, and tests whether its own call can be taken step by step.
+
+        Args:
+            model: folder or hub id.
+            dtype: of denoiser and text encoders; the autoencoder is float32.
+            device: where everything lives.
+            attention: "auto" or "native".
+            compile: "blocks" compiles the denoisers' repeated blocks.
+            how: `later` is not heeded, all is loaded at once.
+            options: fields of `VideoOptions`.
+
+        Raises:
+            ValueError: nothing loadable there, or a pipeline that is not reproduced, and why.
+        """
+        import diffusers
+
+        chosen = self.chosen(options)
+        check_compile(compile, device)
+        refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
+        if attention not in ("auto", "native"):
+            raise ValueError(f"pipeline.attention of a generic pipeline is native, got {attention}: remove the key")
+        if how.split is not None or how.quantize != "none" or set(how.offload) - {"rewards"}:
+            raise ValueError(
+                "pipeline.name=generic loads a model whole onto one device: remove pipeline.quantize, "
+                "pipeline.offload of its parts, and the splitting of its weights"
+            )
+        index = self._index(model)
+        if not index:
+            raise ValueError(
+                f"which stock class {model} is cannot be read here: give a folder, or an id of a hub that this machine "
+                "can reach"
+            )
+        cls = self._stock_class(model, index)
+        pipe = stock_loading.load_stock(cls.__name__, model, title=cls.__name__, dtype=dtype, exact=("vae",))
+        denoisers = {name: part for name, part in pipe.components.items()
+                     if name.startswith(("transformer", "unet")) and isinstance(part, nn.Module)}  # fmt: skip
+        if not denoisers or not isinstance(getattr(pipe, "vae", None), nn.Module):
+            raise ValueError(f"{cls.__name__} has not both a transformer or unet and a vae: {OTHER}")
+        schedulers = [n for n, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
+        if schedulers != ["scheduler"]:
+            raise ValueError(
+                f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}"
+            )
+        for part in GUIDER_PARTS:
+            if (guider := getattr(pipe, part, None)) is not None:
+                check_guider(cls.__name__, type(guider).__name__, dict(guider.config))
+        stock_loading.freeze(pipe, device)
+        encoders = [name for name, part in pipe.components.items()
+                    if name.startswith("text_encoder") and isinstance(part, nn.Module)]  # fmt: skip
+        return self.made(model, pipe, denoisers, encoders, chosen, dtype, torch.device(device), compile)
+
+    def made(
+        self, model: str, pipe: Any, denoisers: Mapping[str, nn.Module], encoders: Sequence[str], chosen: Any,
+        dtype: torch.dtype, device: torch.device, compile: str,
+    ) -> GenericPipeline:  # fmt: skip
+        """A loaded stock pipeline, tested."""
+        name = type(pipe).__name__
+        p = GenericPipeline(model, pipe, denoisers, encoders, chosen, dtype=dtype, device=device)
+        for option in ("max_sequence_length", "num_frames", "height", "width"):
+            has = p.videos if option == "num_frames" else option in p.parameters
+            if getattr(chosen, option) is not None and not has:
+                raise ValueError(f"pipeline.{option} is set, and {name} has no such argument: remove it")
+        if p.videos and chosen.vae_tiling:
+            pipe.vae.enable_tiling()
+        for part in denoisers.values() if chosen.gradient_checkpointing else ():
+            checkpoint_blocks(part, device, dtype)
+        if compile == "blocks":
+            compile_blocks(p.denoiser)
+        try:
+            p.encode(PROMPTS)
+            p.measure()
+            try:
+                check_reproduces(p)
+            except (RuntimeError, ValueError) as error:
+                if out_of_memory(error):
+                    raise
+                p.alone = True  # some classes take one prompt at a time; if that is not what was wrong, it is said
+                check_reproduces(p)
+        except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
+            if out_of_memory(error):
+                raise
+            raise refused(name, error) from error
+        return p
+
+
+FAMILY = GenericFamily()

@@ -1,0 +1,412 @@
+"""A stock pipeline as recipes need one: its own call, with something in the place of its scheduler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.files import replacing
+from flowrl.pipelines import common
+from flowrl.pipelines.generic import stock_call
+from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
+from flowrl.pipelines.generic.stock_classes import scale_argument, takes_frames, undecorated
+from flowrl.pipelines.generic.stock_levels import Levels
+from flowrl.pipelines.generic.stock_texts import Texts, text_id
+from flowrl.pipelines.lora import LORA_FILE
+from flowrl.pipelines.prompt_embeddings import Sources, check_sources, num_cut
+from flowrl.precision import in_arithmetic
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity, conditioned
+from flowrl.trajectory import Conditioning, Schedule
+
+_ROW, _AGAINST, _SCALE = "text_on_host", "negative_text_on_host", "scale_on_host"
+
+_ATTENTION = (
+    ("to_q", "to_k", "to_v", "to_out.0", "to_out", "to_qkv", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+    ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "qkv_proj", "img_qkv_proj", "txt_kv_proj", "wq", "wk", "wv", "wo"),
+    ("to_query", "to_key", "to_value", "out_layer", "query", "key", "value"),
+)
+"""Names of attention's projections, as diffusers usually has them and as some networks do."""
+_QUERIES = ("to_q", "to_qkv", "q_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq", "to_query", "query")
+"""Those of which there has to be one, so that not its last layer alone has a usual name."""
+
+
+def found_targets(network: nn.Module) -> tuple[str, ...]:
+    """LoRA targets of a network: its attention's projections by the names they usually have, else all layers in blocks.
+
+    Raises:
+        ValueError: it has no linear layers.
+    """
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    others = [name for name, module in network.named_modules() if not isinstance(module, nn.Linear)]
+    found: tuple[str, ...] = ()
+    for ends in _ATTENTION:
+        own = (end for end in ends if any(name.endswith("." + end) for name in linear))
+        found += tuple(end for end in own if not any(name.endswith("." + end) for name in others))  # PEFT takes no list
+        if set(found) & set(_QUERIES):
+            return found
+    inside = [name for name in linear if any(part.isdigit() for part in name.split("."))]
+    last = dict.fromkeys(".".join(part for part in name.split(".")[-2:] if not part.isdigit()) for name in inside)
+    if not last:
+        raise ValueError(f"{type(network).__name__} has no linear layers in blocks that a LoRA could be added to")
+    return tuple(end for end in last if any(name.endswith("." + end) for name in linear))
+
+
+class GenericPipeline:
+    """A loaded stock pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
+
+    num_sources = (0, 0)
+
+    def __init__(
+        self, model: str, pipe: Any, denoisers: Mapping[str, nn.Module], encoders: Sequence[str], options: Any,
+        *, dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        """Takes a stock pipeline on its device."""
+        self.model, self.pipe, self.options, self.dtype, self.device = model, pipe, options, dtype, device
+        self.experts: dict[str, Any] = dict(denoisers)
+        self.encoders = tuple(encoders)
+        parts = list(self.experts.values())
+        self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
+        self.lora_targets = found_targets(parts[0])
+        self.attention = "native"
+        self.parameters = inspect.signature(undecorated(type(pipe).__call__)).parameters
+        self.levels = Levels.of(pipe.scheduler)
+        self.texts = Texts(encode=pipe.encode_prompt)
+        self.keeps_encoders, self.alone = False, False
+        self.height, self.width = options.height, options.width
+        self.videos = takes_frames(self.parameters)
+        self.fps: float | None = None
+        if self.videos:
+            rate = self.parameters.get("frame_rate")
+            usual = 16.0 if rate is None or not isinstance(rate.default, (int, float)) else float(rate.default)
+            self.fps = options.fps or usual
+        self.latent_shape: tuple[int, ...] = ()
+        self.image_shape: tuple[int, ...] = ()
+        self._asked: dict[tuple[int, float], Asked] = {}
+
+    # ---- stock's call ------------------------------------------------------------------------------------------------
+
+    @property
+    def scale_name(self) -> str | None:
+        """The argument or part that sets guidance; None where there is none."""
+        named = scale_argument(self.parameters)
+        return "guider" if named is None and getattr(self.pipe, "guider", None) is not None else named
+
+    def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 2) -> dict[str, Any]:
+        """Arguments of stock's call that are the same for all latents; some classes have no schedule of one step.
+
+        Raises:
+            ValueError: a guidance scale, and the pipeline takes none.
+        """
+        options = self.options
+        given: dict[str, Any] = {
+            "prompt": [POSITIVE] * b, "num_inference_steps": steps, "output_type": "pt", "return_dict": False,
+            "height": self.height, "width": self.width, "frame_rate": options.fps,
+            **dict.fromkeys(("num_frames", "frames"), options.num_frames),
+            "max_sequence_length": options.max_sequence_length, "negative_prompt": [NEGATIVE] * b if negative else None,
+            "use_resolution_binning": False,  # sizes are those asked for
+            "enable_prompt_rewrite": False,  # which the text encoder would do in each call
+        }  # fmt: skip
+        guider = {}
+        if self.scale_name == "guider":
+            guider = {"guider": self.pipe.guider.new(guidance_scale=scale)}
+        elif self.scale_name is not None:
+            given[self.scale_name] = scale
+        elif scale != 1:
+            raise ValueError(
+                f"{type(self.pipe).__name__} takes no guidance scale, got {scale:g}: set sampler.guidance_scale=1 and "
+                "eval.guidance_scale=1"
+            )
+        return guider | {key: value for key, value in given.items() if value is not None and key in self.parameters}
+
+    def asked(self, num_steps: int, scale: float) -> Asked:
+        """What stock's call asks for at a number of steps and a guidance scale; some text was encoded before."""
+        if (num_steps, scale) not in self._asked:
+            heard: list[bool] = []
+            one = [next(iter(self.texts.rows))]
+            encode = self.texts.standing_in(one, one, self.device, heard)
+            given = self.arguments(1, scale, negative=True, steps=num_steps)
+            self._asked[num_steps, scale] = stock_call.asked(
+                self.pipe, encode, given, list(self.experts.values()), lambda: any(heard)
+            )
+        return self._asked[num_steps, scale]
+
+    def _evaluated(
+        self, x: Tensor, timestep: float, texts: Sequence[int], against: Sequence[int] | None, scale: float
+    ) -> Tensor:
+        """Velocity of rows that are at one level and of one kind."""
+        t = self.levels.timestep(timestep, self.device)
+        encode = self.texts.standing_in(texts, against, self.device, [])
+        given = self.arguments(len(x), scale, negative=against is not None)
+        given["latents"] = self.levels.latents(x, t).to(self.dtype)
+        with common.autocast(self.device, self.dtype):
+            output = stock_call.evaluated(self.pipe, encode, given, t, float(self.levels.sigma(t)))
+        if output.shape != x.shape:
+            raise ValueError(
+                f"{type(self.pipe).__name__} was given latents {tuple(x.shape)} and hands {tuple(output.shape)} to its "
+                "scheduler: latents that are not what its scheduler steps cannot be trained"
+            )
+        return self.levels.velocity(x, output, t)
+
+    def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        """Velocity in float32: one stock call for all rows of one level whose prompts have one length.
+
+        `alone` is one for each row, of classes that take one prompt at a time.
+        """
+        texts = cond.tensors[_ROW].tolist()
+        against = cond.tensors[_AGAINST].tolist() if _AGAINST in cond.tensors else None
+        scale = float(cond.tensors[_SCALE][0]) if _SCALE in cond.tensors else 1.0
+        groups: dict[Any, list[int]] = {}
+        for row, level in enumerate(timestep.tolist()):
+            kinds = self.texts.kind(texts[row]), None if against is None else self.texts.kind(against[row])
+            groups.setdefault((level, kinds, row if self.alone else None), []).append(row)
+        parts, order = [], []
+        for (level, *_), rows in groups.items():
+            at = torch.tensor(rows, device=x.device)
+            negatives = None if against is None else [against[row] for row in rows]
+            own = x if len(rows) == len(x) else x[at]
+            parts.append(self._evaluated(own, level, [texts[row] for row in rows], negatives, scale))
+            order += rows
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts)[torch.tensor(order, device=x.device).argsort()]
+
+    # ---- prompts -----------------------------------------------------------------------------------------------------
+
+    def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
+        """Encodes each new prompt by stock's call, up to there; a conditioning has the numbers of its texts."""
+        check_sources(sources, prompts, self.num_sources, "generic", None)
+        for text in dict.fromkeys(prompts):
+            if text_id(text) not in self.texts.rows:
+                self._encode(text)
+        return Conditioning({_ROW: torch.tensor([text_id(text) for text in prompts])})
+
+    @torch.no_grad()
+    def _encode(self, text: str) -> None:
+        if self.texts.freed:
+            raise ValueError(
+                f"prompt {text!r} was not encoded before the text encoders were freed: set "
+                "pipeline.free_text_encoders=false"
+            )
+
+        def returned(times: int) -> Any:
+            stock = self.pipe.encode_prompt
+
+            @wraps(stock)
+            def ending(*args: Any, **kwargs: Any) -> Any:
+                raise Reached(stock(*args, **kwargs))
+
+            scale = 1.0 if self.scale_name is None else 2.0
+            given = self.arguments(times, scale, negative=True)
+            named: dict[str, Any] = {key: [text] * times for key in ("prompt", "negative_prompt") if key in given}
+            with stock_call.standing_in(self.pipe, encode_prompt=ending):
+                return stock_call.call(self.pipe, {**given, **named})
+
+        self.texts.keep(text, returned(1), partial(returned, 2))
+
+    def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
+        """Whether all of these were encoded."""
+        return all(text_id(text) in self.texts.rows for text in prompts)
+
+    def keep_embeddings(self, folder: Path, encoders: str) -> None:
+        """Refused.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("prompts.cache: embeddings of a generic pipeline are not kept in files: remove the key")
+
+    def load_text_encoders(self) -> None:
+        """They were loaded with the rest.
+
+        Raises:
+            ValueError: they were freed.
+        """
+        if self.texts.freed:
+            raise ValueError("the text encoders of a generic pipeline were freed and are not loaded again")
+
+    def load_denoiser(self) -> None:
+        """It was loaded with the rest."""
+
+    def awake(self, *parts: str) -> AbstractContextManager[None]:
+        """Nothing rests."""
+        return nullcontext()
+
+    def num_cut(self, prompts: Sequence[str]) -> int:
+        """How many prompts have more tokens than are read; 0 where the call does not say how many are."""
+        own = self.parameters.get("max_sequence_length")
+        limit = self.options.max_sequence_length or (None if own is None else own.default)
+        return num_cut(self.pipe.components, limit, prompts) if isinstance(limit, int) else 0
+
+    def free_text_encoders(self) -> None:
+        """Drops the text encoders, unless stock's call reads something of them at each step."""
+        self.texts.freed = True
+        if not self.keeps_encoders:
+            with self.without_encoders(forever=True):
+                pass
+
+    @contextmanager
+    def without_encoders(self, *, forever: bool = False) -> Iterator[None]:
+        """Inside, or from then on, the text encoders are gone."""
+        gone = dict.fromkeys(self.encoders)
+        if forever:
+            self.pipe.register_modules(**gone)
+            yield
+        else:
+            with stock_call.standing_in(self.pipe, **gone):
+                yield
+
+    # ---- guidance and levels -----------------------------------------------------------------------------------------
+
+    def passes(self, scale: float) -> int:
+        """2 where stock's call reads a negative prompt at this scale."""
+        if self.scale_name is None:
+            return 1
+        return 2 if self.asked(2, scale).negative else 1
+
+    def guided(
+        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+        train_negative: TrainNegative = True,
+    ) -> Velocity:  # fmt: skip
+        """Stock's own guidance: the scale and the negative prompt go to the network, which is stock's whole step.
+
+        Raises:
+            ValueError: there is no negative prompt where one is read, or its half is to be trained apart.
+        """
+        two = self.passes(scale) == 2
+        if two and negative is None:
+            raise ValueError(f"guidance at scale {scale} reads a negative prompt, and none was encoded")
+        if two and train_negative is not True:
+            raise ValueError(
+                "sampler.train_negative has to be true for pipeline.name=generic: stock's guidance is one thing there, "
+                "and its half without the prompt cannot be left out"
+            )
+        tensors = {_ROW: cond.tensors[_ROW], _SCALE: torch.full((len(cond),), scale, dtype=torch.float64)}
+        if two and negative is not None:
+            tensors[_AGAINST] = negative.expand(len(cond)).tensors[_ROW]
+        return conditioned(network, Conditioning(tensors))
+
+    def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
+        """Levels of the stock scheduler, with what stock's call hands to it."""
+        return self.levels.schedule(num_steps, grid, shift, self.asked(num_steps, 1.0).levels)
+
+    # ---- images ------------------------------------------------------------------------------------------------------
+
+    def resized(self, height: int | None, width: int | None) -> GenericPipeline:
+        """The same networks drawing another size; None is stock's own."""
+        other = self.sized(height, width)
+        other.measure()
+        return other
+
+    def sized(self, height: int | None, width: int | None) -> GenericPipeline:
+        """As `resized`, before shapes are measured."""
+        other = copy(self)
+        other.height, other.width, other._asked = height, width, {}
+        return other
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Finds the shapes of latents and images of the drawn size, by stock's own code.
+
+        Raises:
+            ValueError: that code draws another size.
+        """
+        self._asked = {}
+        self.latent_shape = self.asked(2, 1.0).shape
+        self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
+        drawn, wanted = self.image_shape[-2:], (self.height, self.width)
+        if any(one not in (None, own) for one, own in zip(wanted, drawn, strict=True)):
+            raise ValueError(
+                f"{type(self.pipe).__name__} draws {drawn[0]} x {drawn[1]} where {wanted[0]} x {wanted[1]} pixels are "
+                "asked for: set pipeline.height and pipeline.width, and eval's, to a size that it draws"
+            )
+
+    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
+        """Stock's call without a step: what it does with finished latents, slice by slice."""
+        decode = in_arithmetic(self.options.vae_dtype, self.device, self._decoded)
+        size = self.options.vae_slice
+        with torch.set_grad_enabled(gradient):
+            return torch.cat([decode(part.float()) for part in latents.split(size)])
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        vae, b = self.pipe.vae, len(latents)
+        nothing = torch.zeros(0, device=latents.device)
+        scheduler = stock_call.scheduler_like(self.pipe.scheduler, nothing, nothing.new_zeros(1), stock_call.reached)
+        encode = self.texts.standing_in([next(iter(self.texts.rows))] * b, None, self.device, [], torch.float32)
+        given = {**self.arguments(b, 1.0, negative=False), "latents": latents}
+        stock = vae.decode
+
+        @wraps(stock)
+        def exactly(z: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return stock(z.float(), *args, **kwargs)
+
+        with (
+            stock_call.standing_in(self.pipe, scheduler=scheduler, encode_prompt=encode),
+            stock_call.standing_in(vae, decode=exactly),
+        ):
+            images = stock_call.call(self.pipe, given)[0]
+        found = torch.stack(list(images)) if isinstance(images, (list, tuple)) else images
+        return found.float()
+
+    @property
+    def sound_rate(self) -> None:
+        """Nothing that is called here makes sound."""
+
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        """Refused.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{type(self.pipe).__name__} makes no sound")
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Refused.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "pipeline.name=generic only decodes: latents of given images, which this recipe needs, are made by "
+            "families of their own (docs/families.md)"
+        )
+
+    def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
+        """Writes `pytorch_lora_weights.safetensors`.
+
+        Stock loads it with `load_lora_weights(folder)`. Where its class has none a PEFT adapter lies beside it, for
+        `peft.PeftModel.from_pretrained(pipe.transformer, folder)`.
+        """
+        import diffusers
+
+        part, *_ = self.experts
+        cls = type(self.pipe)
+        if f"{part}_lora_layers" not in inspect.signature(getattr(cls, "save_lora_weights", _nothing)).parameters:
+            cls = diffusers.StableDiffusionPipeline if part == "unet" else diffusers.StableDiffusion3Pipeline
+            if len(self.experts) == 1:
+                _write_peft(folder, tensors, config)
+        common.save_lora(cls, folder, tensors, config, tuple(self.experts), part)
+        return folder / LORA_FILE
+
+
+def _write_peft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """A PEFT adapter: `adapter_model.safetensors` and `adapter_config.json`."""
+    from peft import LoraConfig
+    from safetensors.torch import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"base_model.model.{key}": tensor.contiguous() for key, tensor in tensors.items()}
+    with replacing(folder / "adapter_model.safetensors") as stream:
+        stream.write(save(named))
+    LoraConfig(**config).save_pretrained(str(folder))
+
+
+def _nothing() -> None:
+    """What a class without LoRA has in the place of `save_lora_weights`."""

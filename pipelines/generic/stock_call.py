@@ -1,0 +1,211 @@
+"""One evaluation of a stock pipeline's own `__call__`: something stands where its scheduler and encoders stood.
+
+A stock pipeline makes latents, asks its scheduler for levels, and calls `scheduler.step` with what its network says,
+guidance included. With one level, the call ends at the first `step`, which is where the answer is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.pipelines.generic.stock_classes import undecorated
+
+POSITIVE, NEGATIVE = "the prompt", "the negative prompt"
+"""Texts that a stock call is given instead of prompts: what stands in for `encode_prompt` knows them."""
+
+
+class Reached(Exception):
+    """Ends a stock call where nothing after it is wanted, with what was found there."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__("a stock call ended here")
+        self.found = found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a stock call asks for before its network.
+
+    Attributes:
+        shape: of one latent, as `prepare_latents` gave it.
+        levels: arguments of `set_timesteps` by name, without the device.
+        negative: whether embeddings of a negative prompt are read.
+    """
+
+    shape: tuple[int, ...]
+    levels: dict[str, Any]
+    negative: bool
+
+
+@contextmanager
+def standing_in(owner: Any, **members: Any) -> Iterator[None]:
+    """Attributes of this object alone, taken back at the end; a stock pipeline's configuration hears nothing of it."""
+    own = vars(owner)
+    before = {name: own[name] for name in members if name in own}
+    own.update(members)
+    try:
+        yield
+    finally:
+        for name in members:
+            own.pop(name)
+        own.update(before)
+
+
+def with_members(scheduler: Any, **members: Any) -> Any:
+    """A copy of a scheduler, of the very class that stock code may ask for, with members of its own."""
+    other = copy(scheduler)
+    scale = getattr(type(scheduler), "init_noise_sigma", None)
+    if "init_noise_sigma" in members and isinstance(scale, property):  # which an instance cannot have otherwise
+        own = {"init_noise_sigma": members.pop("init_noise_sigma")}
+        other.__class__ = type(type(scheduler).__name__, (type(scheduler),), own)
+    vars(other).update(members)
+    return other
+
+
+def scheduler_like(scheduler: Any, timesteps: Tensor, sigmas: Tensor, step: Callable[..., Any]) -> Any:
+    """A scheduler of its class and configuration that visits given levels, scales nothing, and steps by a function."""
+
+    @wraps(scheduler.set_timesteps)
+    def set_timesteps(*args: Any, **kwargs: Any) -> None:
+        vars(other).update(
+            timesteps=timesteps, sigmas=sigmas, num_inference_steps=len(timesteps), _step_index=None, _begin_index=None
+        )
+
+    signature = inspect.signature(scheduler.step)
+
+    @wraps(scheduler.step)
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        result = step(given["model_output"], given["timestep"], given["sample"])
+        return (result,) if given.get("return_dict") is False else _Stepped(prev_sample=result)
+
+    unscaled = {"scale_model_input": lambda sample, *args, **kwargs: sample} if _scales(scheduler) else {}
+    other = with_members(
+        scheduler, set_timesteps=set_timesteps, step=stepped, init_noise_sigma=1.0, timesteps=timesteps, sigmas=sigmas,
+        **unscaled,
+    )  # fmt: skip
+    return other
+
+
+def _scales(scheduler: Any) -> bool:
+    return hasattr(scheduler, "scale_model_input")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stepped:
+    """What a stock step gives where no tuple is asked for."""
+
+    prev_sample: Tensor
+
+
+def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
+    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached.
+
+    A `guider` among the arguments is no argument: it stands where the pipeline has its own.
+    """
+    guider = {key: value for key, value in arguments.items() if key == "guider"}
+    arguments = {key: value for key, value in arguments.items() if key not in guider}
+    with standing_in(pipe, **guider), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)  # of Mochi in float32
+        try:
+            return undecorated(type(pipe).__call__)(pipe, **arguments)
+        except Reached as reached:
+            return reached.found
+
+
+def reached(*found: Any, **_: Any) -> Any:
+    """Ends the call with the first thing given."""
+    raise Reached(found[0])
+
+
+def evaluated(
+    pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], timestep: Tensor, sigma: float
+) -> Tensor:
+    """What the pipeline hands to its scheduler for latents at one level, guidance and all.
+
+    Args:
+        pipe: the stock pipeline.
+        encode: stands in for `encode_prompt`.
+        arguments: of its call, latents among them.
+        timestep: [1] as the scheduler would have it.
+        sigma: of the level.
+
+    Raises:
+        ValueError: it never came to a step.
+    """
+    levels = torch.tensor([sigma, 0.0], device=timestep.device)
+    scheduler = scheduler_like(pipe.scheduler, timestep, levels, reached)
+    with standing_in(pipe, scheduler=scheduler, encode_prompt=encode):
+        output = call(pipe, arguments)
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            f"{type(pipe).__name__} ended without a call of scheduler.step, which nothing can be read from"
+        )
+    return output
+
+
+def asked(
+    pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], denoisers: Sequence[nn.Module],
+    negative: Callable[[], bool],
+) -> Asked:  # fmt: skip
+    """What a stock call asks for; it ends where it would call its network.
+
+    Args:
+        pipe: the stock pipeline.
+        encode: stands in for `encode_prompt`.
+        arguments: of its call, without latents.
+        denoisers: its networks.
+        negative: whether `encode` was asked for a negative prompt.
+
+    Raises:
+        ValueError: latents or levels are not made where stock pipelines make them.
+    """
+    shapes: list[tuple[int, ...]] = []
+    levels: list[dict[str, Any]] = []
+    inner = copy(pipe.scheduler)
+    signature, prepare = inspect.signature(inner.set_timesteps), getattr(pipe, "prepare_latents", None)
+    if prepare is None:
+        raise ValueError(f"{type(pipe).__name__} has no prepare_latents, which says what its latents look like")
+
+    @wraps(inner.set_timesteps)
+    def set_timesteps(*args: Any, **kwargs: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # DPM-Solver hands tensors to NumPy the old way
+            inner.set_timesteps(*args, **kwargs)
+        vars(scheduler).update(
+            {key: value for key, value in vars(inner).items() if key not in ("set_timesteps", "init_noise_sigma")}
+        )
+        given = signature.bind(*args, **kwargs).arguments
+        named = {key: value for key, value in given.items() if key not in ("device", "kwargs")}
+        levels.append({**named, **given.get("kwargs", {})})
+
+    scheduler = with_members(inner, set_timesteps=set_timesteps)
+
+    @wraps(prepare)
+    def prepared(*args: Any, **kwargs: Any) -> Any:
+        made = prepare(*args, **kwargs)
+        shapes.append(tuple((made[0] if isinstance(made, tuple) else made).shape))
+        return made
+
+    with ExitStack() as stack, torch.no_grad():
+        for network in denoisers:
+            hook = network.register_forward_pre_hook(partial(reached, None))
+            stack.callback(hook.remove)
+        stack.enter_context(standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared))
+        call(pipe, arguments)
+    if not levels or len(shapes) != 1:
+        raise ValueError(
+            f"{type(pipe).__name__} asks its scheduler for levels {len(levels)} times before its network, and makes "
+            f"latents {len(shapes)} times: levels and one kind of latents are needed there"
+        )
+    return Asked(shape=shapes[0][1:], levels=levels[-1], negative=negative())

@@ -1,0 +1,92 @@
+"""Which stock classes can be called one step at a time, as far as the arguments of their calls say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+OTHER = "models that are trained have a family (docs/families.md), or are called as docs/generic.md says"
+_ASKED = ("prompt", "latents", "num_inference_steps", "output_type")
+
+
+def undecorated(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function without decorators: stock's `no_grad` is one."""
+    found: Callable[..., Any] = inspect.unwrap(call)
+    return found
+
+
+def scale_argument(taken: Mapping[str, inspect.Parameter]) -> str | None:
+    """The argument of a stock call that sets guidance; None where there is none."""
+    true = taken.get("true_cfg_scale")
+    if true is not None and isinstance(true.default, (int, float)) and true.default > 1:
+        return "true_cfg_scale"
+    return "guidance_scale" if "guidance_scale" in taken else None
+
+
+GUIDER_PARTS = ("guider", "ocr_guider")
+"""What guiders are called in a folder."""
+GUIDERS = ("ClassifierFreeGuidance",)
+"""Classes of stock's guiders whose scale can be set and that keep nothing from step to step."""
+
+
+def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
+    """Refuses a part that guides a stock pipeline otherwise than by a scale.
+
+    Args:
+        name: of the stock class of the pipeline.
+        kind: of the guider's.
+        config: of the guider, as far as it is known.
+
+    Raises:
+        ValueError: it is of another class, or is switched on for a part of the steps.
+    """
+    if kind not in GUIDERS or config.get("start", 0.0) != 0 or config.get("stop", 1.0) != 1:
+        raise ValueError(
+            f"{name} is guided by {kind}, which goes by the number of the step: give the folder a guider "
+            f"{GUIDERS[0]} without start and stop; {OTHER}"
+        )
+
+
+def takes_frames(taken: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a stock call makes videos."""
+    return bool({"num_frames", "frames"} & set(taken))
+
+
+def stock_class(name: str, model: str) -> Any:
+    """The stock class of a name; imports diffusers.
+
+    Args:
+        name: as `model_index.json` has it.
+        model: whose it is.
+
+    Raises:
+        ValueError: diffusers has none, or its call cannot be stepped from outside.
+    """
+    import diffusers
+
+    if "Modular" in name:
+        raise ValueError(f"{model} is a modular pipeline, whose blocks no scheduler's place can be taken in: {OTHER}")
+    cls = getattr(diffusers, name, None)
+    if not (inspect.isclass(cls) and issubclass(cls, diffusers.DiffusionPipeline)):
+        raise ValueError(
+            f"{model} is a {name}, and no family loads that, nor has diffusers {diffusers.__version__} a pipeline of "
+            f"this name: {OTHER}"
+        )
+    taken = inspect.signature(undecorated(cls.__call__)).parameters
+    said = f"{model} is a {name}, which no family loads and pipeline.name=generic cannot train"
+    wanted = [one for one in _ASKED if one not in taken]
+    if wanted or not hasattr(cls, "encode_prompt"):
+        raise ValueError(f"{said}, it has no {', '.join(wanted or ['encode_prompt'])}: {OTHER}")
+    if "audio_latents" in taken or hasattr(cls, "prepare_audio_latents"):
+        raise ValueError(f"{said}, it steps two schedulers in a loop, of images and of sound: {OTHER}")
+    for argument, why in (("mask_image", "fills what a mask leaves out"), ("strength", "begins at a given image")):
+        if argument in taken:
+            raise ValueError(f"{said}, it {why} ({argument}): {OTHER}")
+    own = [
+        key for key, one in taken.items() if one.default is one.empty and key not in ("self", "prompt")
+        and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]  # fmt: skip
+    if own:
+        raise ValueError(f"{said}, it draws from {', '.join(own)} beside a prompt: {OTHER}")
+    return cls

@@ -1,0 +1,155 @@
+"""Noise levels of a stock scheduler in flow coordinates, and latents between the two.
+
+A flow scheduler's latents and outputs are what samplers here have, or (`invert_sigmas`) run from 0 to 1 the other way;
+those of a diffusion model are brought to flow coordinates as the family `sd` does it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.pipelines import stock_schedules
+from flowrl.samplers.flow_coordinates import (
+    diffusion_schedule,
+    flow_levels,
+    prediction_of,
+    sigma_at,
+    velocity_from_prediction,
+    vp_scale,
+)
+from flowrl.samplers.parametrization import column, working_dtype
+from flowrl.trajectory import Schedule
+
+
+def is_flow(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a scheduler, of this class and configuration, steps along a flow."""
+    flow = name.startswith("FlowMatch") or config.get("prediction_type") == "flow_prediction"
+    return bool(flow or config.get("use_flow_sigmas"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Levels:
+    """The noise levels of a stock scheduler.
+
+    Attributes:
+        scheduler: the stock scheduler.
+        flow: whether it is a flow's.
+        inverted: whether its sigmas rise from noise at 0.
+        table: `flow_levels` of a diffusion model.
+    """
+
+    scheduler: Any
+    flow: bool
+    inverted: bool
+    table: Tensor | None
+
+    @staticmethod
+    def of(scheduler: Any) -> Levels:
+        """The levels of a stock scheduler.
+
+        Raises:
+            ValueError: it is of a diffusion model whose levels are not known here.
+        """
+        config = dict(scheduler.config)
+        flow = is_flow(type(scheduler).__name__, config)
+        inverted = bool(flow and config.get("invert_sigmas"))
+        return Levels(scheduler=scheduler, flow=flow, inverted=inverted, table=None if flow else flow_levels(config))
+
+    def sigma(self, timestep: Tensor) -> Tensor:
+        """Share of noise at timesteps."""
+        if self.table is not None:
+            return sigma_at(timestep, self.table)
+        share = timestep.double() / self.scheduler.config.get("num_train_timesteps", 1000)
+        return 1 - share if self.inverted else share
+
+    def timestep(self, timestep: float, device: torch.device) -> Tensor:
+        """A timestep [1] as stock schedulers have it: whole numbers as such, where theirs are."""
+        whole = not type(self.scheduler).__name__.startswith("FlowMatch") and float(timestep).is_integer()
+        return torch.tensor([timestep], device=device, dtype=torch.int64 if whole else torch.float32).clamp(min=0)
+
+    def latents(self, x: Tensor, timestep: Tensor) -> Tensor:
+        """Latents at one timestep as the stock scheduler has them."""
+        if self.flow:
+            return x
+        return column(self._scale(timestep, x), x) * x.to(working_dtype(x))
+
+    def from_latents(self, latents: Tensor, timestep: Tensor) -> Tensor:
+        """The inverse of `latents`."""
+        if self.flow:
+            return latents
+        return latents.to(working_dtype(latents)) / column(self._scale(timestep, latents), latents)
+
+    def _scale(self, timestep: Tensor, like: Tensor) -> Tensor:
+        return vp_scale(self.sigma(timestep)).reshape(()).to(like.device)
+
+    def velocity(self, x: Tensor, output: Tensor, timestep: Tensor) -> Tensor:
+        """Velocity in float32 of what the scheduler is given at `x` and one timestep."""
+        if self.flow:
+            return (-output if self.inverted else output).float()
+        prediction = prediction_of(self.scheduler.config)
+        return velocity_from_prediction(x.float(), output.float(), self.sigma(timestep).reshape(()), prediction).float()
+
+    def schedule(
+        self, num_steps: int, grid: str, shift: float | None, named: Mapping[str, Any]
+    ) -> Schedule:  # fmt: skip
+        """Levels that the stock pipeline visits, or ("linspace") evenly spaced ones shifted once.
+
+        Args:
+            num_steps: T.
+            grid: "diffusers" or "linspace".
+            shift: in place of the scheduler's own; None leaves it.
+            named: what the stock call hands to `set_timesteps`.
+
+        Raises:
+            ValueError: a grid, shift or scheduler that this cannot follow.
+        """
+        config, name = dict(self.scheduler.config), type(self.scheduler).__name__
+        if shift is not None and not (self.flow and shift > 0):
+            raise ValueError(
+                f"shift must be positive, and the scheduler {name} one of a flow, got shift {shift:g}: null takes the "
+                "model's own levels"
+            )
+        if not self.flow:
+            return diffusion_schedule(config, num_steps, grid=grid)
+        mu = named.get("mu")
+        if grid == "linspace" and not self.inverted:
+            own = config.get("flow_shift", config.get("shift", 1.0)) or 1.0
+            plain = {**config, "shift": own} if name.startswith("FlowMatch") else {
+                "shift": own, "num_train_timesteps": config.get("num_train_timesteps", 1000)}  # fmt: skip
+            return stock_schedules.stock_schedule(plain, num_steps, grid, mu, shift)
+        if grid != "diffusers":
+            raise ValueError(f"a generic pipeline with {name} has the grid diffusers, or linspace; got {grid!r}")
+        given = dict(named)
+        changes: dict[str, Any] = {}
+        if shift is not None:
+            if config.get("use_dynamic_shifting") and mu is not None:
+                given["mu"] = math.log(shift)
+            else:
+                changes = {key: shift for key in ("shift", "flow_shift") if key in config}
+        stock = type(self.scheduler).from_config(config, **changes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # DPM-Solver hands tensors to NumPy the old way
+            accepted = inspect.signature(stock.set_timesteps).parameters
+            any_name = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
+            stock.set_timesteps(**{key: value for key, value in given.items() if any_name or key in accepted})
+        sigma, timestep = stock.sigmas.float().cpu(), stock.timesteps.float().cpu()
+        if len(timestep) != num_steps or len(sigma) != num_steps + 1:
+            raise ValueError(
+                f"{name} visits {len(timestep)} levels in {num_steps} steps, and one network call per step can be "
+                "trained: give the model a scheduler of first order, such as FlowMatchEulerDiscreteScheduler"
+            )
+        sigma = 1 - sigma if self.inverted else sigma
+        if float(sigma[-1]) != 0 or bool((sigma[1:] >= sigma[:-1]).any()):
+            raise ValueError(f"the levels of {name} do not fall to 0: {sigma.tolist()}")
+        train = config.get("num_train_timesteps", 1000)
+        if self.inverted:
+            return Schedule(sigma=sigma, timestep=timestep, timestep_of=lambda s: train * (1 - s))
+        return Schedule(sigma=sigma, timestep=timestep, timestep_of=lambda s: train * s)

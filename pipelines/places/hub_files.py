@@ -1,0 +1,201 @@
+"""Small files of models on the hub: JSON of a few kilobytes by huggingface_hub, from its cache or the net; no weights.
+
+`HF_HUB_OFFLINE`, `HF_TOKEN`, `HF_ENDPOINT` and the cache's place are honoured as everywhere in that library. Each
+file is asked for once in a process, and a hub that does not answer is not waited for a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from flowrl.config.locations import split_revision
+from flowrl.files import read_json
+from flowrl.pipelines.known_checkpoints import AGAIN, checkpoints
+
+INDEX = "model_index.json"
+TIMEOUT = 5.0
+"""Seconds that the hub has to answer."""
+Why = Literal["found", "no file", "no repository", "no revision", "gated", "offline", "no id"]
+"""What became of a question: a repository is also missing where it is private and no token sees it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A small file of a hub repository: where it lies in the cache, or why it does not."""
+
+    why: Why
+    path: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCard:
+    """What the hub says of a repository: its licence, whether that has to be accepted, and names of its files."""
+
+    licence: str | None
+    gated: bool
+    files: tuple[str, ...]
+
+
+_ANSWERS: dict[tuple[str, ...], Asked] = {}
+_CARDS: dict[tuple[str, ...], ModelCard | None] = {}
+_SILENT: set[str] = set()  # hubs that did not answer
+_HEARD: set[str] = set()  # those that did
+
+
+def small_json(model: str, name: str) -> dict[str, Any] | None:
+    """A JSON file of a hub id, perhaps at a revision; None where there is none, or nothing can be known.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if name != INDEX and ask(model).path is None:
+        return None
+    path = ask(model, name).path
+    return None if path is None else read_json(path, AGAIN, finite=False)
+
+
+def ask(model: str, name: str = INDEX) -> Asked:
+    """Has a small JSON file of a hub id in the cache, or says why it is not there."""
+    from huggingface_hub import constants
+
+    assert name.endswith(".json"), name
+    repo, revision = split_revision(model)
+    offline = constants.is_offline_mode() or constants.ENDPOINT in _SILENT
+    key = (constants.ENDPOINT, str(constants.HF_HUB_CACHE), repo, revision or "", name)
+    if key not in _ANSWERS:
+        offline = offline or not _answers(repo, revision, name)
+        found = _ask(repo, revision, name, offline=offline)
+        if offline:
+            return found  # what is not in the cache now may be there later
+        _ANSWERS[key] = found
+    return _ANSWERS[key]
+
+
+def _answers(repo: str, revision: str | None, name: str) -> bool:
+    """Whether the hub answers at all: the library itself would try again for half a minute before it gave up."""
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+
+    if constants.ENDPOINT not in _HEARD:
+        try:
+            url = hf_hub_url(repo, name, revision=revision, endpoint=constants.ENDPOINT)
+            get_hf_file_metadata(url, timeout=TIMEOUT, endpoint=constants.ENDPOINT)
+        except errors.HfHubHTTPError:
+            pass  # an answer too
+        except errors.HFValidationError:
+            return True
+        except Exception:  # the transport raises errors of every kind
+            _SILENT.add(constants.ENDPOINT)
+            return False
+        _HEARD.add(constants.ENDPOINT)
+    return True
+
+
+def _ask(repo: str, revision: str | None, name: str, *, offline: bool) -> Asked:
+    from huggingface_hub import constants, errors, hf_hub_download
+
+    try:
+        path = hf_hub_download(
+            repo, name, revision=revision, etag_timeout=TIMEOUT, local_files_only=offline, endpoint=constants.ENDPOINT
+        )
+    except errors.HFValidationError:
+        return Asked(why="no id")
+    except errors.GatedRepoError:
+        return Asked(why="gated")
+    except errors.RepositoryNotFoundError:
+        return Asked(why="no repository")
+    except errors.RevisionNotFoundError:
+        return Asked(why="no revision")
+    except errors.LocalEntryNotFoundError:
+        found = Asked(why="offline")
+    except errors.EntryNotFoundError:
+        return Asked(why="no file")
+    except Exception:  # a proxy, a broken answer, a full disk: the transport raises errors of every kind
+        found = Asked(why="offline")
+    else:
+        return Asked(why="found", path=Path(path))
+    if not offline:
+        _SILENT.add(constants.ENDPOINT)
+    return found
+
+
+def model_card(model: str) -> ModelCard | None:
+    """What the hub's page says of a repository, in one question; None offline and where it says nothing."""
+    from huggingface_hub import HfApi, constants
+
+    if constants.is_offline_mode() or constants.ENDPOINT in _SILENT:
+        return None
+    repo, revision = split_revision(model)
+    key = (constants.ENDPOINT, repo, revision or "")
+    if key not in _CARDS:
+        try:
+            info = HfApi(endpoint=constants.ENDPOINT).model_info(repo, revision=revision, timeout=TIMEOUT)
+            data: Any = info.card_data or {}
+            licence = data.get("license_name") or data.get("license")
+            _CARDS[key] = ModelCard(
+                licence=licence if isinstance(licence, str) else None, gated=bool(info.gated),
+                files=tuple(file.rfilename for file in info.siblings or ()),
+            )  # fmt: skip
+        except Exception:  # as in `_ask`
+            _CARDS[key] = None
+    return _CARDS[key]
+
+
+def refusal(model: str, asked: Asked, families: Sequence[str]) -> str:
+    """Why nothing is known of a hub id, and what to do about it."""
+    repo, revision = split_revision(model)
+    meant = did_you_mean(repo)
+    if asked.why == "no repository":
+        return (
+            f"the hub has no model {repo}, or it is private and HF_TOKEN does not let you see it{meant}: correct "
+            "pipeline.model, or set HF_TOKEN"
+        )
+    if asked.why == "no revision":
+        return f"{repo} on the hub has no revision {revision}: set pipeline.revision to a branch, tag or commit of it"
+    if asked.why == "gated":
+        return (
+            f"{repo} is gated: accept its licence at https://huggingface.co/{repo} and set HF_TOKEN to a token of the "
+            "account that did, or download it to a folder and set pipeline.model to that"
+        )
+    if asked.why == "no file":
+        return f"{repo} on the hub is no diffusers pipeline: it has no {INDEX}{_instead(model)}"
+    name = f"set pipeline.name to its family, one of {', '.join(families)}"
+    if asked.why == "offline":
+        return (
+            f"{repo} is not a folder here, and not a hub id whose family is known{meant}; it is not in the hub's cache "
+            f"on this machine, and {_silence()}: {name}, or have it downloaded first (`flowrl sample` and `flowrl "
+            "eval` take a run, or a folder that it was downloaded to)"
+        )
+    return f"{model} is neither a folder or file here nor a hub id (OWNER/NAME){meant}: correct pipeline.model"
+
+
+def _silence() -> str:
+    from huggingface_hub import constants
+
+    return "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
+
+
+def _instead(model: str) -> str:
+    """What a repository holds in place of a pipeline, as far as its files tell."""
+    card = model_card(model)
+    files = () if card is None else card.files
+    if {"pytorch_lora_weights.safetensors", "adapter_config.json"} & set(files):
+        return ", but a LoRA: set policy.init_lora to a folder with it, and pipeline.model to the model it belongs to"
+    single = [name for name in files if name.endswith(".safetensors") and "/" not in name]
+    if single:
+        return f", but files of weights: download {single[0]} and set pipeline.model to its path"
+    return ": give the id of a repository in diffusers' layout (often NAME-diffusers)"
+
+
+def did_you_mean(repo: str) -> str:
+    """A question after published checkpoints that are spelled nearly so; empty where there are none."""
+    known = {name.lower(): name for name in checkpoints()}
+    near = get_close_matches(repo.lower(), known, n=2, cutoff=0.8)
+    if not near:
+        last = {name.rpartition("/")[2]: name for name in known}
+        near = [last[one] for one in get_close_matches(repo.lower().rpartition("/")[2], last, n=2, cutoff=0.8)]
+    near = [one for one in near if one != repo.lower()] or near
+    return f" (did you mean {' or '.join(known[one] for one in near)}?)" if near else ""

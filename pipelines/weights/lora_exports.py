@@ -1,0 +1,241 @@
+"""A LoRA under the names that other programs read: PEFT's, ComfyUI's and kohya's, as far as stock diffusers reads them.
+
+Every form that is written here is one that diffusers' own `load_lora_weights` takes back from the file, which
+the tests do; a layer that it would not find again is refused, never dropped. Names:
+
+    comfyui  SD3, FLUX, Qwen-Image  transformer.LAYER.lora_A.weight     the scale multiplied into lora_B
+             Wan                    diffusion_model.blocks.0.self_attn.q.lora_A.weight     likewise
+             SD 1 and 2, SDXL       as kohya
+    kohya    SD 1 and 2, SDXL, Qwen-Image  lora_unet_LAYER_WITH_UNDERSCORES.lora_down.weight, .lora_up.weight, .alpha
+             FLUX                   lora_unet_double_blocks_0_img_attn_qkv and so on, of the fused layers
+
+A fused layer of FLUX holds q, k and v side by side. Their LoRAs of rank r become one of rank 3r (4r where the layer
+also holds the MLP): lora_down is the three stacked, lora_up is block-diagonal and alpha grows with the rank, so that
+the product stays the same to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from flowrl.pipelines.lora import LORA_FILE, lora_variant, read_lora
+
+Layers = dict[str, tuple[Tensor, Tensor]]
+"""Layer -> lora_A [r, in], lora_B [out, r]."""
+
+NOT_SAID = (
+    "is not written for {family}: diffusers' own reader does not take it back from such a file, so nothing could be "
+    "checked; {instead}"
+)
+_FLUX = ("flux", "kontext", "flux_fill")
+_QWEN = ("qwen_image", "qwen_image_edit")
+_UNET = ("sd", "sdxl")
+_ATTENTION = re.compile(r"transformer_blocks\.\d+\.attn[12]\.to_(?:q|k|v|out\.0)$")
+_JOINT = re.compile(
+    r"transformer_blocks\.\d+\.(?:attn\.(?:to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)"
+    r"|(?:img|txt)_(?:mlp\.net\.(?:0\.proj|2)|mod\.1))$"
+)
+_WAN = {
+    "attn1": "self_attn", "attn2": "cross_attn", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o",
+    "add_k_proj": "k_img", "add_v_proj": "v_img",
+}  # fmt: skip
+_FLUX_SINGLE = {"img": ("to_q", "to_k", "to_v"), "txt": ("add_q_proj", "add_k_proj", "add_v_proj")}
+_FLUX_ALONE = {"img": "to_out.0", "txt": "to_add_out"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedLora:
+    """A LoRA of one network as it lies on disk.
+
+    Attributes:
+        layers: its matrices.
+        alpha: as its file says it.
+        variant: one of `flowrl.pipelines.lora.VARIANTS`.
+        magnitudes: of a DoRA, by layer.
+    """
+
+    layers: Layers
+    alpha: float
+    variant: str
+    magnitudes: Mapping[str, Tensor]
+
+    def scale(self, layer: str) -> float:
+        """What B A is multiplied with: alpha / r, of an rsLoRA alpha / sqrt(r)."""
+        rank = self.layers[layer][0].shape[0]
+        return self.alpha / (math.sqrt(rank) if self.variant == "rslora" else rank)
+
+
+def saved_loras(folder: Path) -> dict[str, SavedLora]:
+    """The LoRA in a folder, one for each network of a model of two experts (`transformer`, `transformer_2`), else
+    under the name "".
+
+    Raises:
+        ValueError: there is none, or one that cannot be read.
+    """
+    tensors, alpha = read_lora(folder)
+    variant = lora_variant(folder)
+    parts = {name.partition(".")[0] for name in tensors}
+    networks = sorted(parts) if parts == {"transformer", "transformer_2"} else [""]
+    found = {}
+    for network in networks:
+        prefix = f"{network}." if network else ""
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        layers = {
+            name.removesuffix(".lora_A.weight"): (tensor, own[name.replace(".lora_A.", ".lora_B.")])
+            for name, tensor in own.items()
+            if name.endswith(".lora_A.weight")
+        }
+        magnitudes = {name.partition(".lora_")[0]: tensor for name, tensor in own.items() if "magnitude" in name}
+        found[network] = SavedLora(layers=layers, alpha=alpha, variant=variant, magnitudes=magnitudes)
+    return found
+
+
+def stock_files(folder: Path) -> dict[str, tuple[dict[str, Tensor], dict[str, str]]]:
+    """The files of a LoRA in diffusers' layout, by their names in the folder: tensors and what they state of rank,
+    alpha and layers; nothing else of their metadata. Empty for a LoRA in PEFT's layout."""
+    folder, found = folder.parent if folder.name == LORA_FILE else folder, {}
+    for name in (LORA_FILE, f"transformer_2/{LORA_FILE}"):
+        if (folder / name).is_file():
+            with safe_open(folder / name, framework="pt") as file:
+                notes = {key: text for key, text in (file.metadata() or {}).items() if key == "lora_adapter_metadata"}
+            found[name] = load_file(folder / name), notes
+    return found
+
+
+def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
+    """The tensors of a file for ComfyUI's `Load LoRA`.
+
+    Raises:
+        ValueError: no form of this family, of this variant or of one of its layers could be checked.
+    """
+    _refuse_dora(lora, "comfyui")
+    if family in _UNET:
+        return kohya_tensors(lora, family)
+    if family == "sd3" or family in _FLUX or family in _QWEN:
+        return _folded(lora, lambda layer: f"transformer.{layer}")
+    if family == "wan":
+        return _folded(lora, _wan_name)
+    raise ValueError(_refusal("comfyui", family, "take --format diffusers, or merge the LoRA with flowrl merge"))
+
+
+def kohya_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
+    """The tensors of a file in the form of kohya's sd-scripts, alpha among them.
+
+    Raises:
+        ValueError: as `comfyui_tensors`.
+    """
+    _refuse_dora(lora, "kohya")
+    if family in _FLUX:
+        return _flux_kohya(lora)
+    known = _ATTENTION if family in _UNET else _JOINT
+    if family not in (*_UNET, *_QWEN):
+        raise ValueError(_refusal("kohya", family, "take --format comfyui or diffusers"))
+    tensors: dict[str, Tensor] = {}
+    for layer, (down, up) in lora.layers.items():
+        if not known.search(layer):
+            raise ValueError(_unknown_layer("kohya", layer))
+        name = f"lora_unet_{layer.replace('.', '_')}"
+        tensors |= _kohya(name, down, up, lora.scale(layer))
+    return tensors
+
+
+def peft_tensors(lora: SavedLora) -> dict[str, Tensor]:
+    """The tensors of PEFT's adapter_model.safetensors."""
+    tensors = {}
+    for layer, (down, up) in lora.layers.items():
+        tensors[f"base_model.model.{layer}.lora_A.weight"] = down
+        tensors[f"base_model.model.{layer}.lora_B.weight"] = up
+    return tensors | {
+        f"base_model.model.{layer}.lora_magnitude_vector": tensor for layer, tensor in lora.magnitudes.items()
+    }
+
+
+def _kohya(name: str, down: Tensor, up: Tensor, scale: float) -> dict[str, Tensor]:
+    return {
+        f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up,
+        f"{name}.alpha": torch.tensor(scale * down.shape[0], dtype=torch.float32),
+    }  # fmt: skip
+
+
+def _folded(lora: SavedLora, name_of: Callable[[str], str]) -> dict[str, Tensor]:
+    """A and B under PEFT's endings without an alpha: readers of this form take it for the rank."""
+    tensors = {}
+    for layer, (down, up) in lora.layers.items():
+        name = name_of(layer)
+        tensors[f"{name}.lora_A.weight"] = down
+        tensors[f"{name}.lora_B.weight"] = up * lora.scale(layer)
+    return tensors
+
+
+def _wan_name(layer: str) -> str:
+    found = re.fullmatch(r"blocks\.(\d+)\.(attn[12])\.(.+)", layer)
+    if found is None or found[3] not in _WAN:
+        raise ValueError(_unknown_layer("comfyui", layer))
+    return f"diffusion_model.blocks.{found[1]}.{_WAN[found[2]]}.{_WAN[found[3]]}"
+
+
+def _flux_kohya(lora: SavedLora) -> dict[str, Tensor]:
+    left, tensors = dict(lora.layers), dict[str, Tensor]()
+    for block in sorted({layer.partition(".attn.")[0] for layer in lora.layers}):
+        kind, _, number = block.rpartition(".")
+        if kind == "single_transformer_blocks":
+            parts = [left.pop(f"{block}.attn.{name}", None) for name in _FLUX_SINGLE["img"]]
+            scale = next((lora.scale(f"{block}.attn.{name}") for name in _FLUX_SINGLE["img"]
+                          if f"{block}.attn.{name}" in lora.layers), None)  # fmt: skip
+            if scale is None or any(part is None for part in parts):
+                continue
+            whole = [part for part in parts if part is not None]
+            rank, width = whole[0][0].shape
+            # The MLP has 4 times the width and no LoRA here: its rows and columns of the fused layer are zeros.
+            whole.append((torch.zeros(rank, width), torch.zeros(4 * width, rank)))
+            tensors |= _fused(f"lora_unet_single_blocks_{number}_linear1", whole, scale)
+            continue
+        for side, names in _FLUX_SINGLE.items():
+            layers = [f"{block}.attn.{name}" for name in names]
+            if kind == "transformer_blocks" and all(layer in left for layer in layers):
+                scale = lora.scale(layers[0])
+                fused = [left.pop(layer) for layer in layers]
+                tensors |= _fused(f"lora_unet_double_blocks_{number}_{side}_attn_qkv", fused, scale)
+            alone = f"{block}.attn.{_FLUX_ALONE[side]}"
+            if alone in left:
+                scale = lora.scale(alone)
+                tensors |= _kohya(f"lora_unet_double_blocks_{number}_{side}_attn_proj", *left.pop(alone), scale)
+    if left:
+        raise ValueError(
+            f"{_unknown_layer('kohya', min(left))}; FLUX has q, k and v fused there, so that a LoRA has to be on all "
+            "three or on none"
+        )
+    return tensors
+
+
+def _fused(name: str, parts: list[tuple[Tensor, Tensor]], scale: float) -> dict[str, Tensor]:
+    down = torch.cat([one for one, _ in parts])
+    up = torch.block_diag(*(two for _, two in parts)).to(down.dtype)
+    return _kohya(name, down, up, scale)
+
+
+def _refuse_dora(lora: SavedLora, form: str) -> None:
+    if lora.variant == "dora":
+        raise ValueError(
+            f"--format {form} is not written for a DoRA: diffusers drops the magnitudes of such a file, and images "
+            "would differ without a word; take --format diffusers or peft, or merge it with flowrl merge"
+        )
+
+
+def _refusal(form: str, family: str, instead: str) -> str:
+    return f"--format {form} {NOT_SAID.format(family=family, instead=instead)}"
+
+
+def _unknown_layer(form: str, layer: str) -> str:
+    return (
+        f"--format {form} knows no name for the layer {layer} that this LoRA trained: take --format diffusers or peft"
+    )

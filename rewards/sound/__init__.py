@@ -1,0 +1,1 @@
+"""Rewards on the sound of videos."""

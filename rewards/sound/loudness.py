@@ -1,0 +1,160 @@
+"""Rewards on the sound of videos in closed form: how loud it is, and whether it goes with what moves.
+
+Letters: B videos of F frames, C channels of N samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.config.sections import positive
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.motion import videos_of
+
+_FLOOR = 1e-6  # amplitude below which nothing is heard: -120 dB
+_WINDOW = 0.05  # seconds of a window that is loud or silent, and of a spectrum
+_SILENT = -60.0  # dB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loudness:
+    """How near a sound's level is to a target, in [0, 1].
+
+        max(0, 1 - |level - target| / width),    level = 20 log10(rms) dB of full scale
+
+    with the root of the mean square over channels and samples, no weighting of frequencies (so no LUFS). Parts:
+    `level`, `silence`, the share of windows of 50 ms below -60 dB, and `flatness`, the geometric by the arithmetic mean
+    of a window's power spectrum, averaged over the windows that are not silent: near 0 of tones, 0.56 of white noise.
+    """
+
+    target: float = -20.0
+    """Level in dB of full scale, below 0."""
+    width: float = 20.0
+    """Decibels beside the target at which the value falls to 0."""
+    models: ClassVar[tuple[Model, ...]] = ()
+    judges: ClassVar[tuple[str, ...]] = ("sounds",)
+
+    def __post_init__(self) -> None:
+        positive(self, "width")
+        if not -120 <= self.target <= 0:
+            raise ValueError(f"target is a level in dB of full scale from -120 to 0, such as -20, got {self.target}.")
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; the arithmetic runs where the sounds are."""
+        return FunctionReward(
+            name="loudness",
+            score=partial(_loudness, options=self),
+            needs=frozenset({"sounds"}),
+            version=f"loudness:target-{self.target:g}:width-{self.width:g}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoundSync:
+    """Whether it sounds while it moves: a correlation in [-1, 1].
+
+    Pearson's, over the steps from a frame to the next, of two series: the mean change of a pixel, and the root mean
+    square of the sound between these frames. With `lag` the best one of sounds that come up to so many frames later or
+    earlier. Where either series is constant (nothing moves, or silence) it is 0. It knows nothing of what is seen and
+    heard: applause over applauding hands and music that swells with a pan both please it.
+    """
+
+    lag: int = 0
+    """Frames that a sound may come too late or too early."""
+    models: ClassVar[tuple[Model, ...]] = ()
+    judges: ClassVar[tuple[str, ...]] = ("sounds",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lag <= 1000:
+            raise ValueError(f"lag is a number of frames from 0 to 1000, got {self.lag}.")
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; the arithmetic runs where the videos are."""
+        return FunctionReward(
+            name="sound_sync",
+            score=partial(_sync, lag=self.lag),
+            needs=frozenset({"videos", "sounds"}),
+            version=f"sound_sync:lag-{self.lag}",
+        )
+
+
+def level(sound: Float[Tensor, " *b c n"]) -> Float[Tensor, " *b"]:
+    """Level in dB of full scale over channels and samples; -120 at least. A sine of amplitude 1 has -3.01."""
+    return 20 * sound.double().square().mean((-2, -1)).sqrt().clamp(min=_FLOOR).log10()
+
+
+def envelope(sound: Float[Tensor, " c n"], *, rate: int, fps: float, steps: int) -> Float[Tensor, " steps"]:
+    """Root mean square of a sound between every frame and the next; 0 after its end."""
+    power = sound.double().square().mean(0)
+    edges = [round(step * rate / fps) for step in range(steps + 1)]
+    parts = [power[first:last] for first, last in pairwise(edges)]
+    return torch.stack([part.mean().sqrt() if len(part) else power.new_zeros(()) for part in parts])
+
+
+def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """Pearson's correlation; 0 where a series does not vary, or has fewer than 3 numbers."""
+    if len(first) < 3:
+        return first.new_zeros(())
+    a, b = first - first.mean(), second - second.mean()
+    size = a.norm() * b.norm()
+    small = 1e-9 * (first.norm() * second.norm()).clamp(min=torch.finfo(size.dtype).tiny)
+    return torch.where(size > small, (a * b).sum() / size.clamp(min=torch.finfo(size.dtype).tiny), 0.0)
+
+
+def sounds_of(inputs: RewardInputs, *, owner: str) -> tuple[Float[Tensor, " b c n"], int]:
+    """The sounds to score, and their samples per second.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if inputs.sounds is None or inputs.sound_rate is None:
+        raise ValueError(
+            f"{owner} scores sounds, and there are none: take a pipeline whose videos have sound, such as ltx2, or "
+            "clips that have; sounds are not decoded with gradient or sent to servers."
+        )
+    return inputs.sounds, inputs.sound_rate
+
+
+def _loudness(inputs: RewardInputs, *, options: Loudness) -> RewardOutput:
+    sounds, rate = sounds_of(inputs, owner="reward 'loudness'")
+    found = level(sounds)
+    near = (1 - (found - options.target).abs() / options.width).clamp(min=0)
+    silence, flatness = torch.stack([_texture(sound, rate) for sound in sounds]).unbind(1)
+    values = torch.where(torch.isfinite(sounds).flatten(1).all(1), near, math.nan).float()
+    return tensor_output(values, {"level": found.float(), "silence": silence, "flatness": flatness})
+
+
+def _texture(sound: Float[Tensor, " c n"], rate: int) -> Float[Tensor, " 2"]:
+    """Share of silent windows, and flatness of the others, NaN where there are none."""
+    length = min(max(8, round(_WINDOW * rate)), sound.shape[1])
+    windows = sound.double().unfold(1, length, length).transpose(0, 1)  # [windows, c, length]
+    silent = level(windows) < _SILENT
+    power = torch.fft.rfft(windows[~silent], dim=-1).abs().square().mean(1)[:, 1:]
+    power = power.clamp(min=torch.finfo(power.dtype).tiny)
+    flatness = (power.log().mean(1).exp() / power.mean(1)).mean()  # NaN of no windows
+    return torch.stack([silent.double().mean(), flatness]).float()
+
+
+def _sync(inputs: RewardInputs, *, lag: int) -> RewardOutput:
+    owner = "reward 'sound_sync'"
+    videos, (sounds, rate) = videos_of(inputs, owner=owner, at_least=4), sounds_of(inputs, owner=owner)
+    if inputs.fps is None or lag > videos.shape[1] - 4:
+        raise ValueError(f"{owner} with lag {lag} needs videos of at least {lag + 4} frames: make longer ones.")
+    steps = videos.shape[1] - 1
+    found = []
+    for video, sound in zip(videos, sounds, strict=True):  # one at a time: float64 takes twice its memory
+        moved = video.diff(dim=0).abs().flatten(1).double().mean(1)
+        heard = envelope(sound, rate=rate, fps=inputs.fps, steps=steps)
+        shifts = [correlation(moved[max(0, -by) : steps - max(0, by)], heard[max(0, by) : steps - max(0, -by)])
+                  for by in range(-lag, lag + 1)]  # fmt: skip
+        best = torch.stack(shifts).max()
+        found.append(torch.where(torch.isfinite(moved).all() & torch.isfinite(heard).all(), best, math.nan))
+    return tensor_output(torch.stack(found).float())

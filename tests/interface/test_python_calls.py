@@ -1,0 +1,141 @@
+"""The functions for Python: light imports, one path with the commands, callbacks, results, errors; their doctests."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+from tiny_runs import TinyRuns, lora, metrics, tiny_runs
+
+import flowrl
+from flowrl.interface import argument_words, call_results, python_calls
+from flowrl.interface.call_results import columns
+from flowrl.interface.result_html import SHOWN, curve, images_row
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
+    return tiny_runs(tmp_path_factory.mktemp("python"), tiny_sd3_folder)
+
+
+def test_importing_and_asking_for_a_function_is_light() -> None:
+    code = "import sys, flowrl; flowrl.train; print(sorted({'torch', 'numpy', 'rich'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert {"train", "sample", "evaluate", "plan", "compare", "read_run"} <= set(dir(flowrl))
+    with pytest.raises(AttributeError, match="there are FlowrlError, compare"):
+        _ = flowrl.trian  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("module", [argument_words, call_results, python_calls])
+def test_examples_in_docstrings(module: Any) -> None:
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    found = doctest.testmod(module, extraglobs={"flowrl": flowrl}, optionflags=flags)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_a_function_trains_what_the_command_trains(runs: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = yaml.safe_load(runs.config.read_text())
+    seen: list[tuple[int, Mapping[str, Any]]] = []
+    run = flowrl.train(
+        settings, out=runs.folder / "function", on_iteration=lambda number, row: seen.append((number, row)), show=False
+    )
+    assert capsys.readouterr() == ("", "")
+    command = runs.train("command")
+    assert metrics(run.folder) == metrics(command)
+    assert lora(run.folder) == lora(command)
+    assert run.finished
+    assert [number for number, _ in seen] == [0, 1]
+    assert run.metrics["iteration"] == (0, 1)
+    assert run.metrics["reward"] == tuple(row["reward"] for _, row in seen)
+    assert run.lora == run.folder / "lora"
+    assert flowrl.read_run(run.folder).metrics == run.metrics
+    assert "finished after 2 iterations" in run._repr_html_()
+    with pytest.raises(FrozenInstanceError):
+        run.finished = False  # type: ignore[misc]
+
+
+def test_false_from_a_callback_stops_and_the_run_goes_on(runs: TinyRuns) -> None:
+    whole = runs.train("whole", "num_iterations=3")
+    run = flowrl.train(
+        runs.config, num_iterations=3, out=runs.folder / "stopped", on_iteration=lambda number, row: number < 1
+    )
+    assert not run.finished
+    assert len(run.metrics["iteration"]) == 2
+    again = flowrl.train(resume=run.folder)
+    assert again.finished
+    assert lora(again.folder) == lora(whole)
+
+
+def test_what_a_callback_raises_ends_the_run_saved(runs: TinyRuns) -> None:
+    def fails(number: int, row: Mapping[str, Any]) -> None:
+        raise KeyError("my own mistake")
+
+    with pytest.raises(flowrl.FlowrlError, match=r"my own mistake.*last good checkpoint.*000001") as caught:
+        flowrl.train(
+            runs.config,
+            num_iterations=3,
+            checkpoint_every=3,
+            out=runs.folder / "raised",
+            on_iteration=fails,
+            show=False,
+        )
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert flowrl.train(resume=runs.folder / "raised", show=False).finished
+
+
+def test_images_come_as_images(runs: TinyRuns, tmp_path: Path) -> None:
+    run = flowrl.train(runs.config, num_iterations=1, out=tmp_path / "run", show=False)
+    drawn = flowrl.sample(run, ["a red circle", "a blue square"], seeds=[0, 3], out=tmp_path / "drawn", show=False)
+    assert drawn.seeds == (0, 3, 0, 3)
+    with Image.open(tmp_path / "drawn" / "001_seed3.png") as file:
+        assert file.tobytes() == drawn.images[3].tobytes()
+    alone = flowrl.sample(run, "a blue square", seeds=3, show=False)
+    assert alone.folder is None
+    assert drawn._repr_html_().count("<img") == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: flowrl.train({"num_iteration": 3}), "num_iterations"),
+        (lambda: flowrl.train({"base": "tiny_g2rp"}), "tiny_g2rpo"),
+        (lambda: flowrl.train(rewards=[{"function": len}]), "cannot stand in a configuration"),
+        (lambda: flowrl.sample(), "no prompt was given"),
+        (lambda: flowrl.sample(prompts="a circle", steps=-1), "must be a whole number"),
+        (lambda: flowrl.plan("tiny_g2rpo", group_size=0), "group_size"),
+        (lambda: flowrl.compare([Path("a"), {"b": 1}], out="nowhere", budget="nfe=10"), "give files or names"),  # type: ignore[list-item]
+        (lambda: flowrl.compare("tiny_g2rpo", out="nowhere", budget="nfes=10"), "nfe=NUMBER"),
+        (lambda: flowrl.evaluate(benchmark="genevil"), "did you mean 'geneval'"),
+        (lambda: flowrl.read_run("nowhere"), "is not a folder"),
+    ],
+)
+def test_bad_input_is_an_error_of_flowrl(call: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(flowrl.FlowrlError, match=said):
+        call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_keep_rows_apart() -> None:
+    found = columns([{"iteration": 0, "name": "x"}, {"iteration": 1, "kl": 0.5}])
+    assert found.keys() == {"iteration", "kl"}
+    assert math.isnan(found["kl"][0])
+
+
+def test_html_shows_few_images_and_no_curve_of_one_number() -> None:
+    images = [Image.new("RGB", (8, 8))] * (SHOWN + 2)
+    assert images_row(images, ["<b>"] * len(images)).count("<img") == SHOWN
+    assert "<b>" not in images_row(images, ["<b>"] * len(images))
+    assert curve("reward", (1.0,)) == ""
+    assert "0.500 at last" in curve("reward", (0.25, math.nan, 0.5))

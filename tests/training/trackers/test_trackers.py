@@ -1,0 +1,213 @@
+"""Trackers are told a run's numbers, samples and report, and never stop it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_pipeline import toy_in_place
+
+from flowrl.commands.train.run import train
+from flowrl.config.sections import LoggingConfig
+from flowrl.media.videos import save_mp4
+from flowrl.training.trackers.opening import check_trackers
+from flowrl.training.trackers.tensorboard_tracker import TensorBoardTracker, as_gif
+from flowrl.training.trackers.tracker import Numbers, Sample, Tracker, Trackers, samples_of
+
+SETTINGS = ("num_iterations=2", "eval_every=1", "eval.num_images=2", "eval.num_prompts=2")
+"""And the prompts that are trained on, to be evaluated too."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Path]:
+    yield from toy_in_place(tmp_path)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def kinds(row: dict[str, Any]) -> dict[str, float]:
+    numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
+    return {key: value for key, value in numbers.items() if key != "iteration" and not isinstance(value, bool)}
+
+
+def test_tensorboard_has_every_number_and_each_sample_of_each_evaluation(config: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "run"
+    train(str(config), [f"out={folder}", "logging.tensorboard=true", f"prompts.eval={tmp_path}/prompts.txt", *SETTINGS])
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    told = {
+        (tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)
+    }  # fmt: skip
+    wanted = {(key, row["iteration"]): value for row in rows(folder) for key, value in kinds(row).items()}
+    assert told.keys() == wanted.keys()
+    assert all(told[place] == pytest.approx(value, rel=1e-6) for place, value in wanted.items())
+    images = sorted(tag for tag in events.Tags()["images"] if tag.startswith("samples/"))
+    assert [tag.split()[0] for tag in images] == ["samples/0", "samples/1"]
+    for number, tag in enumerate(images):
+        shown = events.Images(tag)
+        assert [event.step for event in shown] == [0, 1, 2]
+        last = folder / "samples" / "iteration_000002" / f"{number:04d}.png"
+        assert shown[-1].encoded_image_string == last.read_bytes()
+
+
+def test_weights_and_biases_offline_keeps_all_in_the_run_folder(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    folder = tmp_path / "run"
+    train(
+        str(config),
+        [
+            f"out={folder}",
+            "logging.wandb=offline",
+            "logging.project=colours",
+            f"prompts.eval={tmp_path}/prompts.txt",
+            *SETTINGS,
+        ],
+    )
+    (kept,) = (folder / "wandb").glob("offline-run-*")
+    assert kept.name.endswith(json.loads((folder / "manifest.json").read_text())["run"])
+    assert list(kept.glob("*.wandb"))
+    media = sorted(path.parent.name for path in (kept / "files" / "media").rglob("*.*"))
+    assert media.count("samples") == 6  # two at each of three evaluations
+    assert media.count("html") == 1
+    (file,) = kept.glob("*.wandb")
+    given_up = time.monotonic() + 60  # W&B's own process may close the file a little later
+    while not (read := history(file)) and time.monotonic() < given_up:
+        time.sleep(0.2)
+    told = {
+        (key, row["iteration"]): value for row in read for key, value in row.items()
+        if not key.startswith(("_", "samples/", "report/")) and key != "iteration"
+    }  # fmt: skip
+    wanted = {(key, row["iteration"]): value for row in rows(folder) for key, value in kinds(row).items()}
+    assert told == pytest.approx(wanted)
+
+
+def history(file: Path) -> list[dict[str, Any]]:
+    """The rows in a file of W&B: blocks of 32 KiB behind a header, in each records with 7 bytes of their own."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, record, found = file.read_bytes(), 7, b"", []
+    while place + 7 <= len(data):
+        if -place % 32768 < 7:  # too little is left of the block for a header
+            place += -place % 32768
+        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        record += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            row = Record.FromString(record).history
+            found.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item})
+            record = b""
+    return [row for row in found if "iteration" in row]
+
+
+def test_trackio_keeps_numbers_over_iterations_on_this_machine(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    folder = tmp_path / "run"
+    train(
+        str(config),
+        [
+            f"out={folder}",
+            "logging.trackio=local",
+            "logging.project=colours",
+            f"prompts.eval={tmp_path}/prompts.txt",
+            *SETTINGS,
+        ],
+    )
+    from trackio.sqlite_storage import SQLiteStorage
+
+    told = {
+        (key, entry["step"]): value for entry in SQLiteStorage.get_logs("colours", "run")
+        for key, value in entry.items() if isinstance(value, int | float) and key not in ("step",)
+    }  # fmt: skip
+    wanted = {(key, row["iteration"]): value for row in rows(folder) for key, value in kinds(row).items()}
+    assert told == pytest.approx(wanted)
+    assert len(list((tmp_path / "trackio").rglob("*.png"))) == 6
+
+
+class Failing:
+    """A tracker whose server goes away."""
+
+    name = "Elsewhere"
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def log(self, iteration: int, numbers: Numbers) -> None:
+        self.told.append(iteration)
+        if iteration == 1:
+            raise ConnectionError("the server went away")
+
+    def show(self, iteration: int, samples: Sequence[Sample]) -> None:
+        raise AssertionError("nothing is shown where no samples are")
+
+    def close(self, report: Path | None, *, failed: bool) -> None:
+        raise AssertionError("it was left out before")
+
+
+def test_one_that_fails_is_told_of_once_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failing = Failing()
+    other = TensorBoardTracker(tmp_path, "a: 1")
+    trackers: list[Tracker] = [failing, other]
+    both = Trackers(trackers)
+    for iteration in range(4):
+        both.log({"iteration": iteration, "reward": 0.5, "note": None, "warnings": ["x"], "fine": True})
+    both.show(tmp_path, 0)
+    both.close()
+    assert failing.told == [0, 1]
+    said = capsys.readouterr().err
+    assert said.count("Elsewhere is told nothing more of this run") == 1
+    assert "the server went away" in said
+
+
+def test_clips_are_shown_as_clips(tmp_path: Path) -> None:
+    folder = tmp_path / "samples" / "iteration_000003"
+    save_mp4(torch.rand(5, 3, 16, 16), folder / "0000.mp4", 8.0)
+    (folder / "0000.png").write_bytes(b"")
+    (tmp_path / "samples" / "prompts.json").write_text(json.dumps([{"prompt": "a ball"}, {"prompt": "not kept"}]))
+    (sample,) = samples_of(tmp_path, 3)
+    assert (sample.prompt, sample.video) == ("a ball", folder / "0000.mp4")
+    gif, width, height = as_gif(folder / "0000.mp4")
+    assert gif.startswith(b"GIF89a")
+    assert (width, height) == (192, 192)  # small clips are enlarged where they are written
+    assert samples_of(tmp_path, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wandb": "online"}, "logging.wandb=online "),
+        ({"trackio": "owner/space/more"}, "logging.trackio=owner/space/more"),
+        ({"trackio": "owner/"}, "logging.trackio=owner/"),
+    ],
+)
+def test_what_cannot_be_told_is_refused_before_anything_loads(
+    settings: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("NETRC", raising=False)
+    with pytest.raises(ValueError, match=message):
+        check_trackers(LoggingConfig(**settings))
+
+
+def test_nothing_is_told_anybody_by_default() -> None:
+    assert (LoggingConfig().wandb, LoggingConfig().trackio) == ("none", "none")
+    with pytest.raises(ValueError, match=r"logging\.project must be a name"):
+        LoggingConfig(project=" ")
