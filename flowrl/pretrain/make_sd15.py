@@ -26,7 +26,7 @@ from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
 from flowrl.world.captions import WRONG
 
-NUM_STEPS, GUIDANCE_SCALE = 20, 3.0
+NUM_STEPS, GUIDANCE_SCALE = 20, 2.0
 """Default sampling settings of this model."""
 
 
