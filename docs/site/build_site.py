@@ -26,11 +26,13 @@ NAVIGATION: dict[str, dict[str, str]] = {
     "Start": {
         "README.md": "What it is, five minutes, your own run",
         "docs/starting.md": "Your first own run",
+        "docs/running.md": "A run: its command, its folder, its LoRA",
         "docs/cards.md": "I have this card and this model",
         "docs/python.md": "From Python and notebooks",
         "docs/migrating.md": "What flow_grpo, DanceGRPO and others call it",
     },
     "Methods": {
+        "docs/composing.md": "A method is a setting: what there is, and what it computes",
         "reference/methods.md": "What each method computes, with its options",
         "docs/methods.md": "Measured side by side at equal cost, with what did not help",
         "docs/full-training.md": "In the place of a LoRA",

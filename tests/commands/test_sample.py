@@ -58,10 +58,10 @@ def test_another_size_precision_and_batch_are_flags(run: Path, tmp_path: Path) -
     assert len(files) == 4
 
 
-def test_the_lines_of_the_readme_draw_the_same_image_in_stock_diffusers(
+def test_the_lines_of_the_docs_draw_the_same_image_in_stock_diffusers(
     run: Path, tiny_sd3_folder: Path, tmp_path: Path
 ) -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
     code = [part.split("```")[0] for part in text.split("```python\n") if "pipe" in part.split("```")[0]]
     lines = "\n".join(code).replace("runs/first", str(run))
     found: dict[str, Any] = {"MODEL": str(tiny_sd3_folder), "PROMPT": "a red circle"}
