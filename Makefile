@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest docs lint types check format build notes clean
+.PHONY: help setup demo test oldest docs notebooks lint types check format build notes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,17 @@ $(DOCS): $(STAMP)
 	@$(HAND_OVER); \
 	.venv/bin/uv pip install --quiet --python $(PY) -c requirements.lock --no-build-isolation -e '.[docs]'
 	@touch $(DOCS)
+
+NOTEBOOKS := .venv/.notebooks
+
+notebooks: $(NOTEBOOKS) ## Run the notebooks of docs/notebooks from top to bottom (minutes on a CPU)
+	@$(PY) docs/notebooks/run_notebooks.py $(ARGS)
+
+$(NOTEBOOKS): $(STAMP)
+	@echo "notebooks: installing a kernel and what runs it into .venv"
+	@$(HAND_OVER); \
+	.venv/bin/uv pip install --quiet --python $(PY) -c requirements.lock --no-build-isolation -e '.[notebooks]'
+	@touch $(NOTEBOOKS)
 
 lint: $(STAMP) ## Check style and formatting
 	@.venv/bin/ruff check .

@@ -1,11 +1,13 @@
-"""Progress on a terminal, plain lines elsewhere."""
+"""Progress: a bar on a terminal, a line that is redrawn in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import html
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
@@ -22,7 +24,9 @@ from rich.text import Text
 Advance = Callable[[str], None]
 
 _LINE_EVERY = 15.0  # seconds between lines where there is not a terminal
+_REDRAWN_EVERY = 1.0  # seconds between drawings in a notebook
 _bars: list[Progress] = []  # those that a terminal shows, the newest last
+_cells: list[_InNotebook] = []  # those that a notebook shows
 
 
 class _WithLines(Progress):
@@ -59,14 +63,53 @@ def draw_above(rows: int, sequence: str) -> None:
         bar.console.print(_Drawn(rows, sequence), end="")
 
 
+class _InNotebook:
+    """A line of text in a cell's output, redrawn in its place, with HTML below it."""
+
+    def __init__(self, display: ModuleType) -> None:
+        self._text = self._below = ""
+        self._drawn = 0.0
+        self._handle = display.display(self._bundle(), raw=True, display_id=True)
+
+    def _bundle(self) -> dict[str, str]:
+        line = f"<pre style='margin:0'>{html.escape(self._text)}</pre>"
+        return {"text/plain": self._text, "text/html": line + self._below}
+
+    def say(self, text: str, *, now: bool) -> None:
+        """Draws another text, once a second at most unless it has to be now."""
+        self._text = text
+        if now or time.monotonic() - self._drawn >= _REDRAWN_EVERY:
+            self._drawn = time.monotonic()
+            self._handle.update(self._bundle(), raw=True)
+
+    def show_below(self, markup: str) -> None:
+        """Draws HTML below the line, in the place of what was there."""
+        self._below = markup
+        self.say(self._text, now=True)
+
+
+def notebook_display() -> ModuleType | None:
+    """IPython's displaying functions where this runs in a notebook, which has imported them; else None."""
+    if "ipykernel" not in sys.modules or (shell := sys.modules.get("IPython")) is None:
+        return None
+    running = shell.get_ipython()
+    return sys.modules.get("IPython.display") if running is not None and hasattr(running, "kernel") else None
+
+
+def show_below(markup: str) -> None:
+    """Shows HTML below the line of progress in a notebook; nothing where none is shown."""
+    for cell in _cells[-1:]:
+        cell.show_below(markup)
+
+
 @contextmanager
 def progress(
     label: str, total: int, done: int = 0, *, enabled: bool = True, more: Callable[[], Sequence[str]] | None = None
 ) -> Iterator[Advance]:
     """A bar with time left; yields `advance(note)`, called once per unit.
 
-    Where standard error is not a terminal, a line is printed every 15 seconds and at the end instead, so that logs stay
-    readable. `enabled=False` shows nothing (other processes than the main one). `more` gives lines that a terminal
+    In a notebook it is a line that is redrawn. Where standard error is no terminal either, a line is printed every 15
+    seconds and at the end instead, so that logs stay readable. `enabled=False` shows nothing (other processes than the main one). `more` gives lines that a terminal
     shows below the bar; it is called several times a second, from another thread.
     """
     if not enabled:
@@ -83,11 +126,19 @@ def progress(
                 yield lambda note: bar.update(task, advance=1, note=note)
             finally:
                 _bars.remove(bar)
+    elif (display := notebook_display()) is not None:
+        cell = _InNotebook(display)
+        _cells.append(cell)
+        try:
+            yield _lines(label, total, done, cell)
+        finally:
+            _cells.remove(cell)
     else:
         yield _lines(label, total, done)
 
 
-def _lines(label: str, total: int, done: int) -> Advance:
+def _lines(label: str, total: int, done: int, cell: _InNotebook | None = None) -> Advance:
+    """Lines of standard error now and then, or that of a notebook's cell."""
     start = last = time.monotonic()
     count = done
 
@@ -95,10 +146,13 @@ def _lines(label: str, total: int, done: int) -> Advance:
         nonlocal count, last
         count += 1
         now = time.monotonic()
-        if now - last >= _LINE_EVERY or count == total:
+        left = (now - start) / (count - done) * (total - count)
+        text = f"{label} {count}/{total}  left {clock(left)}  {note}".rstrip()
+        if cell is not None:
+            cell.say(text, now=count == total)
+        elif now - last >= _LINE_EVERY or count == total:
             last = now
-            left = (now - start) / (count - done) * (total - count)
-            print(f"{label} {count}/{total}  left {clock(left)}  {note}".rstrip(), file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     return advance
 

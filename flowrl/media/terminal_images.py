@@ -1,4 +1,4 @@
-"""A line of small images on terminals that can show them: by kitty's graphics protocol, or by sixels.
+"""A line of small images beside the progress: on terminals that can show them, and in notebooks.
 
 What a terminal can is read from the environment, since asking it would mean reading the user's keyboard. FLOWRL_IMAGES
 = kitty, sixel or none says it outright. Inside tmux and screen nothing is shown: they would swallow it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Literal, cast
@@ -16,7 +17,9 @@ from typing import Literal, cast
 import numpy as np
 from PIL import Image
 
-Protocol = Literal["kitty", "sixel", "none"]
+from flowrl.progress import draw_above, notebook_display, show_below
+
+Protocol = Literal["kitty", "sixel", "notebook", "none"]
 
 ROWS = 5
 """Rows of text that a line of images takes: 72 pixels in rows of 15 and more."""
@@ -27,6 +30,27 @@ _PIECE = 4096  # characters of one escape sequence, which is what kitty's protoc
 _COLORS = 128  # of a sixel image
 _KITTY = {"TERM": ("xterm-kitty", "xterm-ghostty"), "TERM_PROGRAM": ("ghostty", "WezTerm")}
 _SIXEL = {"TERM": ("foot", "foot-extra", "mlterm", "contour", "yaft-256color"), "TERM_PROGRAM": ("mintty", "iTerm.app")}
+
+
+def protocol_here() -> Protocol:
+    """How images are shown beside the progress of this process.
+
+    Raises:
+        ValueError: as `protocol_of`.
+    """
+    if sys.stderr.isatty():
+        return protocol_of()
+    return "none" if notebook_display() is None else "notebook"
+
+
+def show(images: Sequence[Image.Image], width: int, protocol: Protocol) -> None:
+    """Shows a line of images beside the progress."""
+    line = line_of(images, width)
+    if protocol == "notebook":
+        data = base64.b64encode(_png(line)).decode("ascii")
+        show_below(f'<img src="data:image/png;base64,{data}" alt="the newest images">')
+    elif protocol != "none":
+        draw_above(ROWS, escape(line, protocol))
 
 
 def protocol_of(environment: Mapping[str, str] = os.environ) -> Protocol:
@@ -77,11 +101,15 @@ def escape(image: Image.Image, protocol: Protocol) -> str:
     return f"\x1b7{_sixel(image)}\x1b8" if protocol == "sixel" else ""
 
 
-def _kitty(image: Image.Image) -> str:
-    """A PNG in base64, in pieces; C=1 leaves the cursor, q=2 asks for no answer."""
+def _png(image: Image.Image) -> bytes:
     stream = io.BytesIO()
     image.save(stream, format="PNG")
-    text = base64.standard_b64encode(stream.getvalue()).decode("ascii")
+    return stream.getvalue()
+
+
+def _kitty(image: Image.Image) -> str:
+    """A PNG in base64, in pieces; C=1 leaves the cursor, q=2 asks for no answer."""
+    text = base64.standard_b64encode(_png(image)).decode("ascii")
     pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
     last = len(pieces) - 1
     return "".join(

@@ -19,7 +19,6 @@ After each pass through the body, where it is due and in this order:
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -32,14 +31,14 @@ from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.media.kept import LATEST, write_latest
-from flowrl.media.terminal_images import HEIGHT, ROWS, escape, line_of, protocol_of
+from flowrl.media.terminal_images import HEIGHT, protocol_here, show
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.known_checkpoints import precision_note
 from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.pipelines.weights.saved_model import save_model
-from flowrl.progress import draw_above, progress
+from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardOutput
@@ -83,7 +82,7 @@ from flowrl.training.watchdog import (
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
-_IMAGES_EVERY = 30.0  # seconds between lines of images on a terminal
+_IMAGES_EVERY = 30.0  # seconds between lines of images on a terminal or in a notebook
 
 
 class Loop(Draws):
@@ -103,7 +102,7 @@ class Loop(Draws):
             needs_reference: whether its objective reads the network before training, besides KL and evaluations.
         """
         self.config, self.run, self.prompts, self.device = config, run, prompts, run.device
-        self.protocol = protocol_of() if config.progress and sys.stderr.isatty() else "none"
+        self.protocol = protocol_here() if config.progress else "none"
         self.geometry = config.resolve_batch(run.world)
         self.shards: Shards | None = shards_of(run.layout, run.device)
         parts: Parts = load_parts(config, run.device, self._begin, self.shards) if run.parts is None else run.parts
@@ -205,7 +204,7 @@ class Loop(Draws):
                 latest = self._show_latest()
                 if latest and self.protocol != "none" and time.monotonic() - drawn >= _IMAGES_EVERY:
                     drawn = time.monotonic()
-                    draw_above(ROWS, escape(line_of(latest, LATEST * (HEIGHT + 4)), self.protocol))
+                    show(latest, LATEST * (HEIGHT + 4), self.protocol)
                 done, stop = iteration + 1, run.should_stop()
                 last = done == total or budget.spent() >= 1
                 if (last or not stop) and not self._evaluate_if_due(done, last=last):

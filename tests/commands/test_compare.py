@@ -17,6 +17,7 @@ import pytest
 import yaml
 from tiny_runs import TinyRuns, metrics, tiny_runs
 
+import flowrl
 import flowrl.commands.compare.measure as compare_measure
 import flowrl.commands.compare.trainings as compare_run
 from flowrl.cli import main
@@ -101,6 +102,17 @@ def compared(tiny: TinyRuns, compare: Callable[..., int], started: list[list[str
         shutil.copytree(made, copy)
     yield copy
     shutil.rmtree(copy)
+
+
+def test_from_python_a_finished_comparison_has_a_row_per_method(compared: Path, started: list[list[str]]) -> None:
+    files = ["tiny_slow.yaml", "tiny_fast.yaml"]
+    found = flowrl.compare(files, out="cmp", num_seeds=2, budget=BUDGET[1], evals=1, show=False)
+    assert started == [], "nothing is trained again"
+    assert {row.name for row in found.methods} == {"tiny_slow", "tiny_fast"}
+    assert found.baseline == "tiny_slow"
+    assert [len(row.seed_scores) for row in found.methods] == [2, 2]
+    assert "tiny_fast" in found._repr_html_()
+    assert found.missing == {}
 
 
 def test_every_run_is_an_ordinary_one_and_the_first_evaluation_is_shared(compared: Path) -> None:

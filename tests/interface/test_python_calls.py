@@ -127,6 +127,21 @@ def test_bad_input_is_an_error_of_flowrl(call: Any, said: str, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_evaluation_has_scores_differences_and_images(runs: TinyRuns, tmp_path: Path) -> None:
+    found = flowrl.evaluate(
+        runs.train("evaluated"), "geneval", baseline="base", prompts="world", num_prompts=6, samples=1, steps=2,
+        out=tmp_path, show=False,
+    )  # fmt: skip
+    assert found.benchmark == "geneval"
+    assert all(0 <= score.mean <= 1 for score in found.scores.values())
+    assert set(found.differences) <= set(found.scores)
+    assert {score.mean for score in found.differences.values()} <= {0.0}, "two iterations change no verdict"
+    assert [row["prompt"] for row in found.rows] == list(dict.fromkeys(row["prompt"] for row in found.rows))
+    assert len(found.images) == len(found.rows) == 6
+    assert "change" in found._repr_html_()
+    assert (found.folder / "page.html").is_file()
+
+
 def test_columns_keep_rows_apart() -> None:
     found = columns([{"iteration": 0, "name": "x"}, {"iteration": 1, "kl": 0.5}])
     assert found.keys() == {"iteration", "kl"}
