@@ -10,15 +10,16 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
+from flowrl.config.locations import hub_id, split_revision
 from flowrl.files import refuse_foreign, replacing, write_atomically
-from flowrl.generation.models import Source, check_source, find_source, label_of
-from flowrl.pipelines.lora import LORA_FILE, VARIANTS, refuse_not_finite
+from flowrl.generation.models import Source, check_source, find_source, label_of, lora_of
+from flowrl.pipelines.lora import LORA_FILE, VARIANTS
 from flowrl.pipelines.weights.lora_exports import (
     SavedLora,
     comfyui_tensors,
+    finite_loras,
     kohya_tensors,
     peft_tensors,
-    saved_loras,
     stock_files,
 )
 from flowrl.training.parts import DTYPES
@@ -36,13 +37,9 @@ def run(parsed: argparse.Namespace) -> int:
         ValueError: the run has no LoRA, or the form cannot hold it.
     """
     source = find_source(parsed.model, dtype=parsed.save_dtype)
-    if source.lora is None:
-        raise ValueError(refuse_whole(source, parsed.model, "export"))
+    lora = lora_of(source, parsed.model, "export")
     check_source(source)
-    loras = saved_loras(source.lora)
-    for lora in loras.values():
-        tensors = {layer: up for layer, (_, up) in lora.layers.items()}
-        refuse_not_finite(tensors, f"the LoRA in {source.lora}", "take an earlier one")
+    loras = finite_loras(lora)
     out = parsed.out or Path(parsed.model) / f"export-{parsed.format}"
     files = exported(loras, parsed.format, source, label_of(parsed.model))
     dtype = DTYPES[source.dtype]
@@ -58,15 +55,6 @@ def run(parsed: argparse.Namespace) -> int:
             stream.write(save(kept, metadata=MARK | dict(content[1])))
         print(f"wrote {out / name}: {len(kept)} tensors, {(out / name).stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def refuse_whole(source: Source, model: str, command: str) -> str:
-    """Why a model without a LoRA is not for a command that takes one."""
-    if source.trained_from is not None:
-        return (
-            f"{model} trained all weights: {source.model} is a stock folder already, and there is no LoRA to {command}"
-        )
-    return f"{model} has no LoRA: give a run folder, or the folder of a LoRA that a run wrote"
 
 
 def exported(
@@ -91,7 +79,9 @@ def exported(
         config = adapter_config(lora)
         if form == "peft":
             files[f"{place}adapter_model.safetensors"] = peft_tensors(lora), {}
-            facts = {"peft_type": "LORA", "base_model_name_or_path": _hub_id(source.model), **config,
+            base = hub_id(source.model)
+            facts = {"peft_type": "LORA", "base_model_name_or_path": base,
+                     "revision": None if base is None else split_revision(source.model)[1], **config,
                      "bias": "none", "inference_mode": True, "auto_mapping": None}  # fmt: skip
             files[f"{place}adapter_config.json"] = json.dumps(facts, indent=1)
             continue
@@ -115,8 +105,3 @@ def _beginning(path: Path) -> bytes:
     """The header of a file with tensors, as far as it names who wrote it."""
     with path.open("rb") as file:
         return file.read(2**20)
-
-
-def _hub_id(model: str) -> str | None:
-    """A hub id; never a place on this machine."""
-    return None if Path(model).exists() or model.startswith("asset:") else model
