@@ -144,8 +144,8 @@ def serve(folder: Path) -> tuple[subprocess.Popen[str], str, float]:
     command = [sys.executable, "-m", "flowrl.cli", "watch", str(folder), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    line = server.stdout.readline()
-    return server, line.split(" at ")[1].split(";")[0], time.perf_counter() - begun
+    address = next(line.strip() for line in server.stdout if line.startswith("http://"))
+    return server, address, time.perf_counter() - begun
 
 
 def main() -> None:
