@@ -91,7 +91,8 @@ def find_config(name: str, *, here: bool = True) -> Path:
     near = closest(name, names)
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
-        f"there is no configuration {name!r}: {hint}give a YAML file, or one of those that ship: {', '.join(names)}"
+        f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(names)} that ship: "
+        "'flowrl list configs' names them"
     )
 
 
