@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import save
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from flowrl.config.locations import hub_id, split_revision
@@ -34,7 +36,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Writes the files and says which they are.
 
     Raises:
-        ValueError: the run has no LoRA, or the form cannot hold it.
+        ValueError: the run has no LoRA, the form cannot hold it, or a file is there that holds something else.
     """
     source = find_source(parsed.model, dtype=parsed.save_dtype)
     lora = lora_of(source, parsed.model, "export")
@@ -47,10 +49,16 @@ def run(parsed: argparse.Namespace) -> int:
         weights = (out / name).with_name("adapter_model.safetensors") if name.endswith(".json") else out / name
         refuse_foreign(out / name, own=weights.is_file() and b"flowrl export" in _beginning(weights), flag="--out")
     for name, content in files.items():
+        if (out / name).is_file() and (out / name).stat().st_size and not _holds(out / name, content, dtype):
+            raise ValueError(
+                f"{out / name} is there already and holds another LoRA than that of {parsed.model} now: give another "
+                "--out, or move it away"
+            )
+    for name, content in files.items():
         if isinstance(content, str):
             write_atomically(out / name, content)
             continue
-        kept = {key: tensor.to(dtype).contiguous() for key, tensor in content[0].items()}
+        kept = _kept(content[0], dtype)
         with replacing(out / name) as stream:
             stream.write(save(kept, metadata=MARK | dict(content[1])))
         print(f"wrote {out / name}: {len(kept)} tensors, {(out / name).stat().st_size / 1e6:.1f} MB")
@@ -99,6 +107,25 @@ def adapter_config(lora: SavedLora) -> dict[str, object]:
     rank = next(iter(lora.layers.values()))[0].shape[0]
     found = {"r": rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.layers)}
     return found | VARIANTS[lora.variant]
+
+
+def _kept(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors as they are written."""
+    return {key: tensor.to(dtype).contiguous() for key, tensor in tensors.items()}
+
+
+def _holds(path: Path, content: tuple[dict[str, Tensor], dict[str, str]] | str, dtype: torch.dtype) -> bool:
+    """Whether an earlier export wrote the same: nothing is lost by writing that again."""
+    if isinstance(content, str):
+        return path.read_text(encoding="utf-8", errors="replace") == content
+    try:
+        there = load_file(path)
+    except SafetensorError:  # cut off
+        return False
+    wanted = _kept(content[0], dtype)
+    return there.keys() == wanted.keys() and all(
+        there[key].dtype == tensor.dtype and torch.equal(there[key], tensor) for key, tensor in wanted.items()
+    )
 
 
 def _beginning(path: Path) -> bytes:

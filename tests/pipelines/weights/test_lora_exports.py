@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,15 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path, capsys: pytest.CaptureFix
     run_like(tmp_path, "sd3", model)
     command = ["export", str(tmp_path), "--format", "peft", "--out", str(tmp_path / "out")]
     assert main(command) == main(command) == 0  # its own it replaces
+    kept = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()
+    assert main([*command, "--save-dtype", "bfloat16"]) == 1  # but not by another one
+    shutil.rmtree(tmp_path / "lora")
+    write_random(DiffusionPipeline.from_pretrained(model), "sd3", tmp_path / "lora", variant="rslora")
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert said.count("holds another LoRA") == 2
+    assert "--out" in said
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == kept
     (tmp_path / "out" / "adapter_model.safetensors").write_bytes(b"mine")
     assert main(command) == 1
     assert "will not be overwritten" in capsys.readouterr().err
