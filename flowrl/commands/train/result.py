@@ -26,6 +26,9 @@ _WORDS = {
     "not testable": "Not testable",
 }  # fmt: skip
 
+OFFLINE = "wandb/offline-run-*"
+"""What W&B keeps in a run folder and sends later."""
+
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
     """Prints what came out, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
@@ -55,6 +58,8 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
         print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
     if (folder / MODEL).exists():
         print(f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)")
+    if config.logging.wandb == "offline" and any(folder.glob(OFFLINE)):
+        print(f"W&B       wandb sync {shlex.quote(str(folder))}/{OFFLINE}")  # the shell finds those of a resumed run
     if finished:
         print(_try(folder))
         if config.eval_every and _still_rising(rows):
