@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import shlex
+import shutil
 import socket
 import struct
 import sys
@@ -141,6 +142,19 @@ def at_work(folder: Path) -> dict[str, Any] | None:
 def is_taken(folder: Path) -> bool:
     """Whether a path is something else than a folder that may be written into: one that holds no more than a lock."""
     return folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()))
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path itself where it is a folder, else the nearest above it that is: on whose disk it would be."""
+    place = path.expanduser().absolute()
+    while not place.is_dir():
+        place = place.parent
+    return place
+
+
+def free_bytes(path: Path) -> int:
+    """Room on the disk that a path is on, or would be made on."""
+    return shutil.disk_usage(nearest_folder(path)).free
 
 
 def read_text(path: Path) -> str:
