@@ -152,6 +152,25 @@ def nearest_folder(path: Path) -> Path:
     return place
 
 
+def refuse_unwritable(folder: Path, *, flag: str = "--out") -> None:
+    """Refuses a folder that could not be made or written into, as far as its place tells without a try.
+
+    Args:
+        folder: it may be missing.
+        flag: what named it, for the message.
+
+    Raises:
+        ValueError: with what is in the way.
+    """
+    place = folder.expanduser().absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        raise ValueError(f"{folder} cannot be a folder, since {place} is none: give another {flag}")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"{folder} cannot be written: nothing can be written into {place}: give another {flag}")
+
+
 def free_bytes(path: Path) -> int:
     """Room on the disk that a path is on, or would be made on."""
     return shutil.disk_usage(nearest_folder(path)).free

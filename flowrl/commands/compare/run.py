@@ -26,6 +26,7 @@ from flowrl.commands.compare.question import (
 from flowrl.commands.compare.report import write
 from flowrl.commands.compare.trainings import Comparison
 from flowrl.commands.train.run import check_before_loading
+from flowrl.files import refuse_unwritable
 from flowrl.training.evaluation_rows import GENEVAL, REWARD
 
 
@@ -62,6 +63,7 @@ def compared(parsed: argparse.Namespace) -> Compared:
         raise ValueError(f"--baseline {view['baseline']} is none of the methods: {', '.join(question.methods)}")
     code = 0
     if not parsed.report_only:
+        refuse_unwritable(folder)
         check_same_metric(question, view.get("metric"))
         check_methods(folder, question)
         journal = known or _new_journal()

@@ -17,8 +17,8 @@ from flowrl.config.base import SETTINGS
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
-from flowrl.files import LOCK
-from flowrl.training.run_folder import refuse_taken
+from flowrl.files import LOCK, refuse_unwritable
+from flowrl.training.run_folder import RUNS, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.versions import untested_line, versions
 
@@ -82,6 +82,8 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         wanted = None if config.out is None else Path(config.out).expanduser()
         if wanted is not None:
             refuse_taken(wanted)
+        if os.environ.get("RANK", "0") == "0":  # the main process alone writes
+            refuse_unwritable(wanted or RUNS, flag="out=")  # now, not after seconds of imports
     else:
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, wanted = folder.name, folder
