@@ -96,6 +96,18 @@ def find_config(name: str, *, here: bool = True) -> Path:
     )
 
 
+def named_config(given: str | Mapping[str, Any]) -> tuple[Path | Mapping[str, Any], str]:
+    """A configuration by path, by name or as settings, in the form that is read, and the name of its run.
+
+    Raises:
+        ValueError: as `find_config`.
+    """
+    if isinstance(given, Mapping):
+        return given, SETTINGS
+    path = find_config(given)
+    return path, path.stem
+
+
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():

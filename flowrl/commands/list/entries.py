@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from flowrl.commands.eval.benchmark import BENCHMARKS, REPRODUCES
 from flowrl.config.base import read_with_base
@@ -67,6 +68,12 @@ def table_names(file: str, table: str) -> dict[str, ast.expr]:
     raise ValueError(f"{file} has no table {table}")
 
 
+def families() -> dict[str, Any]:
+    """The model families by name: their stock classes and published checkpoints."""
+    found: dict[str, Any] = read_json(_root() / "pipelines" / "published.json")["families"]
+    return found
+
+
 def _configs() -> Iterator[Entry]:
     for name, path in config_files().items():
         text = path.read_text(encoding="utf-8")
@@ -89,7 +96,7 @@ def _methods() -> Iterator[Entry]:
 
 
 def _families() -> Iterator[Entry]:
-    for name, facts in read_json(_root() / "pipelines" / "published.json")["families"].items():
+    for name, facts in families().items():
         text = first_sentence(ast.get_docstring(_tree(f"pipelines/families/{name}.py")) or "")
         models = [f"{model} ({known['licence']})" for model, known in facts["checkpoints"].items()]
         yield Entry(name=name, text=text, more=(("classes", ", ".join(facts["stock"])), ("models", "\n".join(models))))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.base import SETTINGS
+from flowrl.config.base import named_config
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, find_config, load_config
+from flowrl.config.train import TrainConfig, load_config
 from flowrl.failures import explain, told
 from flowrl.files import LOCK, refuse_unwritable
 from flowrl.training.run_folder import RUNS, refuse_taken
@@ -70,8 +70,8 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
     """
     folder = _resume_folder(given, overrides)
     if folder is None:
-        path = given if isinstance(given, Mapping) else find_config(given or DEFAULT_CONFIG)
-        config, name = load_config(path, overrides), SETTINGS if isinstance(path, Mapping) else path.stem
+        path, name = named_config(given if isinstance(given, Mapping) else given or DEFAULT_CONFIG)
+        config = load_config(path, overrides)
         if config.resume is not None:
             raise ValueError(
                 f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
