@@ -23,6 +23,8 @@ METHODS = {
     "credit.method": ("credit/__init__.py", "CREDIT"),
     "objective.name": ("objectives/policy_gradient.py", "OBJECTIVES"),
     "objective.name (recipe forward)": ("objectives/forward_losses.py", "FORWARD"),
+    "objective.name (recipe preference)": ("recipes/preference_settings.py", "OBJECTIVES"),
+    "objective.name (recipe backprop)": ("objectives/gradient_paths.py", "PATHS"),
     "shaping.name": ("advantages/shaping.py", "SHAPINGS"),
     "reward_map.name": ("advantages/reward_maps.py", "MAPS"),
     "curriculum.sampling": ("prompts/curriculum.py", "CURRICULA"),
@@ -92,7 +94,9 @@ def _methods() -> Iterator[Entry]:
         for name, value in table_names(file, table).items():
             cls = next((word.value for word in getattr(value, "keywords", ()) if word.arg == "options"), value)
             found = _of_class(name, *_home(file, ast.unparse(cls)))
-            yield Entry(name=name, text=found.text, more=(("key", f"{key.split()[0]}={name}"), *found.more))
+            choice, _, recipe = key.removesuffix(")").partition(" (recipe ")
+            chosen = f"{choice}={name}{f' recipe={recipe}' if recipe else ''}"
+            yield Entry(name=name, text=found.text, more=(("key", chosen), *found.more))
 
 
 def _families() -> Iterator[Entry]:
