@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_lists_have_what_the_code_has_and_a_line_for_each() -> None:
     assert [entry.name for entry in entries("benchmarks")] == list(BENCHMARKS)
     assert [entry.name for entry in entries("keys")] == list(dotted_keys(TrainConfig))
     assert [entry.name for entry in entries("methods")][: len(CREDIT)] == list(CREDIT)
-    tables = {
+    tables: dict[str, Iterable[str]] = {
         "objective.name": OBJECTIVES, "objective.name (recipe forward)": FORWARD,
         "objective.name (recipe preference)": PREFERENCES, "objective.name (recipe backprop)": PATHS,
     }  # fmt: skip
