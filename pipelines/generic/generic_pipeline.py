@@ -20,7 +20,6 @@ from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reach
 from flowrl.pipelines.generic.stock_classes import scale_argument, takes_frames, undecorated
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
-from flowrl.pipelines.lora import LORA_FILE
 from flowrl.pipelines.prompt_embeddings import Sources, check_sources, num_cut
 from flowrl.precision import in_arithmetic
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, conditioned
@@ -384,16 +383,10 @@ class GenericPipeline:
         Stock loads it with `load_lora_weights(folder)`. Where its class has none a PEFT adapter lies beside it, for
         `peft.PeftModel.from_pretrained(pipe.transformer, folder)`.
         """
-        import diffusers
-
         part, *_ = self.experts
-        cls = type(self.pipe)
-        if f"{part}_lora_layers" not in inspect.signature(getattr(cls, "save_lora_weights", _nothing)).parameters:
-            cls = diffusers.StableDiffusionPipeline if part == "unet" else diffusers.StableDiffusion3Pipeline
-            if len(self.experts) == 1:
-                _write_peft(folder, tensors, config)
-        common.save_lora(cls, folder, tensors, config, tuple(self.experts), part)
-        return folder / LORA_FILE
+        if len(self.experts) == 1 and not common.takes_lora(type(self.pipe), part):
+            _write_peft(folder, tensors, config)
+        return common.save_lora(type(self.pipe), folder, tensors, config, tuple(self.experts), part)
 
 
 def _write_peft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
@@ -406,7 +399,3 @@ def _write_peft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str
     with replacing(folder / "adapter_model.safetensors") as stream:
         stream.write(save(named))
     LoraConfig(**config).save_pretrained(str(folder))
-
-
-def _nothing() -> None:
-    """What a class without LoRA has in the place of `save_lora_weights`."""
