@@ -320,7 +320,15 @@ class GenericPipeline:
         self._asked = {}
         self.latent_shape = self.asked(2, 1.0).shape
         self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
-        drawn, wanted = self.image_shape[-2:], (self.height, self.width)
+        self.check_drawn(self.image_shape[-2:])
+
+    def check_drawn(self, drawn: tuple[int, ...]) -> None:
+        """Refuses another height and width than those that are asked for.
+
+        Raises:
+            ValueError: names both.
+        """
+        wanted = self.height, self.width
         if any(one not in (None, own) for one, own in zip(wanted, drawn, strict=True)):
             raise ValueError(
                 f"{type(self.pipe).__name__} draws {drawn[0]} x {drawn[1]} where {wanted[0]} x {wanted[1]} pixels are "
