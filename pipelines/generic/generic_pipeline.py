@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -17,7 +16,7 @@ from flowrl.files import replacing
 from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
-from flowrl.pipelines.generic.stock_classes import scale_argument, takes_frames, undecorated
+from flowrl.pipelines.generic.stock_classes import call_arguments, scale_argument, takes_frames
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
 from flowrl.pipelines.prompt_embeddings import Sources, check_sources, num_cut
@@ -75,7 +74,7 @@ class GenericPipeline:
         self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
         self.lora_targets = found_targets(parts[0])
         self.attention = "native"
-        self.parameters = inspect.signature(undecorated(type(pipe).__call__)).parameters
+        self.parameters = call_arguments(type(pipe))
         self.levels = Levels.of(pipe.scheduler)
         self.texts = Texts(encode=pipe.encode_prompt)
         self.keeps_encoders, self.alone = False, False
