@@ -233,20 +233,18 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     Raises:
         ValueError: saying what is wrong.
     """
-    from flowrl.pipelines import GENERIC, family
-    from flowrl.pipelines.generic.generic_family import FAMILY
+    from flowrl.pipelines import family, family_for
     from flowrl.training.model_files import model_location
 
-    known = family(source.family)
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
         run = Path(source.model).parent
         raise ValueError(f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={run}'")
-    known.check(model_location(source.model), None)
+    family(source.family).check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
     if judging is None:
         return
-    if (FAMILY.makes_videos(source.model) if source.family in GENERIC else known.videos) == videos:
+    if family_for(source.family, source.model).videos == videos:
         return
     if videos:
         raise ValueError(

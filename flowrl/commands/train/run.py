@@ -20,6 +20,7 @@ from flowrl.failures import explain, told
 from flowrl.files import LOCK, refuse_unwritable
 from flowrl.training.run_folder import RUNS, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
+from flowrl.training.trackers.tracker import FOLDERS
 from flowrl.versions import untested_line, versions
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from flowrl.training.run import Run, Watcher
 
 DEFAULT_CONFIG = "tiny_g2rpo"
-TRACKED = ("tensorboard", "wandb")
-"""Folders of trackers in a run folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +195,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     else:
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
-                if path.name in TRACKED:
+                if path.name in FOLDERS:
                     shutil.rmtree(path)
                 else:
                     path.unlink()
@@ -209,7 +208,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
 def _has_begun(folder: Path) -> bool:
     """Whether a run folder holds more than what every run starts with."""
     return folder.is_dir() and bool(
-        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, *TRACKED}
+        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, *FOLDERS}
     )
 
 
