@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import shlex
+import shutil
 import socket
 import struct
 import sys
@@ -141,6 +142,38 @@ def at_work(folder: Path) -> dict[str, Any] | None:
 def is_taken(folder: Path) -> bool:
     """Whether a path is something else than a folder that may be written into: one that holds no more than a lock."""
     return folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()))
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path itself where it is a folder, else the nearest above it that is: on whose disk it would be."""
+    place = path.expanduser().absolute()
+    while not place.is_dir():
+        place = place.parent
+    return place
+
+
+def refuse_unwritable(folder: Path, *, flag: str = "--out") -> None:
+    """Refuses a folder that could not be made or written into, as far as its place tells without a try.
+
+    Args:
+        folder: it may be missing.
+        flag: what named it, for the message.
+
+    Raises:
+        ValueError: with what is in the way.
+    """
+    place = folder.expanduser().absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        raise ValueError(f"{folder} cannot be a folder, since {place} is none: give another {flag}")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"{folder} cannot be written: nothing can be written into {place}: give another {flag}")
+
+
+def free_bytes(path: Path) -> int:
+    """Room on the disk that a path is on, or would be made on."""
+    return shutil.disk_usage(nearest_folder(path)).free
 
 
 def read_text(path: Path) -> str:

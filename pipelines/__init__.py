@@ -277,3 +277,14 @@ def family(name: str) -> ModelFamily:
     """
     found: ModelFamily = importlib.import_module(entry_of(PIPELINES | GENERIC, name, "pipeline.name")).FAMILY
     return found
+
+
+def family_for(name: str, model: str) -> ModelFamily:
+    """A model family as it is for a model: stock pipelines without one make images or videos each by its own class.
+
+    Raises:
+        ValueError: no family has this name, or the stock class of the model cannot be called from outside.
+    """
+    found: Any = family(name)
+    known: ModelFamily = found.of(model) if name in GENERIC else found
+    return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -250,6 +251,12 @@ def pixels_per_latent(vae: Mapping[str, Any], key: str = "block_out_channels", u
 # ---- LoRA ------------------------------------------------------------------------------------------------------------
 
 
+def takes_lora(cls: Any, part: str) -> bool:
+    """Whether a stock class has a LoRA for a part of its own."""
+    write = getattr(cls, "save_lora_weights", None)
+    return write is not None and f"{part}_lora_layers" in inspect.signature(write).parameters
+
+
 def write_lora(
     cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, part: str = "transformer"
 ) -> Path:
@@ -257,10 +264,11 @@ def write_lora(
 
     A stock class that loads no LoRA has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`.
     """
-    if not hasattr(cls, "save_lora_weights"):
+    if not takes_lora(cls, part):
         import diffusers
 
-        cls = diffusers.StableDiffusion3Pipeline  # writes what any class with a transformer would
+        # they write what any class with such a part would
+        cls = diffusers.StableDiffusionPipeline if part == "unet" else diffusers.StableDiffusion3Pipeline
     layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
     metadata = {f"{part}_lora_adapter_metadata": dict(config)}
     cls.save_lora_weights(folder, **layers, **metadata)

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.files import DEEPEST, parse_json, read_json, read_json_lines, read_text, replacing, write_atomically
+from flowrl.files import (
+    DEEPEST,
+    parse_json,
+    read_json,
+    read_json_lines,
+    read_text,
+    refuse_unwritable,
+    replacing,
+    write_atomically,
+)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +102,15 @@ def test_a_pipe_or_a_device_is_no_place_for_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a pipe or a device"):
         write_atomically(pipe, "text")
     assert pipe.is_fifo()
+
+
+def test_a_folder_that_could_not_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    refuse_unwritable(tmp_path / "new" / "deep")
+    assert not (tmp_path / "new").exists()
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ValueError, match=f"cannot be a folder, since {tmp_path}/file is none: give another --out"):
+            refuse_unwritable(folder)
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ValueError, match=f"nothing can be written into {tmp_path}: give another out="):
+        refuse_unwritable(tmp_path / "new", flag="out=")

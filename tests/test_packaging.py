@@ -164,7 +164,6 @@ def bounds(wanted: str) -> tuple[str, str, str | None]:
 
 @pytest.mark.slow
 def test_the_source_archive_holds_what_git_has_once(archive: Path) -> None:
-    pytest.importorskip("setuptools_scm")
     with tarfile.open(archive) as content:
         names = {member.name.partition("/")[2] for member in content if not member.isdir()}
     assert archive.stat().st_size <= LARGEST_ARCHIVE

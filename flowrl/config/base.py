@@ -91,8 +91,21 @@ def find_config(name: str, *, here: bool = True) -> Path:
     near = closest(name, names)
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
-        f"there is no configuration {name!r}: {hint}give a YAML file, or one of those that ship: {', '.join(names)}"
+        f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(names)} that ship: "
+        "'flowrl list configs' names them"
     )
+
+
+def named_config(given: str | Mapping[str, Any]) -> tuple[Path | Mapping[str, Any], str]:
+    """A configuration by path, by name or as settings, in the form that is read, and the name of its run.
+
+    Raises:
+        ValueError: as `find_config`.
+    """
+    if isinstance(given, Mapping):
+        return given, SETTINGS
+    path = find_config(given)
+    return path, path.stem
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

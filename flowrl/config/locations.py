@@ -26,6 +26,14 @@ def is_path(model: str) -> bool:
     return model.startswith(("asset:", "/", "./", "../", "~"))
 
 
+def hub_id(location: str) -> str | None:
+    """The hub id of a location, without its revision; None of a place on this machine or an asset, which no file that
+    is passed on names."""
+    if is_path(location) or Path(location).expanduser().exists() or location.count("/") != 1:
+        return None
+    return split_revision(location)[0]
+
+
 def split_revision(location: str) -> tuple[str, str | None]:
     """A location without its revision, and that; None where it has none."""
     found = None if Path(location).exists() else _PINNED.fullmatch(location)

@@ -279,7 +279,7 @@ def _size(path: Path, *, heard: bool) -> tuple[float, ...] | None:
         if not heard:
             return size
         try:
-            sound = read_sound(path)
+            sound = read_sound(path)  # and again with its frames, a hundredth of their cost: all sounds are too many
         except ValueError:
             return None
         return None if sound is None else (*size, *sound[0].shape, sound[1])

@@ -200,10 +200,26 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     if (folder.resolve().parent / "config.yaml").is_file():
         return str(folder.resolve().parent), folder
     card = folder / "adapter_config.json"
-    named = read_json(card, finite=False).get("base_model_name_or_path") if card.is_file() else None
+    said = read_json(card, finite=False) if card.is_file() else {}
+    named = said.get("base_model_name_or_path")
     if not named:
         raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and --lora {model}")
-    return str(named), folder
+    return at_revision(str(named), said.get("revision")), folder
+
+
+def lora_of(source: Source, model: str, command: str) -> Path:
+    """The LoRA of a model, for a command that takes nothing else.
+
+    Raises:
+        ValueError: it has none; `command` is what was to be done with it.
+    """
+    if source.lora is not None:
+        return source.lora
+    if source.trained_from is not None:
+        raise ValueError(
+            f"{model} trained all weights: {source.model} is a stock folder already, and there is no LoRA to {command}"
+        )
+    raise ValueError(f"{model} has no LoRA: give a run folder, or the folder of a LoRA that a run wrote")
 
 
 def check_source(source: Source, *, judging: str | None = None, videos: bool = False) -> None:
@@ -217,20 +233,18 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     Raises:
         ValueError: saying what is wrong.
     """
-    from flowrl.pipelines import GENERIC, family
-    from flowrl.pipelines.generic.generic_family import FAMILY
+    from flowrl.pipelines import family, family_for
     from flowrl.training.model_files import model_location
 
-    known = family(source.family)
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
         run = Path(source.model).parent
         raise ValueError(f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={run}'")
-    known.check(model_location(source.model), None)
+    family(source.family).check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
     if judging is None:
         return
-    if (FAMILY.makes_videos(source.model) if source.family in GENERIC else known.videos) == videos:
+    if family_for(source.family, source.model).videos == videos:
         return
     if videos:
         raise ValueError(

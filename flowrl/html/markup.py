@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from flowrl.statistics.bootstrap import Interval
+if TYPE_CHECKING:
+    from flowrl.statistics.bootstrap import Interval  # imports numpy, which `flowrl doctor` may find broken
 
 MINUS, DASH = "\u2212", "\u2013"
 

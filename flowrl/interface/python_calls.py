@@ -56,11 +56,9 @@ def train(
         from flowrl.commands.train.run import trained
         from flowrl.interface.run_reading import run_result
 
-        words = override_words(settings if show else {"progress": False, **settings})
-        if "resume" in settings and not show and "progress" not in settings:
-            words = override_words(settings)  # a run goes on with its own settings
+        quiet = {} if show or "resume" in settings else {"progress": False}  # a run goes on with its own settings
         given = str(config) if isinstance(config, Path) else config
-        ended = trained(given, words, on_iteration)
+        ended = trained(given, override_words({**quiet, **settings}), on_iteration)
         return run_result(ended.folder, finished=ended.finished)
 
 
@@ -245,9 +243,8 @@ def compare(
         FlowrlError: something is wrong, the folder holds another comparison, or no run has finished.
     """
     with _as_own_error(), _shown(show):
-        if any(
-            isinstance(one, Mapping) for one in ([configs] if isinstance(configs, str | Path | Mapping) else configs)
-        ):
+        several = [configs] if isinstance(configs, str | Path | Mapping) else configs
+        if any(isinstance(one, Mapping) for one in several):
             raise FlowrlError("compare trains in processes of their own: give files or names of configurations")
         parsed = parsed_words("compare", [*texts(configs), *override_words(settings)], {
             "out": out, "budget": budget, "num_seeds": num_seeds, "evals": evals, "jobs": jobs, "baseline": baseline,

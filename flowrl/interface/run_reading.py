@@ -38,14 +38,10 @@ def run_result(folder: Path, *, finished: bool | None = None) -> TrainedRun:
     """
     run = read_run(folder)
     report, lora = folder / "report.html", folder / "lora"
-    warnings: dict[str, list[int]] = {}
-    for row in run.warned:
-        for kind in row["warnings"]:
-            warnings.setdefault(kind, []).append(int(row["iteration"]))
     return TrainedRun(
         folder=folder, finished=run.finished if finished is None else finished, config=run.config,
         metrics=columns(run.train), evaluations=columns(run.evaluations), scores=dict(_changes(folder)),
-        warnings={kind: tuple(found) for kind, found in warnings.items()},
+        warnings={kind: tuple(iteration for iteration, _ in said) for kind, said in run.warnings.items()},
         report=report if report.is_file() else None, lora=lora if lora.is_dir() else None,
         shots=tuple((pair.prompt, pair.before, pair.after) for pair in run.pairs),
     )  # fmt: skip

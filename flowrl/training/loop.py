@@ -264,7 +264,9 @@ class Loop(Draws):
                 has been updated since.
         """
         self.scorer.reward_B = reward_B
-        reason = self.watch.complaint(reward_B, self.iteration, self.scorer.all_errors())
+        drawn = f"{self.config.prompts_per_step} prompts x {self.config.group_size} images"
+        drawn = drawn if len(reward_B) > self.config.num_images else ""
+        reason = self.watch.complaint(reward_B, self.iteration, self.scorer.all_errors(), drawn)
         if not reason:
             return
         constant = self.scorer.image_row().get("constant_ratio", 0.0)

@@ -15,7 +15,7 @@ from flowrl.capabilities import this_machine
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
-from flowrl.pipelines import GENERIC, ModelFamily, Pipeline, family, family_name
+from flowrl.pipelines import ModelFamily, Pipeline, family_for, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
 from flowrl.pipelines.weights.full_weights import FullWeights
@@ -131,12 +131,7 @@ def model_family(settings: PipelineConfig) -> ModelFamily:
         ValueError: no family has the name, it is not the model's, or the model's is not known.
     """
     location = location_of(settings)
-    name = family_name(settings.name, location)
-    if name in GENERIC:
-        from flowrl.pipelines.generic.generic_family import FAMILY
-
-        return FAMILY.of(location)
-    return family(name)
+    return family_for(family_name(settings.name, location), location)
 
 
 def family_options(settings: PipelineConfig) -> dict[str, Any]:

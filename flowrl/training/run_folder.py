@@ -6,8 +6,11 @@ from pathlib import Path
 
 from flowrl.files import LOCK, is_taken, locked
 
+RUNS = Path("runs")
+"""Where runs go that were given no folder."""
 
-def make_free_folder(name: str, parent: Path = Path("runs")) -> Path:
+
+def make_free_folder(name: str, parent: Path = RUNS) -> Path:
     """Makes `runs/<name>-<n>` with the first free n; two runs that start at once get two folders."""
     number = 1
     while True:

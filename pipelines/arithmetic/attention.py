@@ -112,8 +112,28 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return summed[:, :, :-1] / (summed[:, :, -1:] + 1e-15)
 
 
+def _projected(attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys through relu, the feature map of linear attention, and values: `[b, n, heads, d]` each."""
+    source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+
+    def heads(projected: Tensor, norm: Any = None) -> Tensor:
+        return (projected if norm is None else norm(projected)).unflatten(2, (attn.heads, -1))
+
+    return (
+        F.relu(heads(attn.to_q(hidden_states), attn.norm_q)),
+        F.relu(heads(attn.to_k(source), attn.norm_k)),
+        heads(attn.to_v(source)),
+    )
+
+
+def _sent_on(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
+    """Tokens `[b, n, c]` of what was attended, `[b, heads, d, n]`."""
+    tokens: Tensor = attn.to_out[1](attn.to_out[0](attended.flatten(1, 2).transpose(1, 2).to(dtype)))
+    return tokens
+
+
 class LinearAttention:
-    """Processor of one linear attention, with relu as its feature map."""
+    """Processor of one linear attention."""
 
     def __call__(
         self,
@@ -123,19 +143,8 @@ class LinearAttention:
         attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
-        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-
-        def heads(projected: Tensor, norm: Any = None) -> Tensor:
-            normed = projected if norm is None else norm(projected)
-            return normed.transpose(1, 2).unflatten(1, (attn.heads, -1))
-
-        attended = linear_attention(
-            F.relu(heads(attn.to_q(hidden_states), attn.norm_q)),
-            F.relu(heads(attn.to_k(source), attn.norm_k)),
-            heads(attn.to_v(source)),
-        )
-        tokens = attended.flatten(1, 2).transpose(1, 2).to(hidden_states.dtype)
-        tokens = attn.to_out[1](attn.to_out[0](tokens))
+        given = (x.permute(0, 2, 3, 1) for x in _projected(attn, hidden_states, encoder_hidden_states))
+        tokens = _sent_on(attn, linear_attention(*given), hidden_states.dtype)
         return tokens.clip(-65504, 65504) if tokens.dtype == torch.float16 else tokens  # the largest that it holds
 
 
@@ -166,7 +175,7 @@ def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: t
 
 
 class RotaryLinearAttention:
-    """Processor of one linear attention of videos, with relu as its feature map and rotations of tokens."""
+    """Processor of one linear attention of videos, with rotations of tokens."""
 
     def __call__(
         self,
@@ -178,19 +187,8 @@ class RotaryLinearAttention:
     ) -> Tensor:
         """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
         assert rotary_emb is not None
-        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-
-        def heads(projected: Tensor, norm: Any = None) -> Tensor:
-            return (projected if norm is None else norm(projected)).unflatten(2, (attn.heads, -1))
-
-        attended = rotary_linear_attention(
-            F.relu(heads(attn.to_q(hidden_states), attn.norm_q)),
-            F.relu(heads(attn.to_k(source), attn.norm_k)),
-            heads(attn.to_v(source)),
-            rotary_emb,
-        )
-        tokens = attended.flatten(1, 2).transpose(1, 2).to(hidden_states.dtype)
-        return attn.to_out[1](attn.to_out[0](tokens))  # type: ignore[no-any-return]
+        given = _projected(attn, hidden_states, encoder_hidden_states)
+        return _sent_on(attn, rotary_linear_attention(*given, rotary_emb), hidden_states.dtype)
 
 
 def exact_linear(transformer: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -23,11 +22,11 @@ from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refuse
 from flowrl.pipelines.generic.stock_classes import (
     GUIDER_PARTS,
     OTHER,
+    call_arguments,
     check_guider,
     scale_argument,
     stock_class,
     takes_frames,
-    undecorated,
 )
 from flowrl.pipelines.generic.stock_recording import Recorder, recorder
 from flowrl.pipelines.known_checkpoints import published
@@ -113,7 +112,7 @@ class GenericFamily:
         Raises:
             ValueError: its class cannot be called from outside.
         """
-        taken = inspect.signature(undecorated(self._stock_class(model, self._index(model)).__call__)).parameters
+        taken = call_arguments(self._stock_class(model, self._index(model)))
         name = scale_argument(taken)
         scale = 1.0 if name is None else taken[name].default
         return {
@@ -127,7 +126,7 @@ class GenericFamily:
         Raises:
             ValueError: its class cannot be called from outside.
         """
-        taken = inspect.signature(undecorated(self._stock_class(model, self._index(model)).__call__)).parameters
+        taken = call_arguments(self._stock_class(model, self._index(model)))
         return takes_frames(taken)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
@@ -173,7 +172,7 @@ class GenericFamily:
         if (own := self.chosen(options).max_sequence_length) is not None:
             return int(own)
         index = self._index(model)
-        taken = inspect.signature(undecorated(self._stock_class(model, index).__call__)).parameters if index else {}
+        taken = call_arguments(self._stock_class(model, index)) if index else {}
         usual = taken["max_sequence_length"].default if "max_sequence_length" in taken else None
         return usual if isinstance(usual, int) else 512
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -17,10 +16,9 @@ from flowrl.files import replacing
 from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
-from flowrl.pipelines.generic.stock_classes import scale_argument, takes_frames, undecorated
+from flowrl.pipelines.generic.stock_classes import call_arguments, scale_argument, takes_frames
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
-from flowrl.pipelines.lora import LORA_FILE
 from flowrl.pipelines.prompt_embeddings import Sources, check_sources, num_cut
 from flowrl.precision import in_arithmetic
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, conditioned
@@ -76,7 +74,7 @@ class GenericPipeline:
         self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
         self.lora_targets = found_targets(parts[0])
         self.attention = "native"
-        self.parameters = inspect.signature(undecorated(type(pipe).__call__)).parameters
+        self.parameters = call_arguments(type(pipe))
         self.levels = Levels.of(pipe.scheduler)
         self.texts = Texts(encode=pipe.encode_prompt)
         self.keeps_encoders, self.alone = False, False
@@ -321,7 +319,15 @@ class GenericPipeline:
         self._asked = {}
         self.latent_shape = self.asked(2, 1.0).shape
         self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
-        drawn, wanted = self.image_shape[-2:], (self.height, self.width)
+        self.check_drawn(self.image_shape[-2:])
+
+    def check_drawn(self, drawn: tuple[int, ...]) -> None:
+        """Refuses another height and width than those that are asked for.
+
+        Raises:
+            ValueError: names both.
+        """
+        wanted = self.height, self.width
         if any(one not in (None, own) for one, own in zip(wanted, drawn, strict=True)):
             raise ValueError(
                 f"{type(self.pipe).__name__} draws {drawn[0]} x {drawn[1]} where {wanted[0]} x {wanted[1]} pixels are "
@@ -384,16 +390,10 @@ class GenericPipeline:
         Stock loads it with `load_lora_weights(folder)`. Where its class has none a PEFT adapter lies beside it, for
         `peft.PeftModel.from_pretrained(pipe.transformer, folder)`.
         """
-        import diffusers
-
         part, *_ = self.experts
-        cls = type(self.pipe)
-        if f"{part}_lora_layers" not in inspect.signature(getattr(cls, "save_lora_weights", _nothing)).parameters:
-            cls = diffusers.StableDiffusionPipeline if part == "unet" else diffusers.StableDiffusion3Pipeline
-            if len(self.experts) == 1:
-                _write_peft(folder, tensors, config)
-        common.save_lora(cls, folder, tensors, config, tuple(self.experts), part)
-        return folder / LORA_FILE
+        if len(self.experts) == 1 and not common.takes_lora(type(self.pipe), part):
+            _write_peft(folder, tensors, config)
+        return common.save_lora(type(self.pipe), folder, tensors, config, tuple(self.experts), part)
 
 
 def _write_peft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
@@ -406,7 +406,3 @@ def _write_peft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str
     with replacing(folder / "adapter_model.safetensors") as stream:
         stream.write(save(named))
     LoraConfig(**config).save_pretrained(str(folder))
-
-
-def _nothing() -> None:
-    """What a class without LoRA has in the place of `save_lora_weights`."""

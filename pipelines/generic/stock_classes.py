@@ -16,6 +16,11 @@ def undecorated(call: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
+def call_arguments(cls: Any) -> Mapping[str, inspect.Parameter]:
+    """Arguments of a stock class's call by name."""
+    return inspect.signature(undecorated(cls.__call__)).parameters
+
+
 def scale_argument(taken: Mapping[str, inspect.Parameter]) -> str | None:
     """The argument of a stock call that sets guidance; None where there is none."""
     true = taken.get("true_cfg_scale")
@@ -73,7 +78,7 @@ def stock_class(name: str, model: str) -> Any:
             f"{model} is a {name}, and no family loads that, nor has diffusers {diffusers.__version__} a pipeline of "
             f"this name: {OTHER}"
         )
-    taken = inspect.signature(undecorated(cls.__call__)).parameters
+    taken = call_arguments(cls)
     said = f"{model} is a {name}, which no family loads and pipeline.name=generic cannot train"
     wanted = [one for one in _ASKED if one not in taken]
     if wanted or not hasattr(cls, "encode_prompt"):

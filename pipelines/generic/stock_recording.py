@@ -103,12 +103,8 @@ class Recorder:
         with torch.no_grad():
             made = p.pipe.vae.decode(*args, **named)
         made = made[0] if isinstance(made, (tuple, list)) else made.sample
-        size, wanted = _drawn(type(p.pipe).__name__, made, videos=p.videos), (p.height, p.width)
-        if any(one not in (None, own) for one, own in zip(wanted, size[:2], strict=True)):
-            raise ValueError(
-                f"{type(p.pipe).__name__} draws {size[0]} x {size[1]} where {wanted[0]} x {wanted[1]} pixels are asked "
-                "for: set pipeline.height and pipeline.width, and eval's, to a size that it draws"
-            )
+        size = _drawn(type(p.pipe).__name__, made, videos=p.videos)
+        p.check_drawn(size[:2])
         return Recorded(
             call=call, size=size, vae=p.pipe.vae, decoded=(args, named),
             text=read.shape[1] if isinstance(read, Tensor) and read.ndim == 3 else None,

@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flowrl.pipelines.lora import LORA_FILE, lora_variant, read_lora
+from flowrl.pipelines.lora import LORA_FILE, lora_variant, read_lora, refuse_not_finite
 
 Layers = dict[str, tuple[Tensor, Tensor]]
 """Layer -> lora_A [r, in], lora_B [out, r]."""
@@ -97,6 +97,19 @@ def saved_loras(folder: Path) -> dict[str, SavedLora]:
         magnitudes = {name.partition(".lora_")[0]: tensor for name, tensor in own.items() if "magnitude" in name}
         found[network] = SavedLora(layers=layers, alpha=alpha, variant=variant, magnitudes=magnitudes)
     return found
+
+
+def finite_loras(folder: Path) -> dict[str, SavedLora]:
+    """`saved_loras` of one that is to leave this machine or to become part of a model.
+
+    Raises:
+        ValueError: as `saved_loras`; or it holds NaN or infinity.
+    """
+    loras = saved_loras(folder)
+    for lora in loras.values():
+        tensors = {layer: up for layer, (_, up) in lora.layers.items()}
+        refuse_not_finite(tensors, f"the LoRA in {folder}", "take an earlier one")
+    return loras
 
 
 def stock_files(folder: Path) -> dict[str, tuple[dict[str, Tensor], dict[str, str]]]:

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flowrl.files import read_json
+from flowrl.files import free_bytes, nearest_folder, read_json
 from flowrl.pipelines.weights.lora_exports import SavedLora
 from flowrl.pipelines.weights.saved_model import INDEX, SMALL, take_frozen
 
@@ -100,15 +100,15 @@ def weights_of(part: Path, variant: str | None) -> list[Path]:
     Raises:
         ValueError: there are none in safetensors.
     """
-    marks = [path.name.removesuffix(".safetensors").split("-")[0] for path in part.glob("*.safetensors")]
-    ending = f".{variant}" if variant else ""
-    found = sorted(
-        path for path, mark in zip(part.glob("*.safetensors"), marks, strict=True)
-        if (mark.endswith(ending) if ending else "." not in mark)
-    )  # fmt: skip
+    found = sorted(path for path in part.glob("*.safetensors") if _is_of(path.stem.split("-")[0], variant))
     if not found:
         raise ValueError(f"{part} holds no weights in safetensors{f' of variant {variant}' if variant else ''}")
     return found
+
+
+def _is_of(name: str, variant: str | None) -> bool:
+    """Whether a file's name, without the number of its shard, is of a variant: NAME.fp16, or NAME of none."""
+    return name.endswith(f".{variant}") if variant else "." not in name
 
 
 def _parts(base: Path, loras: Mapping[str, SavedLora]) -> dict[str, str]:
@@ -154,12 +154,11 @@ def _check_room(base: Path, paths: list[Path], out: Path) -> None:
     """Refuses where the disk has no room: the merged parts, and what is copied of the others."""
     need = sum(path.stat().st_size for path in paths)
     need += min(sum(path.stat().st_size for path in base.rglob("*") if path.is_file()) - need, SMALL)
-    place = next(parent for parent in (out, *out.resolve().parents) if parent.exists())
-    free = shutil.disk_usage(place).free
+    free = free_bytes(out)
     if need > free:
         raise ValueError(
-            f"the merged model takes {need / 1e9:.2f} GB and the disk of {place} has {free / 1e9:.2f} GB left: make "
-            "room, or give a folder on another disk"
+            f"the merged model takes {need / 1e9:.2f} GB and the disk of {nearest_folder(out)} has {free / 1e9:.2f} GB "
+            "left: make room, or give a folder on another disk"
         )
 
 

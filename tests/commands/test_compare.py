@@ -22,7 +22,7 @@ import flowrl.commands.compare.measure as compare_measure
 import flowrl.commands.compare.trainings as compare_run
 from flowrl.cli import main
 from flowrl.commands.compare.measure import image_spread
-from flowrl.commands.compare.question import ask, base_key, parse_budget, read_journal
+from flowrl.commands.compare.question import ask, base_key, evaluated_rewards, parse_budget, read_journal
 from flowrl.commands.compare.standing import spent_share, standing
 from flowrl.config.train import load_config
 from flowrl.pipelines import Pipeline
@@ -194,7 +194,7 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others(
     config = yaml.safe_load((tiny.folder / "tiny_slow.yaml").read_text())
     source = "def bad(images, prompts, metadata):\n    raise ValueError('the judge is away')\n"
     (tiny.folder / "bad.py").write_text(source)
-    config["rewards"] = [{"file": str(tiny.folder / "bad.py"), "function": "bad"}]
+    config["rewards"] = [{"file": str(tiny.folder / "bad.py"), "function": "bad", "label": "brightness"}]
     write(tiny.folder / "broken.yaml", config)
     assert compare("broken.yaml", "tiny_slow.yaml", "--num-seeds", "1", *BUDGET, "--out", "half") == 1
     out = capsys.readouterr().out
@@ -302,6 +302,37 @@ def test_what_a_training_would_refuse_is_refused_before_any_starts(
     assert message in capsys.readouterr().err
     assert started == []
     assert not (tiny.folder / "typo").exists()
+
+
+def test_methods_without_a_common_number_are_refused_before_any_starts(
+    tiny: TinyRuns, compare: Callable[..., int], started: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table would refuse them, after every training."""
+    config = yaml.safe_load((tiny.folder / "tiny_slow.yaml").read_text())
+    write(tiny.folder / "other.yaml", config | {"rewards": [{"name": "jpeg_compressibility"}]})
+    command = ("tiny_slow.yaml", "other.yaml", *BUDGET, "--out", "apart")
+    assert compare(*command) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "other.yaml: its evaluations measure jpeg_compressibility and not brightness" in error
+    assert compare(*command, "--metric", "eval/reward/jpeg_compressibility") == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "tiny_slow.yaml: its evaluations measure brightness and not jpeg_compressibility" in error
+    assert started == []
+    assert not (tiny.folder / "apart").exists()
+
+
+def test_what_evaluations_measure_is_what_a_run_logs(tiny: TinyRuns) -> None:
+    more = [{"name": name} for name in ("jpeg_compressibility", "jpeg_incompressibility")]
+    config = yaml.safe_load((tiny.folder / "tiny_slow.yaml").read_text())
+    config["eval"] |= {"rewards": [*more, more[0] | {"options": {"scale": "ddpo"}}, more[0] | {"label": "third"}]}
+    path, out = write(tiny.folder / "several.yaml", config), tiny.folder / "logged"
+    assert main(["train", str(path), f"out={out}", "num_iterations=1", "eval_every=1"]) == 0
+    row = next(row for row in metrics(out) if "eval/reward/third" in row)
+    logged = {key.removeprefix("eval/reward/") for key in row if key.startswith("eval/reward/")}
+    names = {name for name in logged if "/" not in name and not name.endswith(("_low", "_high", "_invalid_ratio"))}
+    measured = evaluated_rewards(load_config(path))
+    assert set(measured) == names
+    assert measured[-2] == "jpeg_compressibility_2"
 
 
 @pytest.mark.parametrize("setting", [

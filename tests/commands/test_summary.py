@@ -131,3 +131,14 @@ def test_an_unknown_interval_is_told_with_its_reason(
     assert told in shown
     assert "nan" not in shown
     assert ("speaks of prompts of this kind, not of another training" in shown) == (prompts > 1)
+
+
+def test_what_weights_and_biases_kept_is_sent_by_a_line_to_copy(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path("configs/tiny_grpo_geneval.yaml")
+    (folder / "wandb" / "offline-run-20260101_120000-abc").mkdir(parents=True)
+    for mode in ("offline", "none"):
+        print_summary(folder, load_config(path, [f"logging.wandb={mode}"]), folder / "report.html", finished=True)
+        said = f"W&B       wandb sync {folder}/wandb/offline-run-*"
+        assert (said in capsys.readouterr().out.splitlines()) == (mode == "offline")

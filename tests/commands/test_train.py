@@ -14,6 +14,7 @@ from safetensors import safe_open
 from tiny_runs import PROMPTS, TinyRuns, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
 
+import flowrl.commands.train.run as train_run
 from flowrl.cli import main
 from flowrl.prompts.loading import prompts_of_iteration
 
@@ -230,3 +231,12 @@ def test_without_out_the_first_free_folder_is_taken(runs: TinyRuns, monkeypatch:
     assert main(["train", str(runs.config), "num_iterations=1"]) == 0
     assert (elsewhere / "runs" / "tiny-2" / "report.html").is_file()
     assert list((elsewhere / "runs" / "tiny-1").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(train_run, "check_before_loading", lambda config: pytest.fail("it takes seconds"))
+    assert main(["train", "tiny_g2rpo", f"out={tmp_path / 'file' / 'run'}"]) == 1
+    assert "give another out=" in capsys.readouterr().err

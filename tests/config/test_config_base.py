@@ -105,5 +105,7 @@ def test_a_base_that_is_nowhere_is_answered_with_the_places_and_the_nearest_name
         str(tmp_path / "tiny_g2rp.yaml"),
         "did you mean tiny_g2rpo?",
         "that ship",
+        "'flowrl list configs'",
     ):
         assert part in str(error.value)
+    assert "tiny_nft" not in str(error.value)  # a list of all names buries the nearest one

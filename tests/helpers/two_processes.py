@@ -53,7 +53,7 @@ def child(rank):
         try:
             run(rank)
             code = 0
-        except BaseException:
+        except BaseException:  # of an interrupt and of sys.exit too: a fork that ends here tells nobody else
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -107,7 +107,7 @@ def be(order, streams):
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too, as the interpreter in whose place this stands prints it
         traceback.print_exc()
     finally:
         sys.stdout.flush()

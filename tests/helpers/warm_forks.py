@@ -133,7 +133,7 @@ def _be_the_command(
         code = main(list(arguments))
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too: nobody above prints it, and tests read that a command let it through
         traceback.print_exc()
     finally:
         try:

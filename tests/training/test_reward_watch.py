@@ -40,6 +40,15 @@ def test_more_failures_than_allowed_stop_the_run() -> None:
     assert last.endswith("Fix the reward or its server")
 
 
+def test_completions_are_told_apart_from_images_and_nan_by_its_name() -> None:
+    """4 images of 2 prompts with 5 completions each: who reads "24 of 24 images" looks for them in vain."""
+    nan = Counter({"mine/not_finite": 24})
+    said = watch().complaint(torch.full((24,), torch.nan), 0, nan, "2 prompts x 2 images")
+    assert "24 of 24 scored images (2 prompts x 2 images, and completions on their way) got no valid reward" in said
+    assert "(24 of 24 in the last iteration;" in said
+    assert "mine/not_finite 24 (NaN or infinity). Fix" in said
+
+
 def test_an_iteration_without_any_reward_stops_the_run() -> None:
     (said,) = complaints(watch(1.0), torch.full((4,), torch.nan))
     assert "4 of 4 images got no valid reward" in said

@@ -1,6 +1,6 @@
 """`flowrl watch` over 20 runs of 2,000 iterations: seconds until its page has everything, and with 10 clients.
 
-    python tests/trials/watch_load.py --folder /tmp/watched --out docs/trials/watch.json
+    python tests/trials/watch_load.py --folder DIR --out docs/trials/watch.json
 
 The folders are written with rows as long as those of a real run of GRPO with three rewards; one run goes on growing
 while it is watched. A page is what a browser asks for: page, script, list until no run waits, a run, log and samples.
@@ -144,8 +144,8 @@ def serve(folder: Path) -> tuple[subprocess.Popen[str], str, float]:
     command = [sys.executable, "-m", "flowrl.cli", "watch", str(folder), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    line = server.stdout.readline()
-    return server, line.split(" at ")[1].split(";")[0], time.perf_counter() - begun
+    address = next(line.strip() for line in server.stdout if line.startswith("http://"))
+    return server, address, time.perf_counter() - begun
 
 
 def main() -> None:

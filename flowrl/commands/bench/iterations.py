@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,18 +70,24 @@ def settings_of(subject: Subject) -> TrainConfig:
     )  # fmt: skip
 
 
-def fitting(subject: Subject, seconds: float, pace: float | None) -> tuple[TrainConfig | None, str]:
-    """The configuration with as many prompts an iteration as the time is enough for; None and why where it is not."""
-    whole = settings_of(subject)
-    wanted = whole.prompts_per_step
-    for prompts in [count for count in range(wanted, 0, -1) if wanted % count == 0]:
+def with_prompts(subject: Subject, numbers: Iterable[int]) -> Iterator[TrainConfig]:
+    """The configuration of whole iterations with each of some numbers of prompts that its other settings allow."""
+    for prompts in numbers:
         try:
-            config = replace(whole, prompts_per_step=prompts)
+            config = replace(settings_of(subject), prompts_per_step=prompts)
             config.resolve_batch(1)
             recipe_of(config).check(config)
         except ValueError:  # a number that the settings do not divide into
             continue
+        yield config
+
+
+def fitting(subject: Subject, seconds: float, pace: float | None) -> tuple[TrainConfig | None, str]:
+    """The configuration with as many prompts an iteration as the time is enough for; None and why where it is not."""
+    wanted = subject.config.prompts_per_step
+    for config in with_prompts(subject, [count for count in range(wanted, 0, -1) if wanted % count == 0]):
         if foreseen(subject, config, pace) * ITERATIONS <= seconds:
+            prompts = config.prompts_per_step
             fewer = f"{prompts} of {wanted} prompts an iteration, for want of time (--minutes)"
             return config, "" if prompts == wanted else fewer
     return None, "not measured: not even one prompt an iteration fits into what is left of --minutes"

@@ -18,6 +18,7 @@ from flowrl.config.base import read_with_base
 from flowrl.config.spelling import closest
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.files import is_taken, read_json
+from flowrl.rewards import judged_by
 
 JOURNAL = "compare.json"
 BUDGETS = ("nfe", "seconds", "images")
@@ -120,6 +121,18 @@ def overrides_of(question: Question, seed: int, threads: int = 1) -> list[str]:
 def settings_of(question: Question, method: str, seed: int) -> TrainConfig:
     """The resolved configuration of a run."""
     return load_config(find_config(question.methods[method]), overrides_of(question, seed))
+
+
+def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
+    """The rewards that a run's evaluations measure, as they are called there: see
+    `flowrl.training.parts.evaluation_rewards`; a second one of a name has a number behind it."""
+    trained = [entry for entry in config.rewards if "groups" not in judged_by(entry.name)]
+    entries = [*trained, *config.eval.rewards]
+    names = [entry.called for entry in entries]
+    found = [f"{name}_{same + 1}" if (same := names[:k].count(name)) else name for k, name in enumerate(names)]
+    if any(entry.name == "geneval" for entry in entries) and "geneval" not in found:
+        found.append("geneval")  # its score has a name of its own, whatever the reward's label is
+    return tuple(found)
 
 
 def base_key(config: TrainConfig) -> str:

@@ -17,6 +17,7 @@ from flowrl.commands.compare.question import (
     Question,
     ask,
     command,
+    evaluated_rewards,
     is_finished,
     read_journal,
     run_name,
@@ -25,6 +26,8 @@ from flowrl.commands.compare.question import (
 from flowrl.commands.compare.report import write
 from flowrl.commands.compare.trainings import Comparison
 from flowrl.commands.train.run import check_before_loading
+from flowrl.files import refuse_unwritable
+from flowrl.training.evaluation_rows import GENEVAL, REWARD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,8 @@ def compared(parsed: argparse.Namespace) -> Compared:
         raise ValueError(f"--baseline {view['baseline']} is none of the methods: {', '.join(question.methods)}")
     code = 0
     if not parsed.report_only:
+        refuse_unwritable(folder)
+        check_same_metric(question, view.get("metric"))
         check_methods(folder, question)
         journal = known or _new_journal()
         journal["jobs"] = parsed.jobs
@@ -70,6 +75,34 @@ def compared(parsed: argparse.Namespace) -> Compared:
     if code != 130:
         write(folder, question, **view, measured=not parsed.report_only)
     return Compared(code=code, question=question, view=view)
+
+
+def check_same_metric(question: Question, metric: str | None) -> None:
+    """Refuses methods whose evaluations have no common number to compare them by, which a table would find at its end.
+
+    Args:
+        question: what is compared.
+        metric: that was asked for; None is GenEval's score where the first method has it, else its first reward.
+
+    Raises:
+        ValueError: an evaluation does not measure it; names the configuration, and the rewards that all measure.
+    """
+    measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
+    first, *_ = measured.values()
+    if metric is None:
+        wanted = "geneval" if "geneval" in first else next(iter(first), None)
+    else:
+        prefix = next((prefix for prefix in (GENEVAL, REWARD) if metric.startswith(prefix)), None)
+        wanted = "geneval" if prefix == GENEVAL else prefix and metric.removeprefix(REWARD).partition("/")[0]
+    shared = [name for name in first if all(name in own for own in measured.values())]
+    for method, own in measured.items():
+        if wanted is None or wanted in own:
+            continue
+        way = f"give --metric {REWARD}{shared[0]}, which all measure, or " if shared else ""
+        raise ValueError(
+            f"{question.methods[method]}: its evaluations measure {', '.join(own) or 'no reward'} and not {wanted}, by "
+            f"which these methods would be compared: {way}add {wanted} to its eval.rewards"
+        )
 
 
 def check_methods(folder: Path, question: Question) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from flowrl.commands.doctor.result import Check, Diagnosis, State
 from flowrl.commands.terminal_text import COLUMNS
+from flowrl.html.markup import plural
 
 _MARKS: Mapping[State, str] = {"ok": "✓", "note": "-", "warning": "!", "fault": "✗"}
 _PLAIN: Mapping[State, str] = {"ok": "+", "note": "-", "warning": "!", "fault": "X"}
@@ -34,8 +35,8 @@ def last_words(checks: Sequence[Check]) -> str:
     """One line that says whether something is in the way of a run."""
     faults = sum(check.state == "fault" for check in checks)
     warnings = sum(check.state == "warning" for check in checks)
-    said = f"{_many(faults, 'fault')} to be put right first" if faults else "Nothing here would stop a run"
-    more = f"; {_many(warnings, 'warning')}" if warnings else ""
+    said = f"{plural(faults, 'fault')} to be put right first" if faults else "Nothing here would stop a run"
+    more = f"; {plural(warnings, 'warning')}" if warnings else ""
     return f"{said}{more}."
 
 
@@ -43,10 +44,6 @@ def _filled(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
         text, COLUMNS, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )  # fmt: skip
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _writes(encoding: str | None) -> bool:

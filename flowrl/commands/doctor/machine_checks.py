@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from flowrl.commands.doctor.result import Check
 from flowrl.failures import explain
+from flowrl.files import free_bytes, nearest_folder
 from flowrl.versions import numbers, untested, version_of, versions
 
 PACKAGE = "flowrl-toolkit"
@@ -97,8 +97,7 @@ def _declared() -> list[str]:
 
 def disk_check(folder: Path, *, name: str = "disk") -> Check:
     """Room where runs are written, and whether a file can be."""
-    place = _existing(folder)
-    free = shutil.disk_usage(place).free / GIB
+    place, free = nearest_folder(folder), free_bytes(folder) / GIB
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".flowrl-doctor-") as stream:
             stream.write(b"\0" * _TRIED)
@@ -118,18 +117,11 @@ def disk_check(folder: Path, *, name: str = "disk") -> Check:
     return Check(name=name, state="ok", found=found)
 
 
-def _existing(folder: Path) -> Path:
-    place = folder.expanduser().absolute()
-    while not place.is_dir():
-        place = place.parent
-    return place
-
-
 def shared_memory_check(place: Path = Path("/dev/shm")) -> Check:
     """Shared memory, through which the GPUs of a machine and its processes exchange what they have."""
     if not place.is_dir():
         return Check(name="shared memory", state="note", found=f"there is no {place}; one process needs none")
-    free = shutil.disk_usage(place).free / GIB
+    free = free_bytes(place) / GIB
     if free < SHARED:
         return Check(name="shared memory", state="warning",
                      found=f"{free:.2f} GiB at {place}: several processes may end with a bus error",

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.commands.bench.bench_subject import CANNOT_LOAD, Subject, prepare
-from flowrl.commands.bench.iterations import run_iterations, settings_of
+from flowrl.commands.bench.iterations import run_iterations, settings_of, with_prompts
 from flowrl.commands.doctor.result import Check
 from flowrl.commands.doctor.spoken import divided, faulty
 from flowrl.commands.plan.published_models import in_cache
-from flowrl.commands.train.run import recipe_of
 from flowrl.config.train import TrainConfig
 from flowrl.failures import explain
 from flowrl.training.model_files import location_of
@@ -58,16 +57,7 @@ def _left_out(config: TrainConfig, *, hindered: bool) -> str:
 
 def fewest(subject: Subject) -> TrainConfig:
     """The configuration of whole iterations with as few prompts as its other settings allow."""
-    whole = settings_of(subject)
-    for prompts in range(1, whole.prompts_per_step):
-        try:
-            config = replace(whole, prompts_per_step=prompts)
-            config.resolve_batch(1)
-            recipe_of(config).check(config)
-        except ValueError:  # a number that the settings do not divide into
-            continue
-        return config
-    return whole
+    return next(with_prompts(subject, range(1, subject.config.prompts_per_step)), settings_of(subject))
 
 
 def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:

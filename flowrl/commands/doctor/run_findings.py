@@ -14,7 +14,7 @@ from pathlib import Path
 from flowrl.commands.doctor.result import Check, Diagnosis, State
 from flowrl.commands.doctor.spoken import divided, faulty
 from flowrl.commands.report.health import SIGNS, Sign, Values
-from flowrl.commands.report.run_data import RunData, column, keys_below, read_run
+from flowrl.commands.report.run_data import RunData, column, keys_below, read_run, warnings_by_kind
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.html.markup import number
 from flowrl.training.checkpoints import check_newest
@@ -64,15 +64,10 @@ def _checkpoint(folder: Path) -> Iterator[Check]:
 
 def _warnings(run: RunData) -> Iterator[Check]:
     """Every kind of warning, as it was said first."""
-    found: dict[str, dict[int, str]] = {}
-    for row in run.warned:
-        for name, sentence in row["warnings"].items():
-            found.setdefault(str(name), {}).setdefault(int(row["iteration"]), str(sentence))
-    for iteration, name, sentence in _seen_again(run):
-        found.setdefault(name, {}).setdefault(iteration, sentence)
-    for name, said in found.items():
+    for name, found in (run.warnings or _seen_again(run)).items():
         if name == "diverged" and run.manifest.get("error"):  # the error tells it
             continue
+        said = dict(reversed(found))  # of an iteration that was done again, what was said first
         first, last = min(said), max(said)
         when = f"iteration {first}" if first == last else f"iterations {first} to {last}, {len(said)} times"
         words, cure = divided(said[first])
@@ -80,15 +75,14 @@ def _warnings(run: RunData) -> Iterator[Check]:
         yield Check(name=name.replace("_", " "), state=state, found=f"{when}: {words}", cure=cure)
 
 
-def _seen_again(run: RunData) -> Iterator[tuple[int, str, str]]:
+def _seen_again(run: RunData) -> dict[str, list[tuple[int, str]]]:
     """What the watchdog says of a log without warnings, as far as rows tell: single rewards are not in them."""
     config = _config(run)
     if config is None or run.warned:
-        return
+        return {}
     history = new_history()
-    for row in run.train:
-        for name, sentence in iteration_warnings(history, row, None, config).items():
-            yield int(row["iteration"]), name, sentence
+    again = ({**row, "warnings": iteration_warnings(history, row, None, config)} for row in run.train)
+    return warnings_by_kind(list(again))
 
 
 def _config(run: RunData) -> TrainConfig | None:

@@ -7,18 +7,21 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import save
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from flowrl.config.locations import hub_id, split_revision
 from flowrl.files import refuse_foreign, replacing, write_atomically
-from flowrl.generation.models import Source, check_source, find_source, label_of
-from flowrl.pipelines.lora import LORA_FILE, VARIANTS, refuse_not_finite
+from flowrl.generation.models import Source, check_source, find_source, label_of, lora_of
+from flowrl.pipelines.lora import LORA_FILE, VARIANTS
 from flowrl.pipelines.weights.lora_exports import (
     SavedLora,
     comfyui_tensors,
+    finite_loras,
     kohya_tensors,
     peft_tensors,
-    saved_loras,
     stock_files,
 )
 from flowrl.training.parts import DTYPES
@@ -33,16 +36,12 @@ def run(parsed: argparse.Namespace) -> int:
     """Writes the files and says which they are.
 
     Raises:
-        ValueError: the run has no LoRA, or the form cannot hold it.
+        ValueError: the run has no LoRA, the form cannot hold it, or a file is there that holds something else.
     """
     source = find_source(parsed.model, dtype=parsed.save_dtype)
-    if source.lora is None:
-        raise ValueError(refuse_whole(source, parsed.model, "export"))
+    lora = lora_of(source, parsed.model, "export")
     check_source(source)
-    loras = saved_loras(source.lora)
-    for lora in loras.values():
-        tensors = {layer: up for layer, (_, up) in lora.layers.items()}
-        refuse_not_finite(tensors, f"the LoRA in {source.lora}", "take an earlier one")
+    loras = finite_loras(lora)
     out = parsed.out or Path(parsed.model) / f"export-{parsed.format}"
     files = exported(loras, parsed.format, source, label_of(parsed.model))
     dtype = DTYPES[source.dtype]
@@ -50,23 +49,20 @@ def run(parsed: argparse.Namespace) -> int:
         weights = (out / name).with_name("adapter_model.safetensors") if name.endswith(".json") else out / name
         refuse_foreign(out / name, own=weights.is_file() and b"flowrl export" in _beginning(weights), flag="--out")
     for name, content in files.items():
+        if (out / name).is_file() and (out / name).stat().st_size and not _holds(out / name, content, dtype):
+            raise ValueError(
+                f"{out / name} is there already and holds another LoRA than that of {parsed.model} now: give another "
+                "--out, or move it away"
+            )
+    for name, content in files.items():
         if isinstance(content, str):
             write_atomically(out / name, content)
             continue
-        kept = {key: tensor.to(dtype).contiguous() for key, tensor in content[0].items()}
+        kept = _kept(content[0], dtype)
         with replacing(out / name) as stream:
             stream.write(save(kept, metadata=MARK | dict(content[1])))
         print(f"wrote {out / name}: {len(kept)} tensors, {(out / name).stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def refuse_whole(source: Source, model: str, command: str) -> str:
-    """Why a model without a LoRA is not for a command that takes one."""
-    if source.trained_from is not None:
-        return (
-            f"{model} trained all weights: {source.model} is a stock folder already, and there is no LoRA to {command}"
-        )
-    return f"{model} has no LoRA: give a run folder, or the folder of a LoRA that a run wrote"
 
 
 def exported(
@@ -91,7 +87,9 @@ def exported(
         config = adapter_config(lora)
         if form == "peft":
             files[f"{place}adapter_model.safetensors"] = peft_tensors(lora), {}
-            facts = {"peft_type": "LORA", "base_model_name_or_path": _hub_id(source.model), **config,
+            base = hub_id(source.model)
+            facts = {"peft_type": "LORA", "base_model_name_or_path": base,
+                     "revision": None if base is None else split_revision(source.model)[1], **config,
                      "bias": "none", "inference_mode": True, "auto_mapping": None}  # fmt: skip
             files[f"{place}adapter_config.json"] = json.dumps(facts, indent=1)
             continue
@@ -111,12 +109,26 @@ def adapter_config(lora: SavedLora) -> dict[str, object]:
     return found | VARIANTS[lora.variant]
 
 
+def _kept(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors as they are written."""
+    return {key: tensor.to(dtype).contiguous() for key, tensor in tensors.items()}
+
+
+def _holds(path: Path, content: tuple[dict[str, Tensor], dict[str, str]] | str, dtype: torch.dtype) -> bool:
+    """Whether an earlier export wrote the same: nothing is lost by writing that again."""
+    if isinstance(content, str):
+        return path.read_text(encoding="utf-8", errors="replace") == content
+    try:
+        there = load_file(path)
+    except SafetensorError:  # cut off
+        return False
+    wanted = _kept(content[0], dtype)
+    return there.keys() == wanted.keys() and all(
+        there[key].dtype == tensor.dtype and torch.equal(there[key], tensor) for key, tensor in wanted.items()
+    )
+
+
 def _beginning(path: Path) -> bytes:
     """The header of a file with tensors, as far as it names who wrote it."""
     with path.open("rb") as file:
         return file.read(2**20)
-
-
-def _hub_id(model: str) -> str | None:
-    """A hub id; never a place on this machine."""
-    return None if Path(model).exists() or model.startswith("asset:") else model

@@ -52,8 +52,8 @@ def base_for(wish: Wish) -> str:
         ranked.append((not same, away, card is None, other, len(rewards), len(data), name))
     if not ranked:
         raise ValueError(
-            f"no configuration ships for {wish.model}, of the family {family or 'that nobody here can know'}: give a "
-            "model of one in 'flowrl list configs', or write a file by docs/generic.md"
+            f"no configuration ships for {wish.model}{f', of the family {family}' if family else ''}: give a model of "
+            "'flowrl list families', a folder of one, or write a file by docs/generic.md"
         )
     return min(ranked)[-1]
 

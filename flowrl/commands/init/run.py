@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from flowrl.commands.init.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for, is_here, prompts_are_here
+from flowrl.commands.init.questions import QUESTIONS, ask, card_fault
 from flowrl.commands.init.written import text_of
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.files import write_atomically
-
-_ASKED = (
-    ("model", "Model (hub id or folder)", "stabilityai/stable-diffusion-3.5-medium"),
-    ("card", "Memory of one card in GB", "24"),
-    ("reward", "Reward ('flowrl list rewards'; empty: the configuration's own)", ""),
-    ("prompts", "Prompt file (empty: the configuration's own)", ""),
-)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -66,19 +59,14 @@ def _made(wish: Wish, path: Path) -> tuple[Wish, str, tuple[str, ...] | None, st
 
 
 def _wish(parsed: argparse.Namespace) -> Wish:
-    given = {name: getattr(parsed, name) for name, _, _ in _ASKED}
-    if sys.stdin is not None and sys.stdin.isatty():
-        for name, question, usual in _ASKED:
-            if given[name] is None:
-                print(f"{question}{f' [{usual}]' if usual else ''}: ", end="", file=sys.stderr, flush=True)
-                given[name] = sys.stdin.readline().strip() or usual or None
+    given = ask({name: getattr(parsed, name) for name in QUESTIONS})
     if given["model"] is None or given["card"] is None:
         raise ValueError(
             "--model and --card are needed where nobody can be asked, such as "
             "'flowrl init --model stabilityai/stable-diffusion-3.5-medium --card 24'"
         )
-    if not str(given["card"]).isdecimal() or int(given["card"]) < 1:
-        raise ValueError(f"a card has a whole number of GB, 24 say, got {given['card']}")
+    if (fault := card_fault(str(given["card"]))) is not None:
+        raise ValueError(fault)
     return Wish(model=given["model"], card=int(given["card"]), reward=given["reward"], prompts=given["prompts"],
                 eval_prompts=parsed.eval_prompts)  # fmt: skip
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from flowrl.commands.eval.benchmark import BENCHMARKS, REPRODUCES
 from flowrl.config.base import read_with_base
@@ -22,6 +23,8 @@ METHODS = {
     "credit.method": ("credit/__init__.py", "CREDIT"),
     "objective.name": ("objectives/policy_gradient.py", "OBJECTIVES"),
     "objective.name (recipe forward)": ("objectives/forward_losses.py", "FORWARD"),
+    "objective.name (recipe preference)": ("recipes/preference_settings.py", "OBJECTIVES"),
+    "objective.name (recipe backprop)": ("objectives/gradient_paths.py", "PATHS"),
     "shaping.name": ("advantages/shaping.py", "SHAPINGS"),
     "reward_map.name": ("advantages/reward_maps.py", "MAPS"),
     "curriculum.sampling": ("prompts/curriculum.py", "CURRICULA"),
@@ -67,6 +70,12 @@ def table_names(file: str, table: str) -> dict[str, ast.expr]:
     raise ValueError(f"{file} has no table {table}")
 
 
+def families() -> dict[str, Any]:
+    """The model families by name: their stock classes and published checkpoints."""
+    found: dict[str, Any] = read_json(_root() / "pipelines" / "published.json")["families"]
+    return found
+
+
 def _configs() -> Iterator[Entry]:
     for name, path in config_files().items():
         text = path.read_text(encoding="utf-8")
@@ -85,11 +94,13 @@ def _methods() -> Iterator[Entry]:
         for name, value in table_names(file, table).items():
             cls = next((word.value for word in getattr(value, "keywords", ()) if word.arg == "options"), value)
             found = _of_class(name, *_home(file, ast.unparse(cls)))
-            yield Entry(name=name, text=found.text, more=(("key", f"{key.split()[0]}={name}"), *found.more))
+            choice, _, recipe = key.removesuffix(")").partition(" (recipe ")
+            chosen = f"{choice}={name}{f' recipe={recipe}' if recipe else ''}"
+            yield Entry(name=name, text=found.text, more=(("key", chosen), *found.more))
 
 
 def _families() -> Iterator[Entry]:
-    for name, facts in read_json(_root() / "pipelines" / "published.json")["families"].items():
+    for name, facts in families().items():
         text = first_sentence(ast.get_docstring(_tree(f"pipelines/families/{name}.py")) or "")
         models = [f"{model} ({known['licence']})" for model, known in facts["checkpoints"].items()]
         yield Entry(name=name, text=text, more=(("classes", ", ".join(facts["stock"])), ("models", "\n".join(models))))

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 
 from flowrl.files import is_taken
-from flowrl.generation.models import check_source, find_source
-from flowrl.pipelines.lora import refuse_not_finite
+from flowrl.generation.models import check_source, find_source, lora_of
 from flowrl.pipelines.places.single_files import is_single_file
-from flowrl.pipelines.weights.lora_exports import saved_loras
+from flowrl.pipelines.weights.lora_exports import finite_loras
 from flowrl.pipelines.weights.merged_model import merge
 from flowrl.pipelines.weights.saved_model import stock_folder
 from flowrl.training.model_files import model_location
@@ -25,12 +24,7 @@ def run(parsed: argparse.Namespace) -> int:
         ValueError: there is no LoRA, the base is quantised or of another layout, or the folder is taken.
     """
     source = find_source(parsed.model)
-    if source.lora is None:
-        raise ValueError(
-            f"{parsed.model} has no LoRA to merge: {source.model} holds whole weights already"
-            if source.trained_from is not None
-            else f"{parsed.model} has no LoRA: give a run folder, or the folder of a LoRA that a run wrote"
-        )
+    lora = lora_of(source, parsed.model, "merge")
     check_source(source)
     if source.quantize != "none" and not parsed.unquantised:
         raise ValueError(
@@ -46,11 +40,7 @@ def run(parsed: argparse.Namespace) -> int:
             f"{location} is a single file: save it as a folder first (DiffusionPipeline.from_single_file, then "
             "save_pretrained), and give that as --base"
         )
-    loras = saved_loras(source.lora)
-    for lora in loras.values():
-        refuse_not_finite(
-            {layer: up for layer, (_, up) in lora.layers.items()}, f"the LoRA in {source.lora}", "take an earlier one"
-        )
+    loras = finite_loras(lora)
     if parsed.out.exists():
         parsed.out.rmdir()
     variant = None if parsed.base is not None else source.variant

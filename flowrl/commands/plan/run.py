@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import flowrl
+from flowrl.commands.list.entries import families
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.commands.plan.throughput import pace
-from flowrl.config.base import SETTINGS
-from flowrl.config.train import TrainConfig, find_config, load_config
+from flowrl.config.base import named_config
+from flowrl.config.locations import is_path, split_revision
+from flowrl.config.train import TrainConfig, load_config
 from flowrl.files import read_json
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ def planned(parsed: argparse.Namespace) -> Planned:
         raise ValueError(f"--tflops must be above 0, got {parsed.tflops:g}")
     if parsed.tflops is not None and parsed.bench is not None:
         raise ValueError("--tflops and --bench both say how fast a GPU is: leave one of them out")
-    path = parsed.config if isinstance(parsed.config, Mapping) else find_config(parsed.config)
-    name = SETTINGS if isinstance(path, Mapping) else path.stem
+    path, name = named_config(parsed.config)
     config = load_config(path, parsed.overrides)
     parallel = config.parallel
     copy = parallel.shard * parallel.context
@@ -100,13 +100,13 @@ def _is_stock(config: TrainConfig) -> bool:
     name, model = config.pipeline.name, config.pipeline.model
     if name is not None:
         return name == "generic"
-    families = read_json(Path(flowrl.__file__).parent / "pipelines" / "published.json")["families"].values()
-    index = Path(model) / "model_index.json"
+    place, known = Path(model).expanduser(), families().values()
+    index = place / "model_index.json"
     if index.is_file():
-        return read_json(index).get("_class_name") not in {stock for known in families for stock in known["stock"]}
-    if Path(model).exists() or ":" in model:  # files and assets are of families
+        return read_json(index).get("_class_name") not in {stock for one in known for stock in one["stock"]}
+    if place.exists() or is_path(model):  # files and assets are of families
         return False
-    return model.partition("@")[0] not in {own for known in families for own in known["checkpoints"]}
+    return split_revision(model)[0] not in {own for one in known for own in one["checkpoints"]}
 
 
 def _names_file(settings: Any) -> bool:

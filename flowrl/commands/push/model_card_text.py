@@ -170,7 +170,6 @@ def _use(card: Card) -> str:
     what = "frames = pipe(...).frames[0]" if card.task.endswith("video") else "image = pipe(...).images[0]"
     call = what.replace("...", f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, "
                         f"{guidance}={source.guidance_scale:g}{size}")  # fmt: skip
-    dtype = "float32" if source.dtype == "float32" else source.dtype
     experts = (
         f'\npipe.load_lora_weights(\n    "FOLDER", subfolder="transformer_2", weight_name="{LORA_FILE}", '
         "load_into_transformer_2=True,\n)"
@@ -186,7 +185,7 @@ Stock diffusers; `FOLDER` is this repository's id or a copy of it:
 import torch
 from diffusers import {_stock_class(source)}
 
-pipe = {_stock_class(source)}.from_pretrained("{base}", torch_dtype=torch.{dtype})
+pipe = {_stock_class(source)}.from_pretrained("{base}", torch_dtype=torch.{source.dtype})
 pipe.load_lora_weights("FOLDER", weight_name="{LORA_FILE}"){experts if two else ""}
 {call}
 ```

@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from flowrl.commands.eval.board.finished import Entry, find_entries
 from flowrl.commands.eval.board.model_card import add_to_card
-from flowrl.commands.export.run import exported, refuse_whole
+from flowrl.commands.export.run import exported
 from flowrl.commands.push.base_licences import said_by_hand, terms_of
 from flowrl.commands.push.hub_upload import check_target, upload
 from flowrl.commands.push.model_card_text import Card, card_text, task_of_run
@@ -20,10 +20,9 @@ from flowrl.commands.push.places import settings_without_places
 from flowrl.commands.push.shared_files import README, Shared, image_files, listed, write_files
 from flowrl.commands.report.result import held_out
 from flowrl.commands.report.run_data import RunData, read_run
-from flowrl.config.locations import split_revision
-from flowrl.generation.models import Source, check_source, find_source
-from flowrl.pipelines.lora import refuse_not_finite
-from flowrl.pipelines.weights.lora_exports import SavedLora, saved_loras
+from flowrl.config.locations import hub_id
+from flowrl.generation.models import Source, check_source, find_source, lora_of
+from flowrl.pipelines.weights.lora_exports import SavedLora, finite_loras
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -34,8 +33,10 @@ def run(parsed: argparse.Namespace) -> int:
     """
     data = read_run(parsed.run)
     source = find_source(str(parsed.run))
-    if source.lora is None:
-        raise ValueError(f"{refuse_whole(source, str(parsed.run), 'push')}; 'hf upload OWNER/NAME FOLDER' uploads one")
+    try:
+        lora = lora_of(source, str(parsed.run), "push")
+    except ValueError as error:
+        raise ValueError(f"{error}; 'hf upload OWNER/NAME FOLDER' uploads one") from error
     check_source(source)
     if (parsed.run / "lora.diverged").exists():
         print(f"note: {parsed.run} diverged; what is shared is its last LoRA whose images were finite")
@@ -43,7 +44,7 @@ def run(parsed: argparse.Namespace) -> int:
         check_target(parsed.to, update=parsed.update, public=parsed.public)
     elif parsed.to is None and (parsed.public or parsed.update):
         raise ValueError("--public and --update are of an upload: say where to with --to OWNER/NAME")
-    files, licensed = collect(parsed, data, source)
+    files, licensed = collect(parsed, data, source, lora)
     folder = parsed.folder or parsed.run / "share"
     print(f"{'would be ' if parsed.dry_run else ''}shared of {parsed.run}:")
     print(listed(files))
@@ -62,20 +63,16 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def collect(parsed: argparse.Namespace, data: RunData, source: Source) -> tuple[list[Shared], bool]:
+def collect(parsed: argparse.Namespace, data: RunData, source: Source, lora: Path) -> tuple[list[Shared], bool]:
     """Everything that is shared, the card first, and whether a licence is known.
 
     Raises:
         ValueError: as `run`.
     """
-    assert source.lora is not None
     name = parsed.to.partition("/")[2] if parsed.to else data.name
-    loras = saved_loras(source.lora)
-    for lora in loras.values():
-        tensors = {layer: up for layer, (_, up) in lora.layers.items()}
-        refuse_not_finite(tensors, f"the LoRA in {source.lora}", "take an earlier one")
+    loras = finite_loras(lora)
     weights = _lora_files(loras, source)
-    base = parsed.base or _hub_id(source.model)
+    base = parsed.base or hub_id(source.model)
     terms = said_by_hand(parsed.licence) if parsed.licence else terms_of(base or source.model)
     comfyui, extra = _comfyui(loras, source, name)
     images, sampled = image_files(data, parsed.pairs)
@@ -138,10 +135,3 @@ def _with_benchmarks(text: str, name: str, entries: Sequence[Entry]) -> str:
         path.write_text(text, encoding="utf-8")
         add_to_card(path, name, entries)
         return path.read_text(encoding="utf-8")
-
-
-def _hub_id(model: str) -> str | None:
-    """The hub id of a model without its revision; None of a place on this machine or an asset."""
-    if model.startswith("asset:") or Path(model).expanduser().exists() or model.count("/") != 1:
-        return None
-    return split_revision(model)[0]

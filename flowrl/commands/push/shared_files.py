@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flowrl.commands.push.model_card_text import MADE
 from flowrl.commands.report.run_data import RunData
-from flowrl.files import refuse_foreign, replacing
+from flowrl.files import free_bytes, refuse_foreign, replacing
 
 README = "README.md"
 
@@ -59,8 +59,7 @@ def write_files(folder: Path, files: Sequence[Shared]) -> None:
     refuse_foreign(folder / README, own=re.compile(re.escape(MADE)), flag="FOLDER")
     for file in files:
         refuse_foreign(folder / file.name, own=own, flag="FOLDER")
-    place = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
-    need, free = sum(file.size for file in files), shutil.disk_usage(place).free
+    need, free = sum(file.size for file in files), free_bytes(folder)
     if need > free:
         raise ValueError(f"{folder} needs {_size(need)}, and its disk has {_size(free)} left: make room first")
     for file in files:

@@ -102,10 +102,7 @@ def health(run: RunData) -> str:
 
 def _warnings(run: RunData) -> str:
     """Every kind of warning: what was said first, and in which iterations."""
-    found: dict[str, list[tuple[int, str]]] = {}
-    for row in run.warned:
-        for name, sentence in row["warnings"].items():
-            found.setdefault(str(name), []).append((int(row["iteration"]), str(sentence)))
+    found = run.warnings
     if not found:
         return ""
     rows = []

@@ -61,6 +61,16 @@ class RunData:
         return held_out_or_shared(self.manifest.get("eval_prompts"))[0]
 
     @property
+    def warnings(self) -> dict[str, list[tuple[int, str]]]:
+        """See `warnings_by_kind`."""
+        return warnings_by_kind(self.warned)
+
+    @property
+    def done(self) -> int:
+        """Iterations up to the last one that was logged."""
+        return int(self.train[-1]["iteration"]) + 1 if self.train else 0
+
+    @property
     def sample_word(self) -> str:
         """What the run makes: "image" or "video"."""
         return "video" if any(pair.before_clip for pair in self.pairs) else "image"
@@ -110,6 +120,16 @@ def run_of(folder: Path, rows: Sequence[Row], broken: int = 0) -> RunData:
         has_model=(folder / "model").is_dir(),
         notes=tuple(notes),
     )
+
+
+def warnings_by_kind(rows: Sequence[Row]) -> dict[str, list[tuple[int, str]]]:
+    """Kind of a warning -> iteration and words of each, in the order of the rows."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for row in rows:
+        if isinstance(said := row.get("warnings"), dict):
+            for kind, sentence in said.items():
+                found.setdefault(str(kind), []).append((int(row["iteration"]), str(sentence)))
+    return found
 
 
 def column(rows: Sequence[Row], key: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:

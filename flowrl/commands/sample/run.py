@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -97,28 +98,31 @@ def drawn(parsed: argparse.Namespace) -> Drawn:
     images, tracks = [], list[Track]()
     with progress("sampling", -(-len(pairs) // size)) as advance:
         for first in range(0, len(pairs), size):
-            made, heard = drawing(pairs[first : first + size])
-            images.append(made)
+            batch, heard = drawing(pairs[first : first + size])
+            images.append(batch)
             tracks += heard
             advance("")
     whole = torch.cat(images)
-    names = [f"{prompts.index(prompt):03d}_seed{seed}" for prompt, seed in pairs]
     captions = [f"{prompt.text} ({seed})" for prompt, seed in pairs]
-    for name, image, track in zip(names, whole, tracks, strict=True):
-        if parsed.out is None:
-            continue
-        if fps:
-            save_mp4(image, parsed.out / f"{name}.mp4", fps, track)
-        else:
-            save_png(image, parsed.out / f"{name}.png")
     scale = max(1, 128 // whole.shape[-1])
     sheet = (
         contact_sheet(list(whole), captions) if fps
         else grid(whole, columns=len(seeds), captions=captions, scale=scale)
     )  # fmt: skip
+    made = Drawn(pairs=tuple(pairs), images=whole, fps=fps, heard=any(tracks), sheet=sheet)
     if parsed.out is not None:
-        save_png(sheet, parsed.out / "grid.png")
-    return Drawn(pairs=tuple(pairs), images=whole, fps=fps, heard=any(tracks), sheet=sheet)
+        write(parsed.out, made, [f"{prompts.index(prompt):03d}_seed{seed}" for prompt, seed in pairs], tracks)
+    return made
+
+
+def write(folder: Path, made: Drawn, names: Sequence[str], tracks: Sequence[Track]) -> None:
+    """Writes a file per pair, PNG or MP4 by its name and with its sound, and last `grid.png`."""
+    for name, image, track in zip(names, made.images, tracks, strict=True):
+        if made.fps:
+            save_mp4(image, folder / f"{name}.mp4", made.fps, track)
+        else:
+            save_png(image, folder / f"{name}.png")
+    save_png(made.sheet, folder / "grid.png")
 
 
 def wanted_prompts(parsed: argparse.Namespace, negative: str) -> list[Prompt]:

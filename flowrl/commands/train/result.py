@@ -11,7 +11,7 @@ from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.commands.report.result import conclusion, untold
-from flowrl.commands.report.run_data import shown_prompts
+from flowrl.commands.report.run_data import shown_prompts, warnings_by_kind
 from flowrl.config.train import TrainConfig
 from flowrl.files import plain, read_json_lines, write_atomically
 from flowrl.prompts.overlap import held_out_or_shared
@@ -25,6 +25,9 @@ _WORDS = {
     "established improvement": "Better", "established loss": "Worse", "not established": "Not established",
     "not testable": "Not testable",
 }  # fmt: skip
+
+OFFLINE = "wandb/offline-run-*"
+"""What W&B keeps in a run folder and sends later."""
 
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
@@ -55,6 +58,8 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
         print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
     if (folder / MODEL).exists():
         print(f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)")
+    if config.logging.wandb == "offline" and any(folder.glob(OFFLINE)):
+        print(f"W&B       wandb sync {shlex.quote(str(folder))}/{OFFLINE}")  # the shell finds those of a resumed run
     if finished:
         print(_try(folder))
         if config.eval_every and _still_rising(rows):
@@ -70,13 +75,9 @@ def _number(value: float | None) -> str:
 
 def _warnings(rows: list[dict[str, Any]]) -> list[str]:
     """A line for every kind of warning that the run gave."""
-    when: dict[str, list[int]] = {}
-    for row in rows:
-        for name in row.get("warnings", {}):
-            when.setdefault(name, []).append(row["iteration"])
     return [
-        f"Warning   {name.replace('_', ' ')}: {len(found)} times, from iteration {found[0]} on (see the report)"
-        for name, found in when.items()
+        f"Warning   {name.replace('_', ' ')}: {len(said)} times, from iteration {said[0][0]} on (see the report)"
+        for name, said in warnings_by_kind(rows).items()
     ]
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.base import SETTINGS
+from flowrl.config.base import named_config
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, find_config, load_config
+from flowrl.config.train import TrainConfig, load_config
 from flowrl.failures import explain, told
-from flowrl.files import LOCK
-from flowrl.training.run_folder import refuse_taken
+from flowrl.files import LOCK, refuse_unwritable
+from flowrl.training.run_folder import RUNS, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
+from flowrl.training.trackers.tracker import FOLDERS
 from flowrl.versions import untested_line, versions
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from flowrl.training.run import Run, Watcher
 
 DEFAULT_CONFIG = "tiny_g2rpo"
-TRACKED = ("tensorboard", "wandb")
-"""Folders of trackers in a run folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +69,8 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
     """
     folder = _resume_folder(given, overrides)
     if folder is None:
-        path = given if isinstance(given, Mapping) else find_config(given or DEFAULT_CONFIG)
-        config, name = load_config(path, overrides), SETTINGS if isinstance(path, Mapping) else path.stem
+        path, name = named_config(given if isinstance(given, Mapping) else given or DEFAULT_CONFIG)
+        config = load_config(path, overrides)
         if config.resume is not None:
             raise ValueError(
                 f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
@@ -82,6 +81,8 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         wanted = None if config.out is None else Path(config.out).expanduser()
         if wanted is not None:
             refuse_taken(wanted)
+        if os.environ.get("RANK", "0") == "0":  # the main process alone writes
+            refuse_unwritable(wanted or RUNS, flag="out=")  # now, not after seconds of imports
     else:
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, wanted = folder.name, folder
@@ -194,7 +195,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     else:
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
-                if path.name in TRACKED:
+                if path.name in FOLDERS:
                     shutil.rmtree(path)
                 else:
                     path.unlink()
@@ -207,7 +208,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
 def _has_begun(folder: Path) -> bool:
     """Whether a run folder holds more than what every run starts with."""
     return folder.is_dir() and bool(
-        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, *TRACKED}
+        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, *FOLDERS}
     )
 
 

@@ -42,7 +42,7 @@ def run(parsed: argparse.Namespace) -> int:
         port = bound.getsockname()[1]
         runs = watched.look()
         read_ahead(runs)
-        print(f"Watching {plural(len(runs), 'run')} at {address}; Ctrl-C stops.")
+        print(f"Watching {plural(len(runs), 'run')}; Ctrl-C stops. The page:\n{address}")
         print(f"From another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then the same address.",
               flush=True)  # fmt: skip
         with suppress(KeyboardInterrupt):  # uvicorn has stopped, and hands the signal on

@@ -74,10 +74,9 @@ def _row(followed: Followed, mark: str, cells: str) -> str:
 def _cells(run: RunData) -> str:
     iteration, reward = column(run.train, "reward")
     planned = run.config.get("num_iterations")
-    done = int(run.train[-1]["iteration"]) + 1 if run.train else 0
-    reach = f"{done} of {planned}" if isinstance(planned, int) else str(done)
+    reach = f"{run.done} of {planned}" if isinstance(planned, int) else str(run.done)
     last = number(float(reward[-RECENT:].mean())) if len(reward) else DASH
-    warned = sorted({str(name) for row in run.warned for name in row["warnings"]})
+    warned = sorted(run.warnings)
     words = f'<span class="mark bad">! {esc(", ".join(warned).replace("_", " "))}</span>' if warned else "none"
     pace = duration(usual_seconds(run)) if run.train else DASH
     texts = (reach, last, _spark(iteration, reward), pace, words)
@@ -152,8 +151,8 @@ def commands(followed: Followed) -> list[tuple[str, str]]:
         words = "Stop it after this iteration and save (a second time: at once)"
         found.append((words, f"{there}kill -INT {holder['pid']}"))
     elif run.finished:
-        done = int(run.train[-1]["iteration"]) + 1 if run.train else 0
-        found.append(("Go on with more iterations", f"flowrl train resume={folder} num_iterations={2 * max(done, 1)}"))
+        longer = 2 * max(run.done, 1)
+        found.append(("Go on with more iterations", f"flowrl train resume={folder} num_iterations={longer}"))
     else:
         found.append(("Continue from the last complete checkpoint", f"flowrl train resume={folder}"))
     found.append(("The same settings in a new folder", f"flowrl train {folder}/config.yaml out={folder}-again"))

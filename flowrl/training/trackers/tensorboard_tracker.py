@@ -1,4 +1,4 @@
-"""TensorBoard: event files in `tensorboard/` of the run folder."""
+"""TensorBoard: event files in a folder of the run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 from PIL import Image
 
-from flowrl.training.trackers.tracker import Numbers, Sample
+from flowrl.media.images import to_pixels
+from flowrl.media.lossless import read_clip, read_rate
+from flowrl.training.trackers.tracker import TENSORBOARD, Numbers, Sample
 
 
 class TensorBoardTracker:
@@ -20,13 +22,10 @@ class TensorBoardTracker:
     def __init__(self, folder: Path, config: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
-        self._config = config
+        self._writer: Any = SummaryWriter(str(folder / TENSORBOARD))
+        self._writer.add_text("config", f"```yaml\n{config}\n```")
 
     def log(self, iteration: int, numbers: Numbers) -> None:
-        if self._config:
-            self._writer.add_text("config", f"```yaml\n{self._config}\n```")
-            self._config = ""
         for key, value in numbers.items():
             self._writer.add_scalar(key, value, iteration)
         self._writer.flush()
@@ -51,11 +50,8 @@ class TensorBoardTracker:
 
 def as_gif(video: Path) -> tuple[bytes, int, int]:
     """A silent GIF of an MP4 at its own pace, its width and its height."""
-    import av
-
-    with av.open(str(video)) as file:
-        rate = float(file.streams.video[0].average_rate or 8)
-        frames = [Image.fromarray(frame.to_ndarray(format="rgb24")) for frame in file.decode(video=0)]
+    frames = [Image.fromarray(to_pixels(frame)) for frame in read_clip(video)]
+    rate = read_rate(video) or 8
     out = io.BytesIO()
     frames[0].save(out, "GIF", save_all=True, append_images=frames[1:], duration=round(1000 / rate), loop=0)
     return out.getvalue(), *frames[0].size

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 from flowrl.failures import explain
 
 Numbers = Mapping[str, int | float]
+TENSORBOARD = "tensorboard"
+FOLDERS = (TENSORBOARD, "wandb")
+"""What trackers keep in a run folder; the second is named by W&B itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,6 @@ class WandbTracker:
         import wandb
 
         self._wandb: Any = wandb
-        folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, save_code=False, disable_job_creation=True
         )

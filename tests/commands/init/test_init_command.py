@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pty
 from pathlib import Path
 
 import pytest
@@ -70,3 +73,23 @@ def test_what_cannot_be_is_said_and_nothing_is_written(
     assert cli.main(["init", *words, "--out", str(file)]) == 1
     assert said in capsys.readouterr().err
     assert not file.exists()
+
+
+def test_on_a_terminal_a_wrong_answer_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    wrong_then_right = [
+        "stabilityai/stable-diffusion-3.5-mediun", "nowhere", "asset:tiny-sd3", "much", "24",
+        "jpeg_compresibility", "mine.py:f", "jpeg_compressibility", "no/such.txt", "",
+    ]  # fmt: skip
+    os.write(master, "".join(f"{answer}\n" for answer in wrong_then_right).encode())
+    said = io.StringIO()
+    with os.fdopen(slave, encoding="utf-8") as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        monkeypatch.setattr("sys.stderr", said)
+        assert cli.main(["init", "--out", str(tmp_path / "my.yaml")]) == 0
+    os.close(master)
+    for hint in ("did you mean stabilityai/stable-diffusion-3.5-medium?", "there is no 'nowhere'", "24 say, got much",
+                 "did you mean jpeg_compressibility?", "FILE.py:FUNCTION", "there is no 'no/such.txt'"):  # fmt: skip
+        assert hint in said.getvalue()
+    config = load_config(tmp_path / "my.yaml")
+    assert (config.pipeline.model, config.rewards[0].name) == ("asset:tiny-sd3", "jpeg_compressibility")

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 
@@ -18,8 +19,10 @@ from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.forward_losses import FORWARD
+from flowrl.objectives.gradient_paths import PATHS
 from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.pipelines import PIPELINES
+from flowrl.recipes.preference_settings import OBJECTIVES as PREFERENCES
 from flowrl.rewards import REWARDS
 
 
@@ -29,8 +32,14 @@ def test_lists_have_what_the_code_has_and_a_line_for_each() -> None:
     assert [entry.name for entry in entries("benchmarks")] == list(BENCHMARKS)
     assert [entry.name for entry in entries("keys")] == list(dotted_keys(TrainConfig))
     assert [entry.name for entry in entries("methods")][: len(CREDIT)] == list(CREDIT)
-    for table, key in ((OBJECTIVES, "objective.name"), (FORWARD, "objective.name (recipe forward)")):
+    tables: dict[str, Iterable[str]] = {
+        "objective.name": OBJECTIVES, "objective.name (recipe forward)": FORWARD,
+        "objective.name (recipe preference)": PREFERENCES, "objective.name (recipe backprop)": PATHS,
+    }  # fmt: skip
+    for key, table in tables.items():
         assert list(table_names(*METHODS[key])) == list(table)
+    chosen = {dict(entry.more)["key"] for entry in entries("methods")}
+    assert {"objective.name=dpo recipe=preference", "objective.name=refl recipe=backprop"} <= chosen
     for kind in ("configs", "rewards", "methods", "families", "benchmarks", "keys"):
         assert [entry.name for entry in entries(kind) if not entry.text] == []
 
@@ -84,8 +93,6 @@ def test_completion_has_commands_configurations_and_keys(shell: str, capsys: pyt
 
 
 def test_bash_completes(capsys: pytest.CaptureFixture[str]) -> None:
-    if shutil.which("bash") is None:
-        pytest.skip("no bash")
     cli.main(["completion", "bash"])
     script = capsys.readouterr().out + (
         "COMP_WORDS=(flowrl train tiny_g2); COMP_CWORD=2; _flowrl; echo ${COMPREPLY[@]}\n"

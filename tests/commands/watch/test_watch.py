@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,7 +22,7 @@ from flowrl.cli import main
 from flowrl.commands.report.run_data import read_run
 from flowrl.commands.watch.followed_runs import Followed, Watched
 from flowrl.commands.watch.page_script import SCRIPT
-from flowrl.commands.watch.run import make_server
+from flowrl.commands.watch.run import make_server, run
 from flowrl.commands.watch.run_view import commands, log_lines, state
 from flowrl.files import LOCK, at_work
 from flowrl.media.images import save_png
@@ -249,6 +251,16 @@ def test_a_linked_sample_is_not_handed_out(served: tuple[str, Path], tmp_path: P
     link.symlink_to(tmp_path / "0000.png")
     assert requests.get(f"{address}sample/1/10/0005.png", timeout=10).status_code == 404
     link.unlink()
+
+
+def test_the_address_stands_alone_to_be_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Terminals take a sign that touches an address for a part of it, and the page of that is a 404."""
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    assert run(argparse.Namespace(runs=[write_run(tmp_path / "run")], port=0)) == 0
+    (address,) = (line for line in capsys.readouterr().out.splitlines() if "http://" in line)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]+/", address)
 
 
 def test_refusals_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

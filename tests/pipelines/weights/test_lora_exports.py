@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import yaml
 from diffusers import DiffusionPipeline
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from tiny_folders import save_tiny
@@ -17,6 +18,8 @@ from tiny_wan import save_tiny_wan
 from torch import Tensor, nn
 
 from flowrl.cli import main
+from flowrl.commands.export.run import exported
+from flowrl.generation.models import Source, find_source
 from flowrl.pipelines import family
 from flowrl.pipelines.common import write_lora
 from flowrl.pipelines.weights.lora_exports import SavedLora, comfyui_tensors, kohya_tensors
@@ -128,6 +131,25 @@ def test_two_experts_become_two_files(tmp_path: Path) -> None:
         torch.testing.assert_close(found[layer].float(), change, rtol=2e-2, atol=1e-1)
 
 
+def test_a_pinned_base_is_named_as_peft_reads_it(tmp_path: Path) -> None:
+    """PEFT asks the hub for `base_model_name_or_path` at `revision`: "ID@REVISION" is no id there."""
+    layers = {"transformer_blocks.0.attn.to_q": (torch.ones(2, 4), torch.ones(4, 2))}
+    lora = SavedLora(layers=layers, alpha=2.0, variant="lora", magnitudes={})
+    pinned = "stabilityai/stable-diffusion-3.5-medium@b940f67"
+    source = Source(
+        model=pinned, lora=None, grid="diffusers", dtype="float32", family="sd3", num_steps=4, guidance_scale=1.0,
+        max_sequence_length=None,
+    )  # fmt: skip
+    files = exported({"": lora}, "peft", source, "x")
+    card = files["adapter_config.json"]
+    assert isinstance(card, str)
+    (tmp_path / "adapter_config.json").write_text(card)
+    said = LoraConfig.from_pretrained(tmp_path)
+    assert (said.base_model_name_or_path, said.revision) == tuple(pinned.split("@"))
+    (tmp_path / "adapter_model.safetensors").touch()
+    assert find_source(str(tmp_path)).model == pinned
+
+
 def test_peft_opens_its_own_form(tmp_path: Path) -> None:
     model = save_tiny("sd3", tmp_path / "model")
     pipe: Any = DiffusionPipeline.from_pretrained(model)
@@ -172,6 +194,15 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path, capsys: pytest.CaptureFix
     run_like(tmp_path, "sd3", model)
     command = ["export", str(tmp_path), "--format", "peft", "--out", str(tmp_path / "out")]
     assert main(command) == main(command) == 0  # its own it replaces
+    kept = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()
+    assert main([*command, "--save-dtype", "bfloat16"]) == 1  # but not by another one
+    shutil.rmtree(tmp_path / "lora")
+    write_random(DiffusionPipeline.from_pretrained(model), "sd3", tmp_path / "lora", variant="rslora")
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert said.count("holds another LoRA") == 2
+    assert "--out" in said
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == kept
     (tmp_path / "out" / "adapter_model.safetensors").write_bytes(b"mine")
     assert main(command) == 1
     assert "will not be overwritten" in capsys.readouterr().err

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from flowrl.media.videos import save_mp4
 from flowrl.training.trackers.opening import check_trackers
 from flowrl.training.trackers.tensorboard_tracker import TensorBoardTracker, as_gif
 from flowrl.training.trackers.tracker import Numbers, Sample, Tracker, Trackers, samples_of
+from flowrl.training.trackers.trackio_tracker import TrackioTracker
 
 SETTINGS = ("num_iterations=2", "eval_every=1", "eval.num_images=2", "eval.num_prompts=2")
 """And the prompts that are trained on, to be evaluated too."""
@@ -62,7 +66,6 @@ def test_tensorboard_has_every_number_and_each_sample_of_each_evaluation(config:
 def test_weights_and_biases_offline_keeps_all_in_the_run_folder(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
@@ -111,6 +114,77 @@ def history(file: Path) -> list[dict[str, Any]]:
             found.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item})
             record = b""
     return [row for row in found if "iteration" in row]
+
+
+class Standing(ModuleType):
+    """In the place of trackio, which keeps pillow below the version that flowrl needs: what it is asked for, in order.
+
+    `Image` and `Video` tell what they are made of, and a run is the module itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("trackio")
+        self.__spec__ = ModuleSpec("trackio", None)  # by which a check finds it
+        self.begun: list[dict[str, Any]] = []
+        self.rows: list[tuple[int, dict[str, Any]]] = []
+        self.finished = 0
+
+    def init(self, **settings: Any) -> Standing:
+        self.begun.append(settings)
+        return self
+
+    def log(self, row: dict[str, Any], *, step: int) -> None:
+        assert not self.finished
+        self.rows.append((step, row))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+    def Image(self, path: str, *, caption: str) -> tuple[str, Path, str]:
+        return "image", Path(path), caption
+
+    def Video(self, path: str, *, caption: str) -> tuple[str, Path, str]:
+        return "video", Path(path), caption
+
+
+@pytest.fixture
+def trackio(monkeypatch: pytest.MonkeyPatch) -> Standing:
+    standing = Standing()
+    monkeypatch.setitem(sys.modules, "trackio", standing)
+    return standing
+
+
+def test_trackio_is_sent_numbers_and_samples_over_iterations(config: Path, tmp_path: Path, trackio: Standing) -> None:
+    folder, told = tmp_path / "run", ["logging.trackio=local", "logging.project=colours"]
+    train(str(config), [f"out={folder}", *told, f"prompts.eval={tmp_path}/prompts.txt", *SETTINGS])
+    (begun,) = trackio.begun
+    assert begun.pop("config")["num_iterations"] == 2
+    assert begun == {
+        "project": "colours", "name": "run", "space_id": None, "resume": "never", "embed": False,
+        "auto_log_gpu": False, "auto_log_cpu": False,
+    }  # fmt: skip
+    numbers = {
+        (key, step): value for step, row in trackio.rows for key, value in row.items() if not key.startswith("samples/")
+    }  # fmt: skip
+    assert numbers == {(key, row["iteration"]): value for row in rows(folder) for key, value in kinds(row).items()}
+    shown = {(key, step): value for step, row in trackio.rows for key, value in row.items() if isinstance(value, tuple)}
+    prompts = [entry["prompt"] for entry in json.loads((folder / "samples" / "prompts.json").read_text())]
+    assert shown == {
+        (f"samples/{number}", step): ("image", folder / "samples" / f"iteration_{step:06d}" / f"{number:04d}.png", text)
+        for number, text in enumerate(prompts) for step in (0, 1, 2)
+    }  # fmt: skip
+    assert all(path.is_file() for _, path, _ in shown.values())
+    assert trackio.finished == 1
+
+
+def test_trackio_is_sent_clips_and_goes_on_in_a_space(tmp_path: Path, trackio: Standing) -> None:
+    check_trackers(LoggingConfig(trackio="owner/space"))
+    tracker = TrackioTracker(tmp_path / "run", {"a": 1}, space="owner/space", project="colours", resumed=True)
+    assert (trackio.begun[0]["space_id"], trackio.begun[0]["resume"]) == ("owner/space", "allow")
+    tracker.show(3, [Sample(number=0, prompt="a ball", image=tmp_path / "0.png", video=tmp_path / "0.mp4")])
+    tracker.close(None, failed=True)
+    assert trackio.rows == [(3, {"samples/0": ("video", tmp_path / "0.mp4", "a ball")})]
+    assert trackio.finished == 1
 
 
 def test_trackio_keeps_numbers_over_iterations_on_this_machine(
