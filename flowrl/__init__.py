@@ -2,7 +2,7 @@
 
     import flowrl
 
-    run = flowrl.train("tiny_g2rpo", num_iterations=10)
+    run = flowrl.train("tiny_recommended", num_iterations=10)
     flowrl.sample(run, "a photo of a red circle", seeds=range(4)).grid
 
 Importing this package is light: torch and the model libraries load with what needs them. The functions are described in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,17 @@ class VideoOptions(ImageOptions):
     vae_tiling: bool = False
     """Decode in overlapping tiles, for less memory. Their seams are visible to rewards, and the policy can learn to
     exploit or to hide them: leave it off where memory allows."""
+
+
+def check_no_keys(options: Mapping[str, Any]) -> None:
+    """Refuses `pipeline.options` that have a key of their own.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
+        if name in options:
+            raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -24,12 +24,12 @@ from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
 from flowrl.pipelines.arithmetic.compiling import check_compile
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
+from flowrl.pipelines.family_embeddings import FamilyEmbeddings
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
-from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
+from flowrl.pipelines.prompt_embeddings import Sources, num_cut
 from flowrl.pipelines.sounds import Sound, decoded_sound
 from flowrl.pipelines.weights import stock_loading
-from flowrl.pipelines.weights.embedding_cache import cache_of
 from flowrl.pipelines.weights.later_parts import Later
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.quantize import check_quantize
@@ -154,7 +154,8 @@ class Family:
         """What a model says of itself; None for a hub id that is neither published here nor can be asked."""
         if (known := known_checkpoints.published(model)) is not None:
             return self._card(model, known.index, known.network, known.vae)
-        index, vae = cards.read_part(model, "model_index.json"), cards.read_part(model, "vae/config.json") or {}
+        index = cards.read_part(model, "model_index.json")
+        vae = cards.read_part(model, "vae/config.json") or {}
         network = cards.read_part(model, f"{self.denoisers[0]}/config.json")
         return self._card(model, index or {}, network, vae) if index or Path(model).is_dir() else None
 
@@ -171,7 +172,8 @@ class Family:
         if known is None:
             read = {name: cards.read_part(model, f"{name}/config.json") for name in self.denoisers}
             return {name: config for name, config in read.items() if config is not None}
-        return {n: dict(known.network) for n in self.denoisers if n == self.denoisers[0] or known.index.get(n)}
+        there = [name for name in self.denoisers if name == self.denoisers[0] or known.index.get(name)]
+        return {name: dict(known.network) for name in there}
 
     def block_kinds(self, model: str) -> dict[str, int]:
         """Blocks of the denoiser that are alike, by kind; none where experts differ in them or nothing is known."""
@@ -180,8 +182,10 @@ class Family:
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
         """The denoiser without weights, or experts by name; with so many blocks of `kinds`. None of unknown models."""
-        configs = self._denoisers(model)
-        found = {n: stock_loading.on_meta(self.network, with_blocks(one, kinds or {})) for n, one in configs.items()}
+        found = {
+            name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}))
+            for name, config in self._denoisers(model).items()
+        }
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
@@ -216,9 +220,7 @@ class Family:
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Checks `pipeline.options`, those that have no key of their own; a ValueError names the option."""
-        for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
-            if name in options:
-                raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
+        cards.check_no_keys(options)
         self.chosen(options)
 
     def attends(self, model: str) -> Known:
@@ -246,8 +248,10 @@ class Family:
             cards.check_class(card, self.name, self.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
-        name, own = self.stock_class(card, chosen) or self.stock[0], {"exact": self.exact, **(self.stock_options or {})}
-        read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, how=how, **own)
+        read: Read = partial(
+            stock_loading.load_stock, self.stock_class(card, chosen) or self.stock[0], model, title=self.title,
+            dtype=dtype, how=how, exact=self.exact, **(self.stock_options or {}),
+        )  # fmt: skip
         away = (*self.denoisers, *(self.encoders if how.later else ()))
         pipe = read(**dict.fromkeys(away))
         index = {**pipe.config, **stock_loading.index_entries(model, away), "_class_name": type(pipe).__name__}
@@ -343,72 +347,60 @@ class FamilyPipeline:
         dtype: torch.dtype, device: torch.device, tokens: int | None = None,
     ) -> None:  # fmt: skip
         """Takes a loaded stock pipeline; without one it says what a denoiser would be called with."""
-        self.family, self.card, self.options = family, card, options
+        self.family = family
+        self.card = card
+        self.options = options
         self.pipe: Any = pipe
-        self.model, self.dtype, self.device = card.model, dtype, device
-        self.later, self.context = cast("Later | None", None), 1  # processes that share the tokens of an image
-        self.experts, self.resting = dict[str, Any](), dict[str, Resting]()
+        self.model = card.model
+        self.dtype = dtype
+        self.device = device
+        self.later: Later | None = None
+        self.context = 1  # processes that share the tokens of an image
+        self.experts: dict[str, Any] = {}
+        self.resting: dict[str, Resting] = {}
         self.sizes = WeakSet([self])  # all pipelines that share these networks
         self.take(denoisers)
-        self.lora_targets, count = family.lora_targets, family.count_sources
-        self.num_sources: tuple[int, int] = count(card, options) if count else family.num_sources or (0, 0)
+        self.lora_targets = family.lora_targets
+        self.num_sources = family.num_sources or (0, 0)
+        if family.count_sources is not None:
+            self.num_sources = family.count_sources(card, options)
         self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
-        self.fps = (size := family.size_of(card, options)).fps
+        size = family.size_of(card, options)
+        self.fps = size.fps
         self.constants = {} if pipe is None else family.constants(self)
-        self._texts, self._cache = Embedded(self._embed), cast("tuple[Path, str] | None", None)
         self._set_size(size)
+        self.embeddings = FamilyEmbeddings(self)
 
     def _set_size(self, size: Size) -> None:
         grid, videos = self.family.grid(self.card.network), self.family.videos
         self.grid_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
         self.latent_shape = self.family.sound.packed(self) if self.family.sound else self.family.state(self)
         self.positions = self.family.positions(self)
-        self._images = Embedded(self._embed_sources)  # another size has other latents
-        if self._cache is not None:
-            self._images.cache = cache_of(self, *self._cache, sources=True)
 
     def resized(self, height: int | None, width: int | None) -> FamilyPipeline:
         """The same networks drawing another size; None is the checkpoint's own.
 
         Embeddings of prompts are shared. Sources are encoded again, which works after the text encoders are freed too.
         """
-        other, own = copy(self), self.family.own_size(self.card)
+        other = copy(self)
         self.sizes.add(other)
+        own = self.family.own_size(self.card)
         frames = self.image_shape[0] if self.family.videos else None
         other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
+        other.embeddings = FamilyEmbeddings(other, like=self.embeddings)
         return other
 
     def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
         """Embeds prompts and their source images, each distinct one once."""
-        parts = [kept(texts, given, self.device).tensors for kept, texts, given in self._asked(prompts, sources)]
-        return Conditioning({name: tensor for part in parts for name, tensor in part.items()})
+        return self.embeddings.encode(prompts, sources)
 
     def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
         """Whether `encode` of these needs no network."""
-        return all(kept.keeps(texts, given) for kept, texts, given in self._asked(prompts, sources))
-
-    def _asked(self, prompts: Sequence[str], sources: Sources | None) -> list[tuple[Embedded, Sequence[str], Sources]]:
-        """Who embeds these, and what each is asked for."""
-        family, count = self.family, self.num_sources
-        given = check_sources(sources, prompts, count, family.name, family.sources_option)
-        if family.embed_sources is None:
-            return [(self._texts, prompts, given)]
-        asked: list[tuple[Embedded, Sequence[str], Sources]] = [(self._texts, prompts, [()] * len(prompts))]
-        return [*asked, (self._images, [""] * len(prompts), given)] if count[1] else asked
+        return self.embeddings.keeps(prompts, sources)
 
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
         """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
-        self._cache = folder, encoders
-        self._texts.cache, self._images.cache = (cache_of(self, folder, encoders, sources=s) for s in (False, True))
-
-    def _embed(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
-        with self.awake("text_encoders", *(("vae",) if sources else ())):
-            return Conditioning(self.family.embed(self, prompt, sources))
-
-    def _embed_sources(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
-        assert self.family.embed_sources is not None
-        with self.awake("image_encoder", "vae"):
-            return Conditioning(self.family.embed_sources(self, sources))
+        self.embeddings.keep_in(folder, encoders)
 
     def awake(self, *parts: str) -> AbstractContextManager[None]:
         """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
@@ -421,7 +413,7 @@ class FamilyPipeline:
     def load_text_encoders(self) -> None:
         """Loads the text encoders where they were left for later, or freed."""
         if self.later is not None and self.later.text_encoders(self):
-            self._texts.freed = False
+            self.embeddings.texts.freed = False
 
     def load_denoiser(self) -> None:
         """Loads the denoiser where it was left for later, ready to be called."""
@@ -433,12 +425,13 @@ class FamilyPipeline:
         self.experts.update(denoisers)
         parts = list(self.experts.values())
         for one in self.sizes:
-            one.denoiser, one.attention = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts), attention
+            one.denoiser = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
+            one.attention = attention
 
     def free_text_encoders(self) -> None:
         """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""
         self.resting.pop("text_encoders", None)
-        self._texts.free(self.pipe, self.family.encoders)
+        self.embeddings.texts.free(self.pipe, self.family.encoders)
 
     def call(self, x: Tensor, timestep: Tensor, cond: Conditioning, expert: str | None = None) -> Tensor:
         """The denoiser's prediction in the pipeline's dtype, while LoRA weights stay float32."""

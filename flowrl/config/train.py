@@ -50,7 +50,7 @@ __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_c
 
 BATCH_LIMIT = 24
 """Batch sizes that are not given default to the largest divisor up to this many images."""
-REMEDY = "A configuration need not say everything: 'base: tiny_g2rpo' takes over what a shipped one says"
+REMEDY = "A configuration need not say everything: 'base: tiny_recommended' takes over what a shipped one says"
 """What helps a file that lacks required keys."""
 
 

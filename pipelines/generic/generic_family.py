@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from flowrl.pipelines import cards
 from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
-from flowrl.pipelines.cards import ImageOptions, Size, VideoOptions
+from flowrl.pipelines.cards import Size, VideoOptions
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refused
 from flowrl.pipelines.generic.stock_classes import (
@@ -135,9 +134,7 @@ class GenericFamily:
         Raises:
             ValueError: names the option.
         """
-        for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
-            if name in options:
-                raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
+        cards.check_no_keys(options)
         self.chosen(options)
 
     def chosen(self, options: Mapping[str, Any]) -> Any:

@@ -321,7 +321,7 @@ def test_all_missing_and_unknown_keys_are_told_at_once(path: Path) -> None:
     ):  # fmt: skip
         assert sum(said in line for line in lines) == 1, said
     assert len(lines) == 12
-    assert "base: tiny_g2rpo" in last
+    assert "base: tiny_recommended" in last
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flowrl.training.prompting import RunPrompts
     from flowrl.training.run import Run, Watcher
 
-DEFAULT_CONFIG = "tiny_g2rpo"
+DEFAULT_CONFIG = "tiny_recommended"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -185,13 +185,13 @@ def test_an_embedding_does_not_depend_on_its_batch_and_is_computed_once(
 ) -> None:
     pipeline, other = load_tiny(tiny_sd3_folder, dtype), load_tiny(tiny_sd3_folder, dtype)
     encoded: list[str] = []
-    original = pipeline._texts.encode_one
+    original = pipeline.embeddings.texts.encode_one
 
     def noted(prompt: str, sources: Sequence[torch.Tensor]) -> Conditioning:
         encoded.append(prompt)
         return original(prompt, sources)
 
-    monkeypatch.setattr(pipeline._texts, "encode_one", noted)
+    monkeypatch.setattr(pipeline.embeddings.texts, "encode_one", noted)
     together = pipeline.encode([*PROMPTS, PROMPTS[0]])
     alone = other.encode([PROMPTS[2]])
     for name, tensor in together.tensors.items():

@@ -138,10 +138,10 @@ def test_rows_on_the_host_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     pipeline.free_text_encoders()
     for number, prompt in enumerate(prompts):
         same(pipeline.encode([prompt]), wanted[torch.tensor([number])])
-        assert len(pipeline._texts.rows) <= 2
-    assert list(pipeline._texts.rows) == [("prompt 4",), ("prompt 5",)]
+        assert len(pipeline.embeddings.texts.rows) <= 2
+    assert list(pipeline.embeddings.texts.rows) == [("prompt 4",), ("prompt 5",)]
     pipeline.encode(["prompt 4", "prompt 0"])  # what was used last stays
-    assert list(pipeline._texts.rows) == [("prompt 4",), ("prompt 0",)]
+    assert list(pipeline.embeddings.texts.rows) == [("prompt 4",), ("prompt 0",)]
 
 
 # ---- entries ---------------------------------------------------------------------------------------------------------
