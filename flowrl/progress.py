@@ -109,8 +109,9 @@ def progress(
     """A bar with time left; yields `advance(note)`, called once per unit.
 
     In a notebook it is a line that is redrawn. Where standard error is no terminal either, a line is printed every 15
-    seconds and at the end instead, so that logs stay readable. `enabled=False` shows nothing (other processes than the main one). `more` gives lines that a terminal
-    shows below the bar; it is called several times a second, from another thread.
+    seconds and at the end instead, so that logs stay readable. `enabled=False` shows nothing (other processes than the
+    main one). `more` gives lines that a terminal shows below the bar; it is called several times a second, from another
+    thread.
     """
     if not enabled:
         yield lambda note: None

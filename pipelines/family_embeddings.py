@@ -23,7 +23,7 @@ class FamilyEmbeddings:
     def __init__(self, p: Any, *, like: FamilyEmbeddings | None = None) -> None:
         """Of a pipeline, or of one that draws another size than that of `like`."""
         self.p = p
-        self.texts = Embedded(self._embedded) if like is None else like.texts
+        self.texts: Embedded = Embedded(self._embedded) if like is None else like.texts
         self.images = Embedded(self._embedded_sources)
         self.kept_in: tuple[Path, str] | None = None if like is None else like.kept_in
         if self.kept_in is not None:

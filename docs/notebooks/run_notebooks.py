@@ -1,7 +1,7 @@
 """Runs the notebooks from top to bottom: python docs/notebooks/run_notebooks.py [NAME …], or `make notebooks`.
 
-Each runs in a folder of its own under build/notebooks and is written there with what its cells gave; those in docs/ hold
-no outputs, so that nothing in them can be stale. The first cell that fails ends it.
+Each runs in a folder of its own under build/notebooks and is written there with what its cells gave; those in docs/
+hold no outputs, so that nothing in them can be stale. The first cell that fails ends it.
 """
 
 from __future__ import annotations

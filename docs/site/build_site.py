@@ -37,6 +37,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/methods.md": "Measured side by side at equal cost, with what did not help",
         "docs/full-training.md": "In the place of a LoRA",
         "docs/rlg.md": "Guidance by the tuned model",
+        "docs/gallery.md": "Samples before and after, images, clips and edits",
         "docs/embedded-run.md": "How the settings of the demo were found",
     },
     "Rewards and measures": {
