@@ -56,17 +56,11 @@ def clip(folder: Path, number: int) -> list[Tensor]:
 
 
 def draw_images(run: Path, numbers: list[int], prompts: list[str]) -> None:
-    """Before and after, and what lies between."""
+    """Before and after."""
     folders = evaluations(run)
     ends = [still(folder, number) for folder in (folders[0], folders[-1]) for number in numbers]
     captions = [f"before: {prompt}" for prompt in prompts] + [f"after: {prompt}" for prompt in prompts]
     save_png(grid(torch.stack(ends), columns=len(numbers), captions=captions, scale=SCALE), OUT / "before_after.png")
-    rows = [still(folder, number) for folder in folders for number in numbers]
-    captions = [
-        f"{int(folder.name.rpartition('_')[2])} iterations" if place == 0 else ""
-        for folder in folders for place in range(len(numbers))
-    ]  # fmt: skip
-    save_png(grid(torch.stack(rows), columns=len(numbers), captions=captions, scale=SCALE), OUT / "over_iterations.png")
 
 
 def draw_clips(run: Path, numbers: list[int], prompts: list[str]) -> None:
