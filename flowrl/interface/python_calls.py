@@ -42,7 +42,7 @@ def train(
             cause of the FlowrlError that comes out.
         show: print what the command prints, and show progress.
         **settings: replace those of the configuration: `num_iterations=10`, `optim={"lr": 1e-4}` (the other keys of
-            `optim` stay), `out="runs/first"`; `resume="runs/first"` continues a run.
+            `optim` stay), `out="runs/first"`; `resume="runs/first"`, or what `train` returned, continues a run.
 
     Raises:
         FlowrlError: the configuration, a file that it names or the folder is wrong, and nothing was overwritten; or the
@@ -58,6 +58,8 @@ def train(
 
         quiet = {} if show or "resume" in settings else {"progress": False}  # a run goes on with its own settings
         given = str(config) if isinstance(config, Path) else config
+        if settings.get("resume") is not None:
+            settings["resume"] = _place(settings["resume"])
         ended = trained(given, override_words({**quiet, **settings}), on_iteration)
         return run_result(ended.folder, finished=ended.finished)
 

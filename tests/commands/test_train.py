@@ -43,6 +43,7 @@ def test_a_run_folder_holds_what_is_documented(runs: TinyRuns, capsys: pytest.Ca
     assert files == {
         ".lock", "config.yaml", "manifest.json", "metrics.jsonl", "report.html", "summary.json",
         *(f"{folder}/pytorch_lora_weights.safetensors" for folder in ("lora", ".lora.good")), "samples/prompts.json",
+        "samples/latest.png",
         *(f"checkpoints/{n}/{name}" for n in numbers[1:] for name in ("state.pt", "checkpoint.json")),
         *(f"eval/iteration_{n}.jsonl" for n in numbers), *(f"samples/iteration_{n}.png" for n in numbers),
         *(f"samples/iteration_{n}/000{k}.png" for n in numbers for k in range(3)),

@@ -72,7 +72,7 @@ def test_false_from_a_callback_stops_and_the_run_goes_on(runs: TinyRuns) -> None
     )
     assert not run.finished
     assert len(run.metrics["iteration"]) == 2
-    again = flowrl.train(resume=run.folder)
+    again = flowrl.train(resume=run)
     assert again.finished
     assert lora(again.folder) == lora(whole)
 

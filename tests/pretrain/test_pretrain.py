@@ -87,7 +87,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: p
     image = pipe("a photo of a red circle", num_inference_steps=2, guidance_scale=1.0, max_sequence_length=CONTEXT)
     assert image.images[0].size == (64, 64)
     readme = (asset / "README.md").read_text(encoding="utf-8")
-    assert "Held-out score (6 images" in readme
+    assert "Held-out score (12 images" in readme
     assert all(f"| {task} | " in readme for task in WRONG)
     assert not any(key.startswith("head") for key in pipe.transformer.state_dict())
     vocabulary = json.loads((asset / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))
