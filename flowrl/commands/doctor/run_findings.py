@@ -1,15 +1,18 @@
 """What went wrong in a run, since when, and what to change, from what the run wrote.
 
-Nothing is judged by a number of this file: warnings are those that the watchdog gave while the run went on, and gives
-again of the rows it left; vital signs are those of the report, each with its own test; an error and a foreign
-checkpoint are told in the words in which `flowrl train` tells them.
+But for a reward that falls nothing is judged by a number of this file: warnings are those that the watchdog gave while
+the run went on, and gives again of the rows it left; vital signs are those of the report, each with its own test; an
+error and a foreign checkpoint are told in the words in which `flowrl train` tells them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from flowrl.commands.doctor.result import Check, Diagnosis, State
 from flowrl.commands.doctor.spoken import divided, faulty
@@ -22,6 +25,8 @@ from flowrl.training.watchdog import iteration_warnings, new_history
 
 _RUIN = ("collapse", "constant_images", "diverged", "exploding_rewards", "reward_hacking", "zero_gradient")
 """Warnings after which what a run made is worth nothing; others may pass."""
+_FALL = 2.5
+"""Standard errors by which a training reward may lie below that of the untrained model; beyond, 1 in 160 by chance."""
 
 
 def diagnose_run(folder: Path) -> Diagnosis:
@@ -31,7 +36,7 @@ def diagnose_run(folder: Path) -> Diagnosis:
         ValueError: the folder is not a run.
     """
     run = read_run(folder)
-    found = [*_error(run), *_checkpoint(folder), *_warnings(run), *_signs(run), *_notes(run)]
+    found = [*_error(run), *_checkpoint(folder), *_warnings(run), *_signs(run), *_reward(run), *_notes(run)]
     if not any(check.state in ("fault", "warning") for check in found):
         checked = [sign.title.lower() for sign in SIGNS if len(column(run.train, sign.key)[1])]
         found.insert(
@@ -127,6 +132,27 @@ def _reasons(run: RunData) -> str:
     for key in keys_below(run.train, "reward_errors/"):
         counts[key.removeprefix("reward_errors/")] = int(column(run.train, key)[1].sum())
     return f" ({', '.join(f'{word} {count}' for word, count in counts.most_common())})" if counts else ""
+
+
+def _reward(run: RunData) -> Iterator[Check]:
+    """A training reward that ended below what the untrained model got, the first iteration, by more than chance.
+
+    The last two thirds of the iterations count; errors are those over an iteration's prompts, `reward_error`.
+    """
+    rewards, errors = (column(run.train, key)[1] for key in ("reward", "reward_error"))
+    if len(rewards) < 3 or len(errors) != len(rewards):
+        return
+    late = len(rewards) - len(rewards) // 3
+    fall = float(rewards[0] - rewards[-late:].mean())
+    error = math.hypot(float(errors[0]), float(np.linalg.norm(errors[-late:])) / late)
+    if fall > _FALL * error:
+        yield Check(
+            name="reward", state="warning",
+            found=f"training made it lower: {number(rewards[0])} before the first update, {number(rewards[0] - fall)} "
+            f"over the last {late} iterations, {fall / error if error else math.inf:.1f} standard errors",
+            cure="lower optim.lr, by ten if nothing else was changed; a rate that falls (optim.schedule=cosine) and a "
+            "kl_coef above 0 hold a policy too",
+        )  # fmt: skip
 
 
 def _notes(run: RunData) -> Iterator[Check]:

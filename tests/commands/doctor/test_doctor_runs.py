@@ -136,6 +136,24 @@ def test_the_time_of_a_fault_and_what_the_log_lacks(toy: Path) -> None:
     assert "1 line of metrics.jsonl could not be read" in found["log"].found
 
 
+def test_a_reward_that_falls(toy: Path) -> None:
+    run = train(toy, "falls", "num_iterations=6")
+    path = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for error, said in ((0.1, True), (0.3, False)):
+        for row in rows:
+            row |= {"reward": 0.8 if row["iteration"] == 0 else 0.4, "reward_error": error}
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found = found_in(run)
+        assert ("reward" in found) == said
+        assert ("healthy" in found) != said
+    # 0.4 lower, with an error of hypot(0.1, 0.1 / sqrt(4)): 3.6 of them
+    for row in rows:
+        row["reward_error"] = 0.1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "0.800 before the first update, 0.400 over the last 4 iterations, 3.6" in found_in(run)["reward"].found
+
+
 def test_an_error_is_divided_before_its_cure() -> None:
     assert divided("the disk is full: make room") == ("the disk is full", "make room")
     assert divided("reaches 1e30, 3 at most: bound it with clip: [LOW, HIGH], or fix it")[1].startswith("bound it")
