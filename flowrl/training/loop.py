@@ -350,10 +350,10 @@ class Loop(Draws):
 
     def _show_latest(self) -> list[Image]:
         """Writes the row of the newest images, on the main process; returns them."""
-        samples = list(self.scorer.latest.values())
-        if not samples or not self.run.main:
+        kept = list(self.scorer.latest.values())
+        if not kept or not self.run.main:
             return []
-        return write_latest(self.run.folder / "samples", samples)
+        return write_latest(self.run.folder / "samples", list(torch.stack(kept).float().cpu()))
 
     def _largest(self, number: float) -> float:
         """The largest number of all processes: with the longest time all of them end at the same iteration."""

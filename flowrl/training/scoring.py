@@ -100,7 +100,7 @@ class Scorer:
         self.looks.append((group.cpu(), look_at(decoded)))
         for image, own in zip(decoded, group.tolist(), strict=True):
             if own not in self.latest and len(self.latest) < LATEST:
-                self.latest[own] = image.detach().float().cpu()
+                self.latest[own] = image.detach().clone()  # it stays on the device: here each copy would be waited for
         return not bool(self.looks[-1][1].broken.any())
 
     def stop_on_broken(self, iteration: int) -> None:

@@ -38,6 +38,7 @@ _GROUPS = {
     "tiny_branch_grpo": ("group_size=16",),
     "tiny_branch_grpo_pruned": ("group_size=16",),
     "tiny_dense_grpo_calibrated": ("sampler.calibration.iterations=1",),
+    **{f"tiny_{kind}recommended": ("updates_per_rollout=2",) for kind in ("", "kontext_", "sd15_", "wan_")},
     "tiny_tempflow": ("credit.branches=2",),
     "tiny_tree_grpo": ("group_size=9", "micro_batch_size=3"),
 }
