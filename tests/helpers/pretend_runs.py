@@ -38,7 +38,7 @@ _GROUPS = {
     "tiny_branch_grpo": ("group_size=16",),
     "tiny_branch_grpo_pruned": ("group_size=16",),
     "tiny_dense_grpo_calibrated": ("sampler.calibration.iterations=1",),
-    **{f"tiny_{kind}recommended": ("updates_per_rollout=2",) for kind in ("", "kontext_", "sd15_", "wan_")},
+    "tiny_recommended": ("updates_per_rollout=2",),
     "tiny_tempflow": ("credit.branches=2",),
     "tiny_tree_grpo": ("group_size=9", "micro_batch_size=3"),
 }
@@ -52,10 +52,13 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "tiny_adversarial": (*_FEWER, "rewards.0.options.pretrain_steps=1", "rewards.0.options.steps_per_iteration=1"),
     "tiny_adversarial_fixed": (*_FEWER, "rewards.0.options.pretrain_steps=1"),
     "tiny_kontext_grpo": _FEW,
+    "tiny_kontext_recommended": (*_FEW, "updates_per_rollout=1", "sampler.sde_window_range=null", "times.count=1"),
     "tiny_pairwise": _FEW,
     "tiny_pointwise_noisy": _FEW,
     "tiny_sd15_grpo": _FEW,
+    "tiny_sd15_recommended": (*_FEW, "updates_per_rollout=1", "sampler.sde_window_range=null", "times.count=1"),
     "tiny_wan_grpo": _FEW,
+    "tiny_wan_recommended": (*_FEW, "updates_per_rollout=1", "sampler.sde_window_range=null", "times.count=1"),
 }
 """What makes configurations short that the toy pipeline cannot stand in for."""
 
