@@ -265,7 +265,7 @@ def of_model(model: str, tmp_path: Path, **options: Any) -> Settings:
 
 def test_default_prompts_and_judges(tmp_path: Path) -> None:
     world = benchmark_prompts(of_model(EMBEDDED, tmp_path))
-    assert len(world) == len({prompt.text for prompt in world}) == 50
+    assert len(world) == len({prompt.text for prompt in world}) == 120
     published = [prompt.metadata for prompt in benchmark_prompts(of_model("some/model", tmp_path))]
     assert published == published_records()
     assert benchmark_prompts(of_model("some/model", tmp_path, prompts="world")) == world
