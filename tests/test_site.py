@@ -15,12 +15,13 @@ from types import ModuleType
 import pytest
 import site_interface
 import site_links
-from build_site import MARKER, NAVIGATION, front_page, linked_files, main, sources, write_sources
+from build_site import MADE, NAVIGATION, front_page, linked_files, main, sources, write_sources
 from site_interface import public
 from site_links import broken_links, faults_of_site, markdown_links
 from site_reference import CHOICES, METHODS, keys
 from site_syntax import ROOT, markdown, names_in, options_of
 
+from flowrl.commands.init.foreign_tables import TABLES
 from flowrl.commands.list import entries
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
@@ -237,10 +238,11 @@ def test_every_page_is_in_the_navigation_and_pages_that_are_not_there_are_left_o
 
 
 def test_words_of_other_toolkits_are_put_where_the_page_wants_them() -> None:
-    assert MARKER in (ROOT / "docs" / "migrating.md").read_text()
-    page = made()["docs/migrating.md"]
-    assert MARKER not in page
+    by_hand, page = (ROOT / "docs" / "migrating.md").read_text(), made()["docs/migrating.md"]
+    assert all(mark in by_hand and mark not in page for mark in MADE)
     assert all(f"| `{theirs}` |" in page for theirs in FOREIGN_KEYS)
+    for table in TABLES.values():
+        assert all(f"| `{key}{'…' if key.endswith('.') else ''}` |" in page for key in table)
 
 
 def test_linked_files_are_found() -> None:

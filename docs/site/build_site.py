@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from site_interface import interface_pages
 from site_links import faults_of_site, markdown_links
-from site_reference import reference_pages, vocabulary_tables
+from site_reference import import_tables, reference_pages, vocabulary_tables
 from site_syntax import ROOT
 
 import flowrl
@@ -80,8 +80,8 @@ NAVIGATION: dict[str, dict[str, str]] = {
 }
 """Section -> page -> what a reader wants there. A page that is not there is left out; one of docs/ that is not named
 stands at the end, so that none is lost."""
-MARKER = "<!-- generated: vocabulary -->"
-"""Where a page gets the tables of other toolkits' words."""
+MADE = {"<!-- generated: vocabulary -->": vocabulary_tables, "<!-- generated: imports -->": import_tables}
+"""Mark in a page -> tables that are put in its place, from the code that goes by them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -124,7 +124,8 @@ def sources() -> dict[str, str]:
     """Path within the site -> Markdown, of every page."""
     by_hand = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     pages = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in by_hand}
-    pages = {name: text.replace(MARKER, vocabulary_tables()) for name, text in pages.items()}
+    for mark, tables in MADE.items():
+        pages = {name: text.replace(mark, tables()) if mark in text else text for name, text in pages.items()}
     pages |= reference_pages() | interface_pages()
     return pages | {"index.md": front_page(pages)}
 

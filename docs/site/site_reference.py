@@ -28,6 +28,7 @@ from site_syntax import (
 )
 
 from flowrl.cli import COMMANDS
+from flowrl.commands.init.foreign_tables import REWARDS, TABLES
 from flowrl.config.bounds import MOST
 from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
 from flowrl.files import read_json
@@ -253,6 +254,23 @@ def vocabulary_tables() -> str:
         for theirs, ours in table.items()
     ]
     return _joined([*out, "### Values", _table(("key", "there", "here"), rows)])
+
+
+def import_tables() -> str:
+    """What `flowrl init --from` makes of each toolkit's keys and rewards."""
+    out = []
+    for kind, table in TABLES.items():
+        rows = [(f"`{key}…`" if key.endswith(".") else f"`{key}`", _becomes(entry)) for key, entry in table.items()]
+        names = ", ".join(f"`{name}` is `{reward['name']}`" for name, reward in REWARDS[kind].items())
+        out += [f"### Keys of {kind}", _table(("there", "here"), rows), f"Its rewards: {names}."]
+    return _joined(out)
+
+
+def _becomes(entry: str) -> str:
+    """An entry of a table of `flowrl.commands.init.foreign_tables` in words."""
+    signs = {"- ": "without counterpart: ", "! ": "dropped: ", "= ": ""}
+    said = signs.get(entry[:2])
+    return f"{said}{entry[2:]}" if said is not None else ", ".join(f"`{key}`" for key in entry.split(", "))
 
 
 class _Narrow(argparse.HelpFormatter):

@@ -110,7 +110,8 @@ class PolicyConfig:
     """What is trained: a LoRA on the generator's denoiser or its weights themselves, and their running average."""
 
     train: Literal["lora", "full"] = "lora"
-    """A LoRA; or (full) the weights themselves, all of them or those of ``target_modules``, with masters in float32."""
+    """Whether a LoRA is trained, or (full) the weights themselves, all of them or those of ``target_modules``, with
+    masters in float32."""
     lora_variant: Literal["lora", "rslora", "dora"] = "lora"
     """A plain LoRA, one scaled by the root of its rank (rsLoRA), or one with a trained magnitude (DoRA)."""
     lora_rank: int | None = None

@@ -14,6 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write a first configuration, which 'flowrl plan' accepts. What no flag says is asked on a terminal; elsewhere "
         "the configuration that it builds on says it."
     )
+    parser.add_argument(
+        "--from", dest="source", metavar="FILE", help="translate a configuration of flow_grpo (FILE.py:FUNCTION), "
+        "Flow-Factory (YAML), verl-omni or DanceGRPO (shell script)",
+    )  # fmt: skip
     parser.add_argument("--model", metavar="MODEL", help="a published checkpoint, a diffusers folder or asset:tiny-sd3")
     parser.add_argument("--card", type=count, metavar="GB", help="memory of one card: 24, 40, 48, 80 or 141")
     parser.add_argument(

@@ -23,6 +23,8 @@ class Wish:
     reward: str | None = None
     prompts: str | None = None
     eval_prompts: str | None = None
+    train: str = "lora"
+    kernel: str = "flow_sde"
 
 
 def base_for(wish: Wish) -> str:
@@ -37,19 +39,22 @@ def base_for(wish: Wish) -> str:
     family = known_family(location(wish.model))
     ranked = []
     for name, path in config_files().items():
+        card = card_of(name)
+        if card not in (None, wish.card):
+            continue
         data = read_with_base(path)
         model = data["pipeline"]["model"]
-        card = card_of(name)
-        if card not in (None, wish.card) or not _plain(data):
+        if not _plain(data):
             continue
         same = model == wish.model
         if not same and (family is None or known_family(location(model)) != family):
             continue
         rewards = [reward.get("name") for reward in data["rewards"]]
         sampler = data["sampler"]
-        other = (sampler["kernel"] != "flow_sde") + (sampler.get("sde_window_size", 0) > 0)  # than plain Flow-GRPO
+        other = (sampler["kernel"] != wish.kernel) + (sampler.get("sde_window_size", 0) > 0)  # than plain Flow-GRPO
+        trained = data.get("policy", {}).get("train", "lora") != wish.train
         away = wish.reward not in (None, *rewards)
-        ranked.append((not same, away, card is None, other, len(rewards), len(data), name))
+        ranked.append((trained, not same, away, card is None, other, len(rewards), len(data), name))
     if not ranked:
         raise ValueError(
             f"no configuration ships for {wish.model}{f', of the family {family}' if family else ''}: give a model of "
@@ -74,8 +79,7 @@ def location(model: str) -> str:
 
 
 def _plain(data: dict[str, Any]) -> bool:
-    """Whether it trains a LoRA by Flow-GRPO, from which the others differ."""
+    """Whether it trains by outcomes alone, as Flow-GRPO and DanceGRPO do, from which the others differ."""
     credit = data.get("credit", {}).get("method", "outcome")
     named = [data.get(section, {}).get("name") for section in ("objective", "shaping", "reward_map")]
-    trained = data.get("policy", {}).get("train", "lora")
-    return data.get("recipe", "grpo") == "grpo" and (credit, trained) == ("outcome", "lora") and not any(named)
+    return data.get("recipe", "grpo") == "grpo" and credit == "outcome" and not any(named)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrl.commands.init.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for, is_here, prompts_are_here
+from flowrl.commands.init.imported import imported, text_of_import, told
 from flowrl.commands.init.questions import QUESTIONS, ask, card_fault
 from flowrl.commands.init.written import text_of
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
@@ -25,6 +26,10 @@ def run(parsed: argparse.Namespace) -> int:
     path: Path = parsed.out
     if path.exists():
         raise ValueError(f"{path} exists already: name another file with --out, or move it away")
+    if parsed.source is not None:
+        import_lightly()
+        with without_compiler():
+            return _imported(parsed, path)
     wish = _wish(parsed)
     if ".py" in (wish.reward or ""):  # what it imports is not known
         wish, base, overrides, why = _made(wish, path)
@@ -38,12 +43,38 @@ def run(parsed: argparse.Namespace) -> int:
     config = _loaded(text, path)
     write_atomically(path, text)
     print(f"wrote {path}, which builds on {base}: {why}")
+    _say_prompts(config)
+    print(f"next: flowrl plan {path} --card {wish.card}\nthen: flowrl train {path}")
+    return 0
+
+
+def _imported(parsed: argparse.Namespace, path: Path) -> int:
+    for name in ("prompts", "eval_prompts"):
+        if getattr(parsed, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is not read with --from: change the written file's prompts")
+    found = imported(parsed.source, parsed.model, parsed.reward)
+    text, why = text_of_import(found, ()), ""
+    try:
+        overrides, why = _sized(_loaded(text, path), path.stem, parsed.card)
+    except ValueError as error:
+        raise ValueError(f"{parsed.source} says what is refused here: {error}") from None
+    if overrides is None:
+        model = found.done.keys["pipeline.model"]
+        raise ValueError(f"{model} {why}; nothing was written: name a larger card, or see docs/memory.md")
+    text = text_of_import(found, overrides)
+    config = _loaded(text, path)
+    write_atomically(path, text)
+    print(f"{told(found)}\nwrote {path}, which builds on {found.base}{f': {why}' if why else ''}")
+    _say_prompts(config)
+    print(f"next: flowrl plan {path}{f' --card {parsed.card}' if parsed.card else ''}\nthen: flowrl train {path}")
+    return 0
+
+
+def _say_prompts(config: TrainConfig) -> None:
     if config.prompts.train.startswith(EVERYDAY):
         print("its prompts are everyday ones that ship: name yours with --prompts")
     elif not is_here(config.prompts.train):
         print(f"its prompts have to be put at {config.prompts.train} first")
-    print(f"next: flowrl plan {path} --card {wish.card}\nthen: flowrl train {path}")
-    return 0
 
 
 def _made(wish: Wish, path: Path) -> tuple[Wish, str, tuple[str, ...] | None, str]:
@@ -82,8 +113,10 @@ def _loaded(text: str, path: Path) -> TrainConfig:
             raise ValueError(str(error).replace(str(file), str(path))) from None
 
 
-def _sized(config: TrainConfig, name: str, card: int) -> tuple[tuple[str, ...] | None, str]:
+def _sized(config: TrainConfig, name: str, card: int | None) -> tuple[tuple[str, ...] | None, str]:
     """What `flowrl plan` would change for the card, and its verdict in words; None where nothing will do.
+
+    Without a card it is only looked whether `flowrl plan` takes the configuration.
 
     Raises:
         ValueError: `flowrl plan` refuses the configuration.
@@ -101,6 +134,8 @@ def _sized(config: TrainConfig, name: str, card: int) -> tuple[tuple[str, ...] |
     if refused:
         raise ValueError("; ".join(refused))
     plan = gather(config, name, family, processes=1, pace=pace(config, None), processor="GPU")
+    if card is None:
+        return (), ""
     if plan.facts is None:
         return (), f"whether it fits {card} GB is not known: {plan.unknown}"
     found = fit(plan.facts, plan.settings, plan.choices, card)

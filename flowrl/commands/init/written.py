@@ -66,6 +66,19 @@ def text_of(wish: Wish, base: str, overrides: Sequence[str]) -> str:
     return "\n".join([*top, *_lines(_plain(data), sized), ""])
 
 
+def written_keys(base: str, keys: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Lines of dotted keys on top of a base, then of ``key=value`` of the plan, with comments."""
+    data: dict[str, Any] = {"base": base}
+    below = read_with_base(config_files()[base])
+    if keys["pipeline.model"] != below["pipeline"]["model"] and "revision" in below["pipeline"]:
+        _set(data, "pipeline.revision", None)
+    for key, value in keys.items():
+        _set(data, key, value)
+    for override in overrides:
+        apply_override(data, override)
+    return _lines(_plain(data), {override.partition("=")[0] for override in overrides})
+
+
 def _reward(given: str) -> dict[str, Any]:
     file, colon, function = given.rpartition(":")
     return {"file": _placed(file), "function": function} if colon else {"name": given}
@@ -115,7 +128,7 @@ def _lines(data: dict[str, Any], sized: set[str]) -> list[str]:
 def _line(name: str, value: Any, key: str, docs: dict[str, str], sized: set[str]) -> str:
     text, said = f"{name}: {_flow(value)}", docs.get(key, "").partition(";")[0]
     said = "; ".join([*([said] if said else []), *(["set for the card"] if key in sized else [])])
-    return cut(f"{text:<{COLUMN}}  # {said}" if said else text, max(WIDTH, len(text)))
+    return cut(f"{text:<{COLUMN}}  # {said}", WIDTH) if said and len(text) < WIDTH - len("  # a word") else text
 
 
 def _flow(value: Any) -> str:

@@ -1,0 +1,185 @@
+"""Configurations that are Python functions over a ConfigDict: read as syntax trees, never run."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowrl.config.spelling import closest
+
+_DEEPEST = 20
+_LONGEST = 100_000  # characters of a value: a few lines can double one without end
+_SUMS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_CALLS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "max": max, "min": min, "round": round}
+
+
+def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
+    """The functions of a file.
+
+    Raises:
+        ValueError: it is not Python.
+    """
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except SyntaxError as error:
+        raise ValueError(f"{path} is not Python: line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError):  # no text, a null byte, or nested without end
+        raise ValueError(f"{path} is not Python") from None
+    return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def chosen(path: Path, name: str | None) -> str:
+    """The function that is meant: the one that is named, or the only one that takes no arguments.
+
+    Raises:
+        ValueError: there is none of that name, or which of several is not said; names them.
+    """
+    plain = [key for key, node in functions_of(path).items() if not node.args.args]
+    if name in plain:
+        return name
+    if not plain:
+        raise ValueError(f"{path} has no function without arguments that makes a configuration, as flow_grpo's have")
+    if name is None and len(plain) == 1:
+        return plain[0]
+    near = closest(name, plain) if name else None
+    asked = f"has no function '{name}'" if name else f"holds {len(plain)} configurations"
+    hint = f"did you mean {path}:{near}?" if near else f"name one, such as {path}:{plain[0]}"
+    raise ValueError(f"{path} {asked}; {hint} There are {', '.join(plain)}")
+
+
+@dataclass(slots=True)
+class Reader:
+    """Follows a function's assignments.
+
+    Attributes:
+        path: the file.
+        said: dotted keys that its own functions set; others come from files that they call.
+        numbers: what its functions call numbers of their own, such as gpu_number.
+    """
+
+    path: Path
+    said: set[str] = field(default_factory=set)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    depth: int = 0
+
+    def call(self, path: Path, name: str) -> dict[str, Any]:
+        """The configuration that ``name()`` of a file returns, as nested mappings.
+
+        Raises:
+            ValueError: a line is more than values, attributes and sums of them, or what is called is not there.
+        """
+        functions = functions_of(path)
+        if name not in functions:
+            raise ValueError(f"{path} has no function '{name}', which {self.path} calls")
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise ValueError(f"{self.path}: its functions call each other more than {_DEEPEST} deep")
+        names: dict[str, Any] = {}
+        for line in functions[name].body:
+            if isinstance(line, ast.Return) and line.value is not None:
+                found = self._value(line.value, names, path)
+                if isinstance(found, dict):
+                    self.depth -= 1
+                    self.numbers |= {key: v for key, v in names.items() if isinstance(v, int)}
+                    return found
+            if isinstance(line, ast.Assign):
+                self._assign(line, names, path)
+            elif not isinstance(line, (ast.Assert, ast.Pass)) and not _is_text(line):
+                raise _refusal(path, line)
+        raise ValueError(f"{path}: {name}() returns no configuration")
+
+    def _assign(self, line: ast.Assign, names: dict[str, Any], path: Path) -> None:
+        value = self._value(line.value, names, path)
+        if not _is_short(value):
+            raise _refusal(path, line)
+        for target in line.targets:
+            if isinstance(target, ast.Name):
+                names[target.id] = value
+            elif isinstance(target, ast.Attribute):
+                section = self._value(target.value, names, path)
+                if not isinstance(section, dict):
+                    raise _refusal(path, line)
+                section[target.attr] = value
+                if path == self.path:
+                    self.said.add(ast.unparse(target).partition(".")[2])
+            else:
+                raise _refusal(path, line)
+
+    def _value(self, node: ast.expr, names: dict[str, Any], path: Path) -> Any:
+        try:
+            return self._evaluated(node, names, path)
+        except (KeyError, TypeError, ArithmeticError, RecursionError):
+            raise _refusal(path, node) from None
+
+    def _evaluated(self, node: ast.expr, names: dict[str, Any], path: Path) -> Any:
+        def of(inner: ast.expr) -> Any:
+            return self._evaluated(inner, names, path)
+
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return names[node.id]
+            case ast.Attribute():
+                return of(node.value)[node.attr]
+            case ast.List() | ast.Tuple():
+                return [of(item) for item in node.elts]
+            case ast.Dict():
+                return {of(key): of(item) for key, item in zip(node.keys, node.values, strict=True) if key is not None}
+            case ast.UnaryOp(op=ast.USub()):
+                return -of(node.operand)
+            case ast.BinOp():
+                left, right = of(node.left), of(node.right)
+                if type(node.op) in _SUMS and isinstance(left, (int, float)) and isinstance(right, (int, float)):
+                    return _SUMS[type(node.op)](left, right)
+            case ast.JoinedStr():
+                return "".join(str(of(part)) for part in node.values)
+            case ast.FormattedValue():
+                return of(node.value)
+            case ast.Call(keywords=[]):
+                return self._called(node, [of(item) for item in node.args], path)
+        raise _refusal(path, node)
+
+    def _called(self, node: ast.Call, given: list[Any], path: Path) -> Any:
+        name = ast.unparse(node.func)
+        if name.endswith("ConfigDict"):
+            return dict(*given)
+        if name == "os.getcwd":
+            return "."
+        if name == "os.path.join":
+            return "/".join(part for part in given if part != ".")
+        if name in _CALLS and all(isinstance(item, (int, float)) for item in given):
+            return _CALLS[name](*given)
+        module, _, function = name.rpartition(".")
+        if given or (not module.replace("_", "").isalnum() and module):
+            raise _refusal(path, node)
+        file = path.with_name(f"{module}.py") if module else path
+        if not file.is_file():
+            raise ValueError(f"{path} calls {name}(), and there is no {file.name} beside it: put it there")
+        return self.call(file, function)
+
+
+def _refusal(path: Path, node: ast.AST) -> ValueError:
+    """What is said of a line that is not read."""
+    return ValueError(
+        f"{path} is read, never run: line {getattr(node, 'lineno', '?')}, '{ast.unparse(node)[:60]}', is more than "
+        "values, attributes and sums of them; write the value that it comes to"
+    )
+
+
+def _is_short(value: Any) -> bool:
+    try:
+        return len(repr(value)) <= _LONGEST
+    except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
+        return False
+
+
+def _is_text(line: ast.stmt) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
