@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from flowrl.failures import speaker, told
 from flowrl.private_names import NOTES, flags_of
+from flowrl.process_settings import before_libraries_load
 from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {
@@ -83,7 +84,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    before_libraries_load()
     _without_notes_on_torchao()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["--version"]:

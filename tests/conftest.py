@@ -31,7 +31,7 @@ LONGEST = (
     "training/test_full_training.py", "commands/test_plan_memory.py", "training/test_resume.py",
     "test_golden_embedded.py", "commands/test_compare.py", "test_packaging.py", "rewards/judges/test_local_chat.py",
     "commands/test_plan_families.py", "statistics/test_interval_coverage.py", "test_golden_toy.py",
-    "pipelines/families/test_pipeline_families.py",
+    "commands/test_imports.py", "pipelines/families/test_pipeline_families.py",
 )  # fmt: skip
 """Files that take tens of seconds. They go first: one that begins last would keep one core at work and the others idle,
 and pytest-xdist by itself begins with the files of many tests, which are the quick ones. `test_seal` is the very first:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections import defaultdict
 import pytest
 
 from flowrl.cli import COMMANDS, FORMER, main, parse
+from flowrl.process_settings import before_libraries_load
 
 EXACTLY_ALIKE = (
     "--steps",
@@ -155,3 +157,15 @@ def test_values_that_are_missing_or_given_twice(
         code = int(str(stop.code))
     assert code in (1, 2)
     assert said in capsys.readouterr().err
+
+
+def test_threads_that_wait_leave_the_core_to_others_unless_the_user_says_how_they_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[dict[str, str]] = [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}]
+    for environment in given:
+        before_libraries_load(environment)
+    assert [environment.get("GOMP_SPINCOUNT") for environment in given] == ["3000", "7", None]
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert main(["--version"]) == 0
+    assert os.environ["GOMP_SPINCOUNT"] == "3000"  # before torch loads, which reads it only then

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.failures import FlowrlError, told
 from flowrl.interface.argument_words import override_words, parsed_words, texts
+from flowrl.process_settings import before_libraries_load
 
 if TYPE_CHECKING:
     from flowrl.interface.call_results import Evaluation, MethodComparison, RunPlan, Samples, TrainedRun
@@ -270,7 +271,7 @@ def _place(model: object) -> str:
 @contextmanager
 def _as_own_error() -> Iterator[None]:
     """Tells every error in one paragraph; that of bad input without the frames that found it."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    before_libraries_load()
     try:
         yield
     except FlowrlError:
