@@ -47,6 +47,7 @@ LAYERS: dict[str, int] = {
     "files": 0,
     "failures": 0,
     "interrupts": 0,
+    "process_settings": 0,
     "versions": 0,
     "private_names": 0,
     "progress": 0,
@@ -56,7 +57,7 @@ LAYERS: dict[str, int] = {
     "__main__": 7,
 }
 LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "placement", "files", "progress", "capabilities"}
-LOOSE |= {"cluster", "failures", "interrupts", "precision", "private_names", "versions"}
+LOOSE |= {"cluster", "failures", "interrupts", "precision", "private_names", "process_settings", "versions"}
 """What may lie in flowrl/ itself."""
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""

@@ -18,11 +18,10 @@ import site_links
 from build_site import MADE, NAVIGATION, front_page, linked_files, main, sources, write_sources
 from site_interface import public
 from site_links import broken_links, faults_of_site, markdown_links
-from site_reference import CHOICES, METHODS, keys
+from site_reference import CHOICES, keys
 from site_syntax import ROOT, markdown, names_in, options_of
 
 from flowrl.commands.init.foreign_tables import TABLES
-from flowrl.commands.list import entries
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.config.vocabulary import FOREIGN_KEYS
@@ -311,11 +310,3 @@ def test_without_sphinx_the_build_says_what_is_lacking(
     assert main([str(tmp_path)]) == 1
     assert "make docs" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_page_of_methods_has_the_tables_of_flowrl_list() -> None:
-    def module(file: str) -> str:
-        return f"flowrl.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
-
-    listed = {(module(file), table) for file, table in entries.METHODS.values()}
-    assert {(home, table) for _, home, table in METHODS.values()} == listed

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from site_syntax import located, markdown, module_path, modules, text_after, tree_of
+from site_syntax import markdown, modules
+
+from flowrl.config.source_syntax import located, module_path, text_after, tree_of
 
 CONTRACTS = (
     "flowrl.rewards", "flowrl.rewards.user_code", "flowrl.pipelines", "flowrl.samplers.kernels", "flowrl.trajectory",

@@ -16,20 +16,18 @@ from site_syntax import (
     ROOT,
     Option,
     cell,
-    class_of,
     class_text,
-    classes_in,
     escaped,
     markdown,
     names_in,
     options_of,
-    tree_of,
-    value_of,
 )
 
 from flowrl.cli import COMMANDS
 from flowrl.commands.init.foreign_tables import REWARDS, TABLES
+from flowrl.commands.list.entries import METHODS, config_files, head_of
 from flowrl.config.bounds import MOST
+from flowrl.config.source_syntax import class_of, classes_in, tree_of, value_of
 from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
 from flowrl.files import read_json
 from flowrl.training.metric_names import METRICS
@@ -44,18 +42,6 @@ CHOICES = {
     "rewards.0.name": [("flowrl.rewards", "REWARDS")],
 }  # fmt: skip
 """Keys whose type is a text, and the tables that their values are entries of."""
-
-METHODS = {
-    "Credit of a step": ("`credit.method`, recipe `grpo`", "flowrl.credit", "CREDIT"),
-    "Losses on transitions": ("`objective.name`, recipe `grpo`", "flowrl.objectives.policy_gradient", "OBJECTIVES"),
-    "Losses on noised images": ("`objective.name`, recipe `forward`", "flowrl.objectives.forward_losses", "FORWARD"),
-    "Losses on pairs": ("`objective.name`, recipe `preference`", "flowrl.recipes.preference_settings", "OBJECTIVES"),
-    "Gradients of the reward": ("`objective.name`, recipe `backprop`", "flowrl.objectives.gradient_paths", "PATHS"),
-    "Maps of the rewards": ("`reward_map.name`", "flowrl.advantages.reward_maps", "MAPS"),
-    "Shaping of the advantages": ("`shaping.name`", "flowrl.advantages.shaping", "SHAPINGS"),
-    "Choice of prompts": ("`curriculum.sampling`", "flowrl.prompts.curriculum", "CURRICULA"),
-}
-"""Heading -> the key that chooses, and the table of its choices."""
 
 _EVER = 1_000_000_000  # bounds from here on only catch slips
 
@@ -158,10 +144,11 @@ def methods_page() -> str:
     ]
     for heading, module in FORMULAS.items():
         out += [f"## {heading}", _module_text(module), _functions_list(module)]
-    for heading, (chooser, home, table) in METHODS.items():
-        out += [f"## {heading}", f"Chosen by {chooser}."]
-        module = ""
-        for name, cls in classes_in(home, table).items():
+    for choice in METHODS:
+        recipe = f", recipe `{choice.recipe}`" if choice.recipe else ""
+        out += [f"## {choice.heading}", f"Chosen by `{choice.key}`{recipe}."]
+        module, home = "", choice.module
+        for name, cls in classes_in(home, choice.table).items():
             if class_of(home, cls)[0] != module:
                 module = class_of(home, cls)[0]
                 out.append(_module_text(module))
@@ -195,10 +182,9 @@ def families_page() -> str:
 def configurations_page() -> str:
     """Every shipped configuration with the head of its file."""
     rows: dict[str, list[tuple[str, ...]]] = {"Embedded models, on a CPU": [], "Real checkpoints": []}
-    for path in sorted((ROOT / "configs").glob("*.yaml")):
+    for path in config_files().values():
         text = path.read_text(encoding="utf-8")
-        head = re.match(r"(?:# .*\n)+", text)  # up to the first line without text
-        first = " ".join(line[2:] for line in head[0].splitlines()) if head else ""
+        first = head_of(text).partition("\n\n")[0]
         base = found[1] if (found := re.search(r"^base: *(\S+)", text, re.MULTILINE)) else ""
         group = "Embedded models, on a CPU" if path.stem.startswith(("tiny_", "toy")) else "Real checkpoints"
         link = f"[`{path.stem}`](configurations/{path.stem}.md)"
@@ -221,7 +207,7 @@ def configuration_pages() -> dict[str, str]:
             "---\norphan: true\n---", f"# `{path.stem}`", "One of the [recipes](../configurations.md).",
             f"```yaml\n{path.read_text(encoding='utf-8').rstrip()}\n```",
         ])
-        for path in sorted((ROOT / "configs").glob("*.yaml"))
+        for path in config_files().values()
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the code says of itself, read from the syntax trees: nothing of the package is imported or run.
+"""Options, annotations and docstrings of the code in Markdown, read from the syntax trees.
 
 Options are the fields of frozen dataclasses: name, annotation, default, and the docstring below the field.
 """
@@ -6,12 +6,13 @@ Options are the fields of frozen dataclasses: name, annotation, default, and the
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from flowrl.config.source_syntax import class_of, located, text_after, value_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = {
@@ -42,33 +43,6 @@ class Option:
     meaning: str
 
 
-@cache
-def module_path(module: str) -> Path | None:
-    """The file of a module of the package, by its real place in the repository; None of other modules."""
-    parts = module.split(".")
-    if parts[0] != "flowrl":
-        return None
-    moved = parts[1:] if len(parts) > 1 and parts[1] in ("samplers", "rewards", "pipelines") else parts
-    folder = ROOT.joinpath(*moved)
-    for path in (folder.with_suffix(".py"), folder / "__init__.py"):
-        if path.is_file():
-            return path
-    return None
-
-
-@cache
-def tree_of(module: str) -> ast.Module:
-    """The syntax tree of a module.
-
-    Raises:
-        ValueError: there is no such module.
-    """
-    path = module_path(module)
-    if path is None:
-        raise ValueError(f"there is no module {module} in the package")
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def modules() -> Iterator[str]:
     """Every module of the package by its import name, in order."""
     for folder in ("flowrl", "pipelines", "rewards", "samplers"):
@@ -76,59 +50,6 @@ def modules() -> Iterator[str]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = (*base, *path.relative_to(ROOT).with_suffix("").parts)
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@cache
-def located(module: str, name: str) -> tuple[str, ast.AST] | None:
-    """The module and node that define a name which stands in a module, followed through its imports; None elsewhere."""
-    tree = tree_of(module)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return module, node
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return module, node
-    for inner in ast.walk(tree):
-        if isinstance(inner, ast.ImportFrom) and inner.module is not None and module_path(inner.module) is not None:
-            for alias in inner.names:
-                if (alias.asname or alias.name) == name:
-                    whole = f"{inner.module}.{alias.name}"
-                    return (whole, tree_of(whole)) if module_path(whole) else located(inner.module, alias.name)
-    return None
-
-
-def value_of(module: str, name: str) -> ast.expr:
-    """The expression that a name of a module is assigned.
-
-    Raises:
-        ValueError: there is none.
-    """
-    found = located(module, name)
-    if found is not None and isinstance(found[1], ast.Assign | ast.AnnAssign) and found[1].value is not None:
-        return found[1].value
-    raise ValueError(f"{module} assigns nothing to {name}")
-
-
-def class_of(module: str, name: str) -> tuple[str, ast.ClassDef]:
-    """The module and the definition of a class that stands in a module.
-
-    Raises:
-        ValueError: there is none.
-    """
-    found = located(module, name)
-    if found is None or not isinstance(found[1], ast.ClassDef):
-        raise ValueError(f"{module} has no class {name}")
-    return found[0], found[1]
-
-
-def text_after(body: list[ast.stmt], place: int) -> str:
-    """The text that stands alone after a statement, which documents it."""
-    after = body[place + 1] if place + 1 < len(body) else None
-    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-        return inspect.cleandoc(after.value.value)
-    return ""
 
 
 @cache
@@ -198,25 +119,6 @@ def names_in(module: str, table: str) -> list[str]:
         for inner in ast.walk(node) if isinstance(inner, ast.Call)
         for word in inner.keywords if word.arg == "name"
     ]  # fmt: skip
-
-
-def classes_in(module: str, table: str) -> dict[str, str]:
-    """A table of choices: name -> the class of its options, given as such or as ``options=`` of an entry.
-
-    Raises:
-        ValueError: the table is not written out.
-    """
-    node = value_of(module, table)
-    if not isinstance(node, ast.Dict):
-        raise ValueError(f"{table} of {module} is not written out as names and classes")
-    found = {}
-    for key, value in zip(node.keys, node.values, strict=True):
-        given = (
-            [word.value for word in value.keywords if word.arg == "options"] if isinstance(value, ast.Call) else [value]
-        )
-        if key is not None:
-            found[str(ast.literal_eval(key))] = ast.unparse(given[0])
-    return found
 
 
 def markdown(text: str) -> str:

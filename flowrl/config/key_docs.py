@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.config.source_syntax import text_after
 from flowrl.config.strict_yaml import described
 
 
@@ -45,12 +46,12 @@ def field_texts(cls: type[Any]) -> dict[str, str]:
 
 def fields_of(body: ast.ClassDef) -> dict[str, str]:
     """As `field_texts`, of a class that was parsed."""
-    found = {}
-    for line, below in zip(body.body, [*body.body[1:], None], strict=True):
-        text = below.value if isinstance(below, ast.Expr) else None
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(text, ast.Constant):
-            found[line.target.id] = " ".join(str(text.value).split())
-    return found
+    return {
+        line.target.id: " ".join(text.split())
+        for place, line in enumerate(body.body)
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        if (text := text_after(body.body, place))
+    }
 
 
 def first_sentence(text: str) -> str:

@@ -1,35 +1,64 @@
-"""What `flowrl list` lists, read from the sources: tables and docstrings by their syntax trees, nothing is imported.
-
-So a listing needs neither torch nor the libraries of a reward, and there is no second copy of what the code says.
-"""
+"""What `flowrl list` lists, read from the sources: tables and docstrings by their syntax trees."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from flowrl.commands.eval.benchmark import BENCHMARKS, REPRODUCES
 from flowrl.config.base import read_with_base
 from flowrl.config.key_docs import fields_of, first_sentence, key_docs
+from flowrl.config.source_syntax import PACKAGE, class_of, classes_in, table_of, tree_of
 from flowrl.config.train import TrainConfig
 from flowrl.files import read_json
 
-METHODS = {
-    "credit.method": ("credit/__init__.py", "CREDIT"),
-    "objective.name": ("objectives/policy_gradient.py", "OBJECTIVES"),
-    "objective.name (recipe forward)": ("objectives/forward_losses.py", "FORWARD"),
-    "objective.name (recipe preference)": ("recipes/preference_settings.py", "OBJECTIVES"),
-    "objective.name (recipe backprop)": ("objectives/gradient_paths.py", "PATHS"),
-    "shaping.name": ("advantages/shaping.py", "SHAPINGS"),
-    "reward_map.name": ("advantages/reward_maps.py", "MAPS"),
-    "curriculum.sampling": ("prompts/curriculum.py", "CURRICULA"),
-}
-"""Key whose value a method is -> the file and the table that names them."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A key that chooses a method, the recipe that has it, a heading, and the module and table that name methods."""
+
+    key: str
+    heading: str
+    module: str
+    table: str
+    recipe: str = "grpo"
+
+
+METHODS = (
+    Choice(key="credit.method", heading="Credit of a step", module="flowrl.credit", table="CREDIT"),
+    Choice(
+        key="objective.name", heading="Losses on transitions", module="flowrl.objectives.policy_gradient",
+        table="OBJECTIVES",
+    ),
+    Choice(
+        key="objective.name", heading="Losses on noised images", module="flowrl.objectives.forward_losses",
+        table="FORWARD", recipe="forward",
+    ),
+    Choice(
+        key="objective.name", heading="Losses on pairs", module="flowrl.recipes.preference_settings",
+        table="OBJECTIVES", recipe="preference",
+    ),
+    Choice(
+        key="objective.name", heading="Gradients of the reward", module="flowrl.objectives.gradient_paths",
+        table="PATHS", recipe="backprop",
+    ),
+    Choice(
+        key="shaping.name", heading="Shaping of the advantages", module="flowrl.advantages.shaping", table="SHAPINGS",
+        recipe="",
+    ),
+    Choice(
+        key="reward_map.name", heading="Maps of the rewards", module="flowrl.advantages.reward_maps", table="MAPS",
+        recipe="",
+    ),
+    Choice(
+        key="curriculum.sampling", heading="Choice of prompts", module="flowrl.prompts.curriculum", table="CURRICULA",
+        recipe="",
+    ),
+)  # fmt: skip
+"""Where methods are named; an empty recipe stands for all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +79,7 @@ def entries(kind: str) -> list[Entry]:
 
 def config_files() -> dict[str, Path]:
     """The configurations that ship, by name."""
-    return {path.stem: path for path in sorted((_root() / "configs").glob("*.yaml"))}
+    return {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.yaml"))}
 
 
 def head_of(text: str) -> str:
@@ -60,19 +89,9 @@ def head_of(text: str) -> str:
     return "\n".join(line.removeprefix("#").strip() for line in lines[:end])
 
 
-def table_names(file: str, table: str) -> dict[str, ast.expr]:
-    """The keys of a table of a source file, with the expressions that stand for their values."""
-    for node in _tree(file).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and target.id == table and isinstance(value, ast.Dict):
-            return {str(ast.literal_eval(key)): item for key, item in zip(value.keys, value.values, strict=True) if key}
-    raise ValueError(f"{file} has no table {table}")
-
-
 def families() -> dict[str, Any]:
     """The model families by name: their stock classes and published checkpoints."""
-    found: dict[str, Any] = read_json(_root() / "pipelines" / "published.json")["families"]
+    found: dict[str, Any] = read_json(PACKAGE / "pipelines" / "published.json")["families"]
     return found
 
 
@@ -84,24 +103,22 @@ def _configs() -> Iterator[Entry]:
 
 
 def _rewards() -> Iterator[Entry]:
-    for name, value in table_names("rewards/__init__.py", "REWARDS").items():
-        module, _, cls = str(ast.literal_eval(value)).removeprefix("flowrl.").partition(":")
-        yield _of_class(name, f"{module.replace('.', '/')}.py", cls)
+    for name, value in table_of("flowrl.rewards", "REWARDS").items():
+        module, _, cls = str(ast.literal_eval(value)).partition(":")
+        yield _of_class(name, module, cls)
 
 
 def _methods() -> Iterator[Entry]:
-    for key, (file, table) in METHODS.items():
-        for name, value in table_names(file, table).items():
-            cls = next((word.value for word in getattr(value, "keywords", ()) if word.arg == "options"), value)
-            found = _of_class(name, *_home(file, ast.unparse(cls)))
-            choice, _, recipe = key.removesuffix(")").partition(" (recipe ")
-            chosen = f"{choice}={name}{f' recipe={recipe}' if recipe else ''}"
-            yield Entry(name=name, text=found.text, more=(("key", chosen), *found.more))
+    for choice in METHODS:
+        recipe = f" recipe={choice.recipe}" if choice.recipe not in ("", "grpo") else ""
+        for name, cls in classes_in(choice.module, choice.table).items():
+            found = _of_class(name, choice.module, cls)
+            yield Entry(name=name, text=found.text, more=(("key", f"{choice.key}={name}{recipe}"), *found.more))
 
 
 def _families() -> Iterator[Entry]:
     for name, facts in families().items():
-        text = first_sentence(ast.get_docstring(_tree(f"pipelines/families/{name}.py")) or "")
+        text = first_sentence(ast.get_docstring(tree_of(f"flowrl.pipelines.families.{name}")) or "")
         models = [f"{model} ({known['licence']})" for model, known in facts["checkpoints"].items()]
         yield Entry(name=name, text=text, more=(("classes", ", ".join(facts["stock"])), ("models", "\n".join(models))))
 
@@ -109,7 +126,7 @@ def _families() -> Iterator[Entry]:
 def _benchmarks() -> Iterator[Entry]:
     for name in BENCHMARKS:
         text = REPRODUCES.get(name, "")
-        of_runner = ast.get_docstring(_tree(BENCHMARKS[name].removeprefix("flowrl.").replace(".", "/") + ".py")) or ""
+        of_runner = ast.get_docstring(tree_of(BENCHMARKS[name])) or ""
         yield Entry(name=name, text=first_sentence(text or of_runner), more=(("in full", text or of_runner),))
 
 
@@ -119,9 +136,9 @@ def _keys() -> Iterator[Entry]:
         yield Entry(name=doc.key, text=first_sentence(doc.text), more=more)
 
 
-def _of_class(name: str, file: str, cls: str) -> Entry:
+def _of_class(name: str, module: str, cls: str) -> Entry:
     """An entry of a dataclass of options: its docstring, and its fields as what there is more."""
-    body = next(node for node in _tree(file).body if isinstance(node, ast.ClassDef) and node.name == cls)
+    _, body = class_of(module, cls)
     text, texts = ast.get_docstring(body) or "", fields_of(body)
     more = [("in full", text)]
     for node in body.body:
@@ -129,20 +146,3 @@ def _of_class(name: str, file: str, cls: str) -> Entry:
             default = "required" if node.value is None else ast.unparse(node.value)
             more.append((f"options.{node.target.id}", f"({default}) {texts[node.target.id]}"))
     return Entry(name=name, text=first_sentence(text), more=tuple(more))
-
-
-def _home(file: str, cls: str) -> tuple[str, str]:
-    """The file that defines a class which another file uses."""
-    for node in _tree(file).body:
-        if isinstance(node, ast.ImportFrom) and any(alias.name == cls for alias in node.names):
-            return f"{(node.module or '').removeprefix('flowrl.').replace('.', '/')}.py", cls
-    return file, cls
-
-
-@cache
-def _tree(file: str) -> ast.Module:
-    return ast.parse((_root() / file).read_text(encoding="utf-8"))
-
-
-def _root() -> Path:
-    return Path(str(resources.files("flowrl")))

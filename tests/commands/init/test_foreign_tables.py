@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flowrl.commands.init.foreign_tables import DEFAULTS, ELSEWHERE, MODELS, REWARDS, TABLES
-from flowrl.commands.list.entries import config_files, table_names
+from flowrl.commands.list.entries import config_files
+from flowrl.config.source_syntax import table_of
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.known_checkpoints import published
@@ -24,7 +25,7 @@ def test_what_is_taken_over_has_a_key_here(kind: str) -> None:
 
 def test_rewards_models_and_configurations_exist() -> None:
     names = {reward["name"] for table in REWARDS.values() for reward in table.values()}
-    assert names <= table_names("rewards/__init__.py", "REWARDS").keys()
+    assert names <= table_of("flowrl.rewards", "REWARDS").keys()
     assert set(ELSEWHERE.values()) <= config_files().keys()
     assert all(published(model) is not None for model in MODELS.values())
     assert REWARDS.keys() == TABLES.keys() == DEFAULTS.keys()

@@ -13,8 +13,9 @@ import pytest
 
 from flowrl import cli
 from flowrl.commands.eval.benchmark import BENCHMARKS
-from flowrl.commands.list.entries import METHODS, config_files, entries, table_names
+from flowrl.commands.list.entries import METHODS, config_files, entries
 from flowrl.config.key_docs import first_sentence, key_docs
+from flowrl.config.source_syntax import classes_in
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
@@ -32,12 +33,13 @@ def test_lists_have_what_the_code_has_and_a_line_for_each() -> None:
     assert [entry.name for entry in entries("benchmarks")] == list(BENCHMARKS)
     assert [entry.name for entry in entries("keys")] == list(dotted_keys(TrainConfig))
     assert [entry.name for entry in entries("methods")][: len(CREDIT)] == list(CREDIT)
-    tables: dict[str, Iterable[str]] = {
-        "objective.name": OBJECTIVES, "objective.name (recipe forward)": FORWARD,
-        "objective.name (recipe preference)": PREFERENCES, "objective.name (recipe backprop)": PATHS,
+    tables: dict[tuple[str, str], Iterable[str]] = {
+        ("objective.name", "grpo"): OBJECTIVES, ("objective.name", "forward"): FORWARD,
+        ("objective.name", "preference"): PREFERENCES, ("objective.name", "backprop"): PATHS,
     }  # fmt: skip
+    choices = {(choice.key, choice.recipe): choice for choice in METHODS}
     for key, table in tables.items():
-        assert list(table_names(*METHODS[key])) == list(table)
+        assert list(classes_in(choices[key].module, choices[key].table)) == list(table)
     chosen = {dict(entry.more)["key"] for entry in entries("methods")}
     assert {"objective.name=dpo recipe=preference", "objective.name=refl recipe=backprop"} <= chosen
     for kind in ("configs", "rewards", "methods", "families", "benchmarks", "keys"):

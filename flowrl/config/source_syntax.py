@@ -1,0 +1,118 @@
+"""What the code says of itself, read from the syntax trees: nothing of the package is imported or run.
+
+So a listing needs neither torch nor the libraries of a reward, and there is no second copy of what the code says.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+PACKAGE = Path(str(resources.files("flowrl")))
+
+
+@cache
+def module_path(module: str) -> Path | None:
+    """The file of a module of the package; None of other modules."""
+    package, *parts = module.split(".")
+    if package != "flowrl":
+        return None
+    folder = PACKAGE.joinpath(*parts)
+    for path in (folder.with_suffix(".py"), folder / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """The syntax tree of a module.
+
+    Raises:
+        ValueError: there is no such module.
+    """
+    path = module_path(module)
+    if path is None:
+        raise ValueError(f"there is no module {module} in the package")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def located(module: str, name: str) -> tuple[str, ast.AST] | None:
+    """The module and node that define a name which stands in a module, followed through its imports; None elsewhere."""
+    tree = tree_of(module)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return module, node
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.ImportFrom) and inner.module is not None and module_path(inner.module) is not None:
+            for alias in inner.names:
+                if (alias.asname or alias.name) == name:
+                    whole = f"{inner.module}.{alias.name}"
+                    return (whole, tree_of(whole)) if module_path(whole) else located(inner.module, alias.name)
+    return None
+
+
+def value_of(module: str, name: str) -> ast.expr:
+    """The expression that a name of a module is assigned.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = located(module, name)
+    if found is not None and isinstance(found[1], ast.Assign | ast.AnnAssign) and found[1].value is not None:
+        return found[1].value
+    raise ValueError(f"{module} assigns nothing to {name}")
+
+
+def class_of(module: str, name: str) -> tuple[str, ast.ClassDef]:
+    """The module and the definition of a class that stands in a module.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = located(module, name)
+    if found is None or not isinstance(found[1], ast.ClassDef):
+        raise ValueError(f"{module} has no class {name}")
+    return found[0], found[1]
+
+
+def text_after(body: list[ast.stmt], place: int) -> str:
+    """The text that stands alone after a statement, which documents it."""
+    after = body[place + 1] if place + 1 < len(body) else None
+    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+        return inspect.cleandoc(after.value.value)
+    return ""
+
+
+def table_of(module: str, table: str) -> dict[str, ast.expr]:
+    """A table that is written out: its keys, with the expressions that stand for their values.
+
+    Raises:
+        ValueError: the module has no such table.
+    """
+    node = value_of(module, table)
+    if not isinstance(node, ast.Dict):
+        raise ValueError(f"{table} of {module} is not written out as names and values")
+    return {str(ast.literal_eval(key)): value for key, value in zip(node.keys, node.values, strict=True) if key}
+
+
+def classes_in(module: str, table: str) -> dict[str, str]:
+    """A table of choices: name -> the class of its options, given as such or as ``options=`` of an entry.
+
+    Raises:
+        ValueError: the table is not written out.
+    """
+    found = {}
+    for name, value in table_of(module, table).items():
+        words = value.keywords if isinstance(value, ast.Call) else []
+        found[name] = ast.unparse(next((word.value for word in words if word.arg == "options"), value))
+    return found
