@@ -32,7 +32,10 @@ def main(names: list[str]) -> int:
         folder.mkdir(parents=True)
         notebook = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
         begun = time.monotonic()
-        client = NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(folder)}})
+        client = NotebookClient(
+            notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(folder)}},
+            extra_arguments=["--log-level=ERROR"],  # else each kernel warns of its connection on this machine
+        )  # fmt: skip
         try:
             client.execute()
         except CellExecutionError as error:

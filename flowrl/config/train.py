@@ -353,6 +353,16 @@ def resolve_path(text: str, base: Path | None = None) -> Path:
     return path
 
 
+def is_here(text: str) -> bool:
+    """Whether a path of the configuration exists; a dataset does where it is a folder."""
+    if text.startswith("dataset:"):
+        return Path(text.split(":")[1]).is_dir()
+    try:
+        return resolve_path(text).exists()
+    except ValueError:
+        return False
+
+
 def _plain(value: Any) -> Any:
     """Tuples as lists, all the way down."""
     if isinstance(value, dict):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowrl.commands.plan import family_route
 from flowrl.commands.plan import gather as gathering
 from flowrl.commands.plan.decoding import decode_peaks
 from flowrl.commands.plan.fits import card_gib, fit
@@ -97,11 +98,11 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "few_blocks", shared_few_blocks)
     monkeypatch.setattr(gathering, "measure", shared_measure)
     monkeypatch.setattr(gathering, "without_gradient", shared_without_gradient)
-    monkeypatch.setattr(gathering, "decode_peaks", lambda own, model, size, dtype: once(
+    monkeypatch.setattr(family_route, "decode_peaks", lambda own, model, size, dtype: once(
         ("decode", own.name, size, dtype, str(own.card(model).network)),
         lambda: decode_peaks(own, model, size, dtype=dtype),
     ))  # fmt: skip
-    monkeypatch.setattr(gathering, "decode_flops", lambda *given: None)
+    monkeypatch.setattr(family_route, "decode_flops", lambda *given: None)
 
 
 def plan_of(name: str, *overrides: str) -> Plan:

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.commands.plan.published_models import in_cache
-from flowrl.commands.plan.refusals import is_here
 from flowrl.commands.train.run import check_before_loading
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
-from flowrl.config.train import Geometry, TrainConfig
+from flowrl.config.train import Geometry, TrainConfig, is_here
 from flowrl.failures import explain
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.family_pipeline import Family

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flowrl.commands.list.entries import config_files
 from flowrl.config.base import read_with_base
-from flowrl.config.train import resolve_path
+from flowrl.config.train import is_here, resolve_path
 
 EVERYDAY, EVERYDAY_EVAL = "asset:prompts/everyday.txt", "asset:prompts/everyday_eval.txt"
 """Prompts that ship and are of no benchmark."""
@@ -66,11 +65,6 @@ def base_for(wish: Wish) -> str:
 def prompts_are_here(base: str) -> bool:
     """Whether the training prompts of a configuration that ships exist on this machine."""
     return is_here(read_with_base(config_files()[base])["prompts"]["train"])
-
-
-def is_here(file: str) -> bool:
-    """Whether a file of prompts exists."""
-    return file.startswith("asset:") or Path(file).exists()
 
 
 def location(model: str) -> str:

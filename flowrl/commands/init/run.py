@@ -7,12 +7,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.commands.init.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for, is_here, prompts_are_here
+from flowrl.commands.init.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for, prompts_are_here
 from flowrl.commands.init.imported import imported, text_of_import, told
 from flowrl.commands.init.questions import QUESTIONS, ask, card_fault
 from flowrl.commands.init.written import text_of
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
-from flowrl.config.train import TrainConfig, load_config
+from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.files import write_atomically
 
 

@@ -6,7 +6,8 @@ and no weights, so that evaluations, FLOPs and activations are counted and not g
     counts.py       network evaluations of an iteration and of a run, as `NetworkCounter` counts them
     light_libraries.py  imports of a process that only plans
     network.py      a family's denoiser on the meta device: parameters, FLOPs and saved activations of one evaluation
-    stock_route.py   what of a stock pipeline that no family is written for its own call says without weights
+    family_route.py  what a model's family says of it without weights: size, rows, tokens, parts, decoding
+    stock_route.py   the same of a stock pipeline that no family is written for, by its own call
     published_models.py  sizes of the other parts and of downloads; licences
     memory.py       what a process holds, and the micro-batches that fit on cards
     gather.py       a configuration's `Plan`, from all of these

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from flowrl.commands.plan import published_models as checkpoints
-from flowrl.commands.plan.cost import Cost, cost_of, decode_flops
+from flowrl.commands.plan.cost import Cost, cost_of
 from flowrl.commands.plan.counts import RunCounts, graph_rows, negative_again, of_run
-from flowrl.commands.plan.decoding import decode_peaks
+from flowrl.commands.plan.decoding import Size
+from flowrl.commands.plan.family_route import Drawn, FamilyRoute
 from flowrl.commands.plan.fits import SHARDS, Choices
 from flowrl.commands.plan.memory import Facts, Memory, Settings, allowed_sizes, memory_of
 from flowrl.commands.plan.network import Network, Trained, few_blocks, measure, without_gradient
 from flowrl.commands.plan.published_models import Parts
-from flowrl.commands.plan.refusals import is_here
-from flowrl.commands.plan.sent_text import Text, text_of
-from flowrl.commands.plan.stock_route import StockRoute, stock_decoding, stock_route
+from flowrl.commands.plan.sent_text import Text
+from flowrl.commands.plan.stock_route import StockRoute, stock_route
 from flowrl.commands.plan.throughput import Pace
 from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.sections import PipelineConfig, PolicyConfig
-from flowrl.config.train import Geometry, TrainConfig
+from flowrl.config.sections import PolicyConfig
+from flowrl.config.train import Geometry, TrainConfig, is_here
 from flowrl.pipelines import GENERIC, ModelFamily, cards
-from flowrl.pipelines.generic.stock_recording import Recorded
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
@@ -33,9 +32,6 @@ from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
 from flowrl.training.scoring import check_offload
-
-Size = tuple[int, int, int | None]
-"""Height, width and frames; None for images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,72 +116,61 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
     options = family_options(settings)
     items = _eval_items(config)
-    found = stock_route(family, model, options)
-    stock = found if isinstance(found, StockRoute) else None
-    passes = cache(partial(family.rows, model) if stock is None else stock.rows)  # asked in every iteration
+    found = stock_route(family, model, options, settings.vae_dtype)
+    route = (
+        found if isinstance(found, StockRoute)
+        else FamilyRoute(family=family, model=model, options=options, vae_dtype=settings.vae_dtype)
+    )  # fmt: skip
+    passes = cache(route.rows)  # asked in every iteration
     run = of_run(config, passes, ranks, items)
-    text, usual_call = _text(family, model, options, _prompts(config), stock)
-    usual, size, network, evaluated, eval_forward, eval_working = None, None, None, None, 0.0, 0
-    trained = _trained(config.policy, family, stock)
-    targets = trained.targets or ()
-    size, denoisers = _size(family, model, options, stock), few_blocks(family, model, targets)
+    text, usual_call = route.text(_prompts(config))
+    trained = _trained(config.policy, route.targets)
+    size, denoisers = route.size, few_blocks(family, model, trained.targets or ())
     unknown = found if isinstance(found, str) else ""
     unknown = unknown or f"no configuration of {config.pipeline.model} is known without its download"
-    eval_found = None
-    if size is not None and denoisers is not None:
-        unknown = ""
-        call = _call(family, model, size, text.most) if stock is None else stock.recorded.call
-        network = measure(denoisers, call, trained=trained, dtype=DTYPES[settings.dtype])
-        evaluated = _eval_size(config, size)
-        eval_forward, eval_working = network.forward, network.working
-        if evaluated != size and run.evaluations:
-            eval_found = None if stock is None else stock.at(*evaluated[:2])
-            call = _eval_call(family, model, evaluated, text.most) if eval_found is None else eval_found.call
-            eval_forward, eval_working = without_gradient(denoisers, call)
-        if usual_call is None and text.usual is not None:
-            usual_call = _call(family, model, size, text.usual)
-        if usual_call is not None:
-            usual = without_gradient(denoisers, usual_call)[0]
-    parts = checkpoints.other_parts(model) if stock is None else stock.recorder.parts
-    alike = checkpoints.nearest(family, model) if parts is None else None
-    parts = checkpoints.other_parts(alike) if alike is not None else parts
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     elsewhere = bool(config.workers.rewards)  # workers hold the models that score
-    cost = facts = None
-    slots = _slots(config)
-    eval_drawn = evaluated if evaluated is not None and run.evaluations else size
-    if network is not None and size is not None and eval_drawn is not None:
-        decode_cost, decode = _decoding(family, model, parts, size, None if stock is None else stock.recorded, settings)
-        eval_cost, eval_decode = decode_cost, decode
-        if eval_drawn != size:
-            eval_cost, eval_decode = _decoding(family, model, parts, eval_drawn, eval_found, settings)
+    geometry, slots = _geometry(config, ranks), _slots(config)
+    usual = network = cost = facts = None
+    if size is not None and denoisers is not None:
+        unknown = ""
+        drawn = eval_drawn = route.drawn(size, text.most)
+        network = measure(denoisers, drawn.call, trained=trained, dtype=DTYPES[settings.dtype])
+        eval_forward, eval_working = network.forward, network.working
+        evaluated = _eval_size(config, size)
+        if evaluated != size and run.evaluations:
+            eval_drawn = _eval_drawn(route, evaluated, text.most)
+            eval_forward, eval_working = without_gradient(denoisers, eval_drawn.call)
+        if usual_call is not None:
+            usual = without_gradient(denoisers, usual_call)[0]
+        decode_cost, decode = drawn.decoding()
+        eval_cost, eval_decode = (decode_cost, decode) if eval_drawn is drawn else eval_drawn.decoding()
         cost = cost_of(
             network, run, eval_forward=eval_forward, decode=decode_cost, eval_decode=eval_cost,
             recomputed=(settings.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
         )  # fmt: skip
-    geometry = _geometry(config, ranks)
-    if network is not None and size is not None:
-        unknown_parts: tuple[str, ...] = ("text encoders and autoencoder",) if parts is None else ()
-        unknown_parts += () if stock is None else stock.recorder.uncounted
+        unknown_parts: tuple[str, ...] = ("text encoders and autoencoder",) if route.parts is None else ()
         facts = Facts(
             network=network, eval_working=eval_working, rows=graph_rows(config, passes),
             passes=(passes(config.sampler.guidance_scale), passes(_eval_scale(config))),
             keeps=geometry.images_per_process // config.updates_per_rollout if config.keep_graphs else 0,
-            decode=decode, eval_decode=eval_decode,
-            image=4 * 3 * size[0] * size[1] * (size[2] or 1), parts=parts or {}, rewards=() if elsewhere else rewards,
-            unknown=(*unknown_parts, *(f"reward {name}" for name in unknown_rewards if not elsewhere)),
+            decode=decode, eval_decode=eval_decode, image=4 * 3 * size[0] * size[1] * (size[2] or 1),
+            parts=route.parts or {}, rewards=() if elsewhere else rewards,
+            unknown=(
+                *unknown_parts, *route.uncounted, *(f"reward {name}" for name in unknown_rewards if not elsewhere),
+            ),
             dtype=(settings.dtype, DTYPES[settings.dtype].itemsize), full=config.policy.train == "full", slots=slots,
             reference=config.policy.train == "full" and (bool(run.evaluations) or config.kl_coef > 0),
-            evaluates=run.evaluations > 0, at_once=stock is not None,
+            evaluates=run.evaluations > 0, at_once=route.at_once,
         )  # fmt: skip
     own = _settings(config, family, options, geometry, processes)
     return Plan(
         name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
         processor=processor, geometry=geometry, size=size, text=text, usual_forward=usual, network=network,
-        unknown=unknown, run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards,
+        unknown=unknown, run=run, slots=slots, parts=route.parts, rewards=rewards, unknown_rewards=unknown_rewards,
         cost=cost, memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
         choices=_choices(config, family, facts, processes), counted_as=None if model == location else model,
-        parts_of=alike, licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
+        parts_of=route.parts_of, licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
     )  # fmt: skip
 
 
@@ -207,40 +192,12 @@ def _eval_scale(config: TrainConfig) -> float:
     return config.sampler.guidance_scale if config.eval.guidance_scale is None else config.eval.guidance_scale
 
 
-def _text(
-    family: ModelFamily, model: str, options: dict[str, Any], prompts: list[str] | None, stock: StockRoute | None
-) -> tuple[Text, dict[str, Any] | None]:
-    """What is sent of prompts; of a stock pipeline also the call of a usual prompt, where they differ."""
-    return (text_of(family, model, options, prompts), None) if stock is None else stock.text(prompts)
-
-
-def _size(family: ModelFamily, model: str, options: dict[str, Any], stock: StockRoute | None) -> Size | None:
-    """What is drawn."""
-    if stock is not None:
-        return stock.recorded.size
-    drawn = family.planned_size(model, options)
-    return None if drawn is None else (drawn.height, drawn.width, drawn.num_frames)
-
-
-def _call(family: ModelFamily, model: str, size: Size, tokens: int) -> dict[str, Any]:
-    return family.meta_call(model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)
-
-
-def _eval_call(family: ModelFamily, model: str, size: Size, tokens: int) -> dict[str, Any]:
-    """The call at the size that evaluations draw."""
+def _eval_drawn(route: FamilyRoute | StockRoute, size: Size, tokens: int) -> Drawn:
+    """At the size that evaluations draw."""
     try:
-        return _call(family, model, size, tokens)
+        return route.drawn(size, tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-
-
-def _decoding(
-    family: ModelFamily, model: str, parts: Parts | None, size: Size, found: Recorded | None, settings: PipelineConfig
-) -> tuple[float | None, tuple[int, int] | None]:
-    """FLOPs of decoding one image, and bytes, whole and in tiles; of a stock pipeline by what was recorded of it."""
-    if found is not None:
-        return stock_decoding(found, dtype=settings.vae_dtype, videos=family.videos)
-    return decode_flops(model, parts, size), decode_peaks(family, model, size, dtype=settings.vae_dtype)
 
 
 def _geometry(config: TrainConfig, processes: int) -> Geometry:
@@ -264,14 +221,13 @@ def _slots(config: TrainConfig) -> int:
     return average + int(config.recipe == "preference")
 
 
-def _trained(settings: PolicyConfig, family: ModelFamily, stock: StockRoute | None) -> Trained:
+def _trained(settings: PolicyConfig, usual: tuple[str, ...]) -> Trained:
     """What is trained; the rank of a file that is not here is taken for the usual one."""
     if settings.train == "full":
         return Trained(targets=settings.target_modules, rank=0)
     here = settings.init_lora is None or is_here(settings.init_lora)
     rank = lora_of(settings, ())[0] if here else settings.rank
-    targets = settings.target_modules or (family.lora_targets if stock is None else stock.targets)
-    return Trained(targets=targets, rank=rank, magnitudes=settings.lora_variant == "dora")
+    return Trained(targets=settings.target_modules or usual, rank=rank, magnitudes=settings.lora_variant == "dora")
 
 
 def _settings(

@@ -6,11 +6,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from flowrl.commands.train.run import check_arithmetic, check_before_loading
-from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.config.train import TrainConfig, is_here
 from flowrl.pipelines import ModelFamily
 from flowrl.rewards import judged_by
 from flowrl.training.parts import check_attention
@@ -90,16 +89,6 @@ def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Ite
                 f"{key} ({reward.name}) judges edits of a source image, and the family {family.name} takes none: "
                 "change one of them"
             )
-
-
-def is_here(text: str) -> bool:
-    """Whether a path of the configuration exists; a dataset does where it is a folder."""
-    if text.startswith("dataset:"):
-        return Path(text.split(":")[1]).is_dir()
-    try:
-        return resolve_path(text).exists()
-    except ValueError:
-        return False
 
 
 def _texts(config: TrainConfig) -> list[str]:

@@ -10,11 +10,15 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flowrl.commands.plan.decoding import Size
+from flowrl.commands.plan.family_route import Drawn
+from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.sent_text import Text
 from flowrl.commands.plan.traces import Fused, Trace
 from flowrl.pipelines import GENERIC, ModelFamily
@@ -42,26 +46,51 @@ class StockRoute:
         longest: a prompt of as many tokens as are read.
         recorded: one evaluation of it at the size that is trained.
         targets: layers of its LoRA.
+        vae_dtype: `pipeline.vae_dtype`.
+        videos: whether it draws clips, which can be decoded in tiles.
     """
 
     recorder: Recorder
     longest: str
     recorded: Recorded
     targets: tuple[str, ...]
+    vae_dtype: str
+    videos: bool
+    parts_of: None = None
+    at_once: bool = True
+
+    @property
+    def size(self) -> Size:
+        """What is drawn."""
+        return self.recorded.size
+
+    @property
+    def parts(self) -> Parts:
+        """Parameters of the parts besides the denoiser."""
+        return self.recorder.parts
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Parts that are not counted, in words."""
+        return self.recorder.uncounted
 
     def rows(self, scale: float) -> int:
         """Network rows that guidance takes per sample."""
         with _quiet():
             return self.recorder.rows(self.longest, scale)
 
-    def at(self, height: int, width: int) -> Recorded:
-        """An evaluation at another size.
+    def drawn(self, size: Size, tokens: int) -> Drawn:
+        """An image or clip of a size, with the longest prompt, whatever its tokens: they are as many as were recorded.
 
         Raises:
             ValueError: the pipeline cannot draw it.
         """
-        with _quiet():
-            return self.recorder.sized(height, width).recorded(self.longest)
+        found = self.recorded
+        if size != self.size:
+            with _quiet():
+                found = self.recorder.sized(*size[:2]).recorded(self.longest)
+        decoding = partial(stock_decoding, found, dtype=self.vae_dtype, videos=self.videos)
+        return Drawn(call=found.call, decoding=decoding)
 
     def text(self, prompts: Sequence[str] | None) -> tuple[Text, dict[str, Any] | None]:
         """Tokens that are read of a prompt, and the call of a usual prompt where they depend on it."""
@@ -77,13 +106,16 @@ class StockRoute:
         return Text(most=most, usual=found.text or most, told=told), found.call
 
 
-def stock_route(family: ModelFamily, model: str, options: Mapping[str, Any]) -> StockRoute | str | None:
+def stock_route(
+    family: ModelFamily, model: str, options: Mapping[str, Any], vae_dtype: str = "float32"
+) -> StockRoute | str | None:
     """A stock pipeline; why nothing is known of it; None where a family is written for the model.
 
     Args:
         family: of the model.
         model: folder or hub id.
         options: of the family, as configured.
+        vae_dtype: `pipeline.vae_dtype`.
     """
     if family.name not in GENERIC:
         return None
@@ -94,7 +126,10 @@ def stock_route(family: ModelFamily, model: str, options: Mapping[str, Any]) -> 
             found = recorder.recorded(longest)
             denoiser = FAMILY.meta_denoiser(model)
             targets = () if denoiser is None else found_targets(first_expert(denoiser))
-            return StockRoute(recorder=recorder, longest=longest, recorded=found, targets=targets)
+            return StockRoute(
+                recorder=recorder, longest=longest, recorded=found, targets=targets, vae_dtype=vae_dtype,
+                videos=family.videos,
+            )  # fmt: skip
     except _FAULTS as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         return (
