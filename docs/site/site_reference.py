@@ -12,19 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from site_syntax import (
-    ROOT,
-    Option,
-    cell,
-    class_text,
-    escaped,
-    markdown,
-    names_in,
-    options_of,
-)
+from site_syntax import ROOT, Option, cell, class_text, escaped, markdown, names_in, options_of
 
 from flowrl.cli import COMMANDS
-from flowrl.commands.init.foreign_tables import REWARDS, TABLES
+from flowrl.commands.init.foreign_tables import FATE_OF, REWARDS, TABLES
 from flowrl.commands.list.entries import METHODS, config_files, head_of
 from flowrl.config.bounds import MOST
 from flowrl.config.source_syntax import class_of, classes_in, tree_of, value_of
@@ -254,9 +245,10 @@ def import_tables() -> str:
 
 def _becomes(entry: str) -> str:
     """An entry of a table of `flowrl.commands.init.foreign_tables` in words."""
-    signs = {"- ": "without counterpart: ", "! ": "dropped: ", "= ": ""}
-    said = signs.get(entry[:2])
-    return f"{said}{entry[2:]}" if said is not None else ", ".join(f"`{key}`" for key in entry.split(", "))
+    sign, said = entry[:2], entry[2:]
+    if sign in FATE_OF:
+        return f"{FATE_OF[sign]}: {said}"
+    return said if sign == "= " else ", ".join(f"`{key}`" for key in entry.split(", "))
 
 
 class _Narrow(argparse.HelpFormatter):

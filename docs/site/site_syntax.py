@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from flowrl.config.source_syntax import class_of, located, text_after, value_of
+from flowrl.config.source_syntax import class_of, located, table_of, text_after, value_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = {
@@ -113,7 +113,7 @@ def names_in(module: str, table: str) -> list[str]:
     """The names of a table of choices: its keys, or the ``name`` of each of its members."""
     node = value_of(module, table)
     if isinstance(node, ast.Dict):
-        return [str(ast.literal_eval(key)) for key in node.keys if key is not None]
+        return list(table_of(module, table))
     return [
         str(ast.literal_eval(word.value))
         for inner in ast.walk(node) if isinstance(inner, ast.Call)

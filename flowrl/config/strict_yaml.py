@@ -327,6 +327,15 @@ def dotted_keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
             yield from dotted_keys(typing.get_args(hint)[0], f"{prefix}{name}.0.")
 
 
+def dotted_items(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings with its dotted key; lists and empty mappings stay whole."""
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted_items(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
     """Turn a YAML value into what the annotation says, or raise."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

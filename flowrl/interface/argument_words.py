@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from flowrl.config.strict_yaml import dotted_items
 from flowrl.failures import FlowrlError
 
 
@@ -48,7 +49,7 @@ def override_words(settings: Mapping[str, object]) -> list[str]:
     Raises:
         FlowrlError: a value that no file could hold.
     """
-    return [f"{key}={_value(key, value)}" for key, value in _flat(settings)]
+    return [f"{key}={_value(key, value)}" for key, value in dotted_items(settings)]
 
 
 def texts(value: str | Path | Iterable[str | Path] | None) -> list[str]:
@@ -68,14 +69,6 @@ def _flag(flag: str, value: object) -> list[str]:
     if value is True:
         return [flag]
     return [f"{flag}={part}" for part in (value if isinstance(value, list | tuple) else [value])]
-
-
-def _flat(settings: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _value(key: str, value: object) -> str:

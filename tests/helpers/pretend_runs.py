@@ -48,17 +48,18 @@ _FEWER = (
     "sampler.sde_window_range=[0, 2]", "eval.num_prompts=1", "eval.num_steps=1",
 )  # fmt: skip
 _FEW = (*_FEWER, "num_iterations=1", "eval_every=1")
+_FEW_FORWARD = (*_FEW, "updates_per_rollout=1", "sampler.sde_window_range=null", "times.count=1")
 OTHERS: dict[str, tuple[str, ...]] = {
     "tiny_adversarial": (*_FEWER, "rewards.0.options.pretrain_steps=1", "rewards.0.options.steps_per_iteration=1"),
     "tiny_adversarial_fixed": (*_FEWER, "rewards.0.options.pretrain_steps=1"),
     "tiny_kontext_grpo": _FEW,
-    "tiny_kontext_recommended": (*_FEW, "updates_per_rollout=1", "sampler.sde_window_range=null", "times.count=1"),
+    "tiny_kontext_recommended": _FEW_FORWARD,
     "tiny_pairwise": _FEW,
     "tiny_pointwise_noisy": _FEW,
     "tiny_sd15_grpo": _FEW,
-    "tiny_sd15_recommended": (*_FEW, "updates_per_rollout=1", "sampler.sde_window_range=null", "times.count=1"),
+    "tiny_sd15_recommended": _FEW_FORWARD,
     "tiny_wan_grpo": _FEW,
-    "tiny_wan_recommended": (*_FEW, "updates_per_rollout=1", "sampler.sde_window_range=null", "times.count=1"),
+    "tiny_wan_recommended": _FEW_FORWARD,
 }
 """What makes configurations short that the toy pipeline cannot stand in for."""
 

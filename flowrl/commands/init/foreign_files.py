@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.commands.init.foreign_python import Reader, chosen
-from flowrl.config.strict_yaml import parse_yaml, read_mapping
+from flowrl.config.strict_yaml import dotted_items, parse_yaml, read_mapping
 
 Kind = Literal["flow_grpo", "DanceGRPO", "Flow-Factory", "verl-omni"]
 SIGNS = (
@@ -144,14 +145,11 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted key -> value, ``rewards[0].name`` within lists of mappings; empty sections stay whole."""
     found: dict[str, Any] = {}
-    for key, value in data.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            found |= _flat(value, f"{name}.")
-        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+    for name, value in dotted_items(data, prefix):
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             for place, item in enumerate(value):
                 found |= _flat(item, f"{name}[{place}].")
         else:

@@ -35,13 +35,22 @@ def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
 
 
+def makers_in(path: Path) -> list[str]:
+    """The functions of a file that take no arguments, of which each may make a configuration.
+
+    Raises:
+        ValueError: it is not Python.
+    """
+    return [name for name, node in functions_of(path).items() if not node.args.args]
+
+
 def chosen(path: Path, name: str | None) -> str:
     """The function that is meant: the one that is named, or the only one that takes no arguments.
 
     Raises:
         ValueError: there is none of that name, or which of several is not said; names them.
     """
-    plain = [key for key, node in functions_of(path).items() if not node.args.args]
+    plain = makers_in(path)
     if name in plain:
         return name
     if not plain:

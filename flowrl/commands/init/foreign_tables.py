@@ -11,7 +11,11 @@ Read in yifan123/flow_grpo (config/base.py, config/grpo.py, scripts/train_sd3.py
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+Fate = Literal["translated", "without counterpart", "dropped"]
+FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped"}
+"""Sign that an entry begins with -> what becomes of its key, for the reason behind the sign."""
 
 _PLACE = "- how a run is placed on its machines is said when it is started"
 _LOADER = "- prompts are read whole, there is no loader to set"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,57 +19,65 @@ from flowrl.files import write_atomically
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Writes the file and says what comes next; 1 where no setting fits the card.
+    """Writes the file and says what comes next.
 
     Raises:
-        ValueError: a flag is missing where nobody can be asked, the file exists, nothing ships for the model, or the
-            settings contradict each other.
+        ValueError: a flag is missing where nobody can be asked, the file exists, nothing ships for the model, no
+            setting fits the card, or the settings contradict each other.
     """
     path: Path = parsed.out
     if path.exists():
         raise ValueError(f"{path} exists already: name another file with --out, or move it away")
-    if parsed.source is not None:
-        import_lightly()
-        with without_compiler():
-            return _imported(parsed, path)
-    wish = _wish(parsed)
-    if ".py" in (wish.reward or ""):  # what it imports is not known
-        wish, base, overrides, why = _made(wish, path)
-    else:
-        import_lightly()
-        with without_compiler():
-            wish, base, overrides, why = _made(wish, path)
-    if overrides is None:
-        raise ValueError(f"{wish.model} {why}; nothing was written: name a larger card, or see docs/memory.md")
-    text = text_of(wish, base, overrides)
+    text, said, card = _of_answers(parsed, path) if parsed.source is None else _of_file(parsed, path)
     config = _loaded(text, path)
     write_atomically(path, text)
-    print(f"wrote {path}, which builds on {base}: {why}")
+    print(said)
     _say_prompts(config)
-    print(f"next: flowrl plan {path} --card {wish.card}\nthen: flowrl train {path}")
+    print(f"next: flowrl plan {path}{f' --card {card}' if card else ''}\nthen: flowrl train {path}")
     return 0
 
 
-def _imported(parsed: argparse.Namespace, path: Path) -> int:
+def _of_answers(parsed: argparse.Namespace, path: Path) -> tuple[str, str, int | None]:
+    """The text of what flags and answers ask for, what is said of it, and the card."""
+    wish = _wish(parsed)
+    with nullcontext() if ".py" in (wish.reward or "") else _lightly():  # what such a reward imports is not known
+        wish, base, overrides, why = _made(wish, path)
+    text = text_of(wish, base, _fitting(wish.model, overrides, why))
+    return text, f"wrote {path}, which builds on {base}: {why}", wish.card
+
+
+def _of_file(parsed: argparse.Namespace, path: Path) -> tuple[str, str, int | None]:
+    """As `_of_answers`, of another toolkit's configuration."""
     for name in ("prompts", "eval_prompts"):
         if getattr(parsed, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is not read with --from: change the written file's prompts")
-    found = imported(parsed.source, parsed.model, parsed.reward)
-    text, why = text_of_import(found, ()), ""
-    try:
-        overrides, why = _sized(_loaded(text, path), path.stem, parsed.card)
-    except ValueError as error:
-        raise ValueError(f"{parsed.source} says what is refused here: {error}") from None
+    with _lightly():
+        found = imported(parsed.source, parsed.model, parsed.reward)
+        try:
+            overrides, why = _sized(_loaded(text_of_import(found, ()), path), path.stem, parsed.card)
+        except ValueError as error:
+            raise ValueError(f"{parsed.source} says what is refused here: {error}") from None
+    text = text_of_import(found, _fitting(found.done.keys["pipeline.model"], overrides, why))
+    said = f"{told(found)}\nwrote {path}, which builds on {found.base}{f': {why}' if why else ''}"
+    return text, said, parsed.card
+
+
+@contextmanager
+def _lightly() -> Iterator[None]:
+    import_lightly()
+    with without_compiler():
+        yield
+
+
+def _fitting(model: str, overrides: tuple[str, ...] | None, why: str) -> tuple[str, ...]:
+    """The settings that make a run fit.
+
+    Raises:
+        ValueError: there are none.
+    """
     if overrides is None:
-        model = found.done.keys["pipeline.model"]
         raise ValueError(f"{model} {why}; nothing was written: name a larger card, or see docs/memory.md")
-    text = text_of_import(found, overrides)
-    config = _loaded(text, path)
-    write_atomically(path, text)
-    print(f"{told(found)}\nwrote {path}, which builds on {found.base}{f': {why}' if why else ''}")
-    _say_prompts(config)
-    print(f"next: flowrl plan {path}{f' --card {parsed.card}' if parsed.card else ''}\nthen: flowrl train {path}")
-    return 0
+    return overrides
 
 
 def _say_prompts(config: TrainConfig) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from flowrl.commands.init.foreign_files import Foreign
 from flowrl.commands.init.foreign_rules import Made, ruled
-from flowrl.commands.init.foreign_tables import DEFAULTS, ELSEWHERE, MODELS, TABLES
+from flowrl.commands.init.foreign_tables import DEFAULTS, ELSEWHERE, FATE_OF, MODELS, TABLES, Fate
 from flowrl.config.vocabulary import FOREIGN_KERNELS, FOREIGN_KEYS, FOREIGN_VALUES
-
-Fate = Literal["translated", "without counterpart", "dropped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +77,8 @@ def translate(given: Foreign) -> Translated:
         if isinstance(made, dict):
             lines.append(Line(key=key, value=value, made=made, fate="translated", unsaid=key in unsaid))
         else:
-            fate: Fate = "without counterpart" if made.startswith("- ") else "dropped"
-            lines.append(Line(key=key, value=value, made={}, fate=fate, why=made[2:], unsaid=key in unsaid))
+            sign, why = made[:2], made[2:]
+            lines.append(Line(key=key, value=value, made={}, fate=FATE_OF[sign], why=why, unsaid=key in unsaid))
     always = {"policy.train": "full", "sampler.kernel": "dance_sde"} if given.kind == "DanceGRPO" else {}
     done = Translated(lines=tuple(lines), always=always)
     images = _number(done, "prompts_per_step") * _number(done, "group_size")
@@ -103,7 +101,7 @@ def _by_table(given: Foreign, key: str, value: Any) -> Made:
     if entry is None:
         sections = [part for part in table if part.endswith(".") and name.startswith(part)]
         entry = table[max(sections, key=len)] if sections else _unlisted(key)
-    if entry.startswith(("- ", "! ")):
+    if entry[:2] in FATE_OF:
         return entry
     if value is None or value in ("", {}, []):
         return "! it says nothing"

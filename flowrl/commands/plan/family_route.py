@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from flowrl.commands.plan import published_models
 from flowrl.commands.plan.cost import decode_flops
@@ -43,9 +43,9 @@ class FamilyRoute:
     model: str
     options: dict[str, Any]
     vae_dtype: str
-    uncounted: tuple[str, ...] = ()
+    uncounted: ClassVar[tuple[str, ...]] = ()
     """Parts that are not counted, in words."""
-    at_once: bool = False
+    at_once: ClassVar[bool] = False
     """Whether rows of guidance go through the network in one call."""
 
     @cached_property
@@ -62,13 +62,16 @@ class FamilyRoute:
     @cached_property
     def parts_of(self) -> str | None:
         """The published checkpoint whose parts stand for the model's, where its own are not known."""
-        own = published_models.other_parts(self.model)
-        return published_models.nearest(self.family, self.model) if own is None else None
+        return published_models.nearest(self.family, self.model) if self._own_parts is None else None
 
     @cached_property
     def parts(self) -> Parts | None:
         """Parameters of the parts besides the denoiser."""
-        return published_models.other_parts(self.parts_of or self.model)
+        return self._own_parts if self.parts_of is None else published_models.other_parts(self.parts_of)
+
+    @cached_property
+    def _own_parts(self) -> Parts | None:
+        return published_models.other_parts(self.model)
 
     def rows(self, scale: float) -> int:
         """Network rows that guidance takes per sample."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ class StockRoute:
     targets: tuple[str, ...]
     vae_dtype: str
     videos: bool
-    parts_of: None = None
-    at_once: bool = True
+    parts_of: ClassVar[None] = None
+    at_once: ClassVar[bool] = True
 
     @property
     def size(self) -> Size:

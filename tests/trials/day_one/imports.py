@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.commands.init.foreign_files import read_foreign
-from flowrl.commands.init.foreign_python import functions_of
+from flowrl.commands.init.foreign_python import makers_in
 from flowrl.files import write_atomically
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -68,7 +68,7 @@ def main() -> None:
     parsed = parser.parse_args()
     wanted = []
     for file in parsed.files:
-        plain = [k for k, node in functions_of(Path(file)).items() if not node.args.args] if file[-3:] == ".py" else []
+        plain = makers_in(Path(file)) if file.endswith(".py") else []
         wanted += [f"{file}:{name}" for name in plain] or [file]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
