@@ -86,7 +86,7 @@ def test_images_of_an_autoencoder_in_bfloat16_are_near_and_float32(tiny_sd3_fold
     assert 0 < _rms(exact - near) < 5e-3  # 46 dB
     again, found = plain.encode_images(exact), half.encode_images(exact)
     assert found.dtype == torch.float32
-    assert 0 < _rms(again - found) < 4e-2 * _rms(again)
+    assert 0 < _rms(again - found) < 3e-2 * _rms(again)
 
 
 def _rms(values: torch.Tensor) -> float:

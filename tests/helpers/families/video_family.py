@@ -90,5 +90,5 @@ def check_stock_loads_the_saved_lora(
     assert pipeline.save_lora(folder, policy.tensors(), policy.config).is_file()
     without = stock_call(pipe, pipeline, scale, "latent")
     pipe.load_lora_weights(folder)
-    torch.testing.assert_close(stock_call(pipe, pipeline, scale, "latent"), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(stock_call(pipe, pipeline, scale, "latent"), expected, atol=6e-5, rtol=1e-5)
     assert (without - expected).abs().max() > 1e-2

@@ -107,7 +107,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folders: dict[str, Path], kind: 
     torch.testing.assert_close(final, stock, atol=1e-5, rtol=1e-5)
     assert (stock - start_noise(pipeline)).abs().mean() > 0.1  # the network did something
     clips = stock_call(pipe, pipeline, given, 4.0, "pt")
-    torch.testing.assert_close(pipeline.decode(stock), clips, atol=5e-4, rtol=0)  # stock divides by an inverse
+    torch.testing.assert_close(pipeline.decode(stock), clips, atol=2e-4, rtol=0)  # stock divides by an inverse
     assert clips.shape == (2, *pipeline.image_shape)
 
 
