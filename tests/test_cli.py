@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import re
 import subprocess
@@ -169,3 +170,4 @@ def test_threads_that_wait_leave_the_core_to_others_unless_the_user_says_how_the
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert main(["--version"]) == 0
     assert os.environ["GOMP_SPINCOUNT"] == "3000"  # before torch loads, which reads it only then
+    assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from flowrl.prompts.prompt_files import Prompt
+
 _OPPOSITE = {"and": "and", "left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _TWO_THINGS = re.compile(
     r"(?P<head>an? (?:photo|picture|image|drawing|painting|print|sketch|poster|view|scene) of )?"
@@ -38,6 +40,11 @@ def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
     return Overlap(
         exact=exact, swapped=tuple(text for text in rest if swapped(_plain(text)) in known), total=len(unique)
     )  # fmt: skip
+
+
+def overlap_of_rows(train: Iterable[Prompt], held_out: Iterable[Prompt]) -> Overlap:
+    """`overlap` of rows of prompt files: an instruction about another source image is another prompt."""
+    return overlap((row.key for row in train), (row.key for row in held_out))
 
 
 def shared_words(trained_on: int, number: int) -> str:

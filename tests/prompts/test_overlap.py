@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flowrl.benchmarks.geneval.published import published_records
-from flowrl.prompts.overlap import overlap, swapped
+from flowrl.config.train import resolve_path
+from flowrl.prompts.loading import read_prompts
+from flowrl.prompts.overlap import overlap, overlap_of_rows, swapped
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,11 @@ def test_the_published_prompts_ask_for_one_thing_twice() -> None:
     found = overlap(turned, prompts)
     assert found.exact == ("a photo of a laptop left of a cow", "a photo of a cow right of a laptop")
     assert len(found.swapped) == 297
+
+
+def test_an_instruction_about_another_image_is_another_prompt() -> None:
+    train, held_out = (read_prompts(resolve_path(f"asset:prompts/edits_{name}.jsonl")) for name in ("train", "heldout"))
+    texts = overlap((row.text for row in train), (row.text for row in held_out))
+    assert (len(texts.exact), texts.total) == (20, 20)
+    assert not overlap_of_rows(train, held_out)
+    assert len(overlap_of_rows(train[:5], train).exact) == 5

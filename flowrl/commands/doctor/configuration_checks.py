@@ -22,7 +22,7 @@ from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
 from flowrl.prompts.loading import Prompt
-from flowrl.prompts.overlap import overlap, shared_words
+from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.randomness import counter_normal
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
 from flowrl.rewards.judges.chat import is_server
@@ -66,8 +66,8 @@ def _prompts(config: TrainConfig) -> tuple[Sequence[Prompt], Check]:
         prompts = checked_prompts(config)
     except (ValueError, OSError) as error:
         return (), faulty("prompts", explain(error))
-    train, held_out = [row.text for row in prompts.train], [row.text for row in prompts.held_out]
-    shared = overlap(train, held_out)
+    train, held_out = [row.key for row in prompts.train], [row.key for row in prompts.held_out]
+    shared = overlap_of_rows(prompts.train, prompts.held_out)
     said = f"{len(train)} to train on, {len(held_out)} to evaluate on"
     if len(set(train)) < len(train):
         said += f"; {len(train) - len(set(train))} of the first are there more than once"

@@ -163,9 +163,9 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
 
 def _note_overlap(run: Run, prompts: RunPrompts) -> None:
     """Says, here and in the manifest, how many prompts of the evaluations are trained on too."""
-    from flowrl.prompts.overlap import overlap, shared_words
+    from flowrl.prompts.overlap import overlap_of_rows, shared_words
 
-    found = overlap((row.text for row in prompts.train), (row.text for row in prompts.held_out))
+    found = overlap_of_rows(prompts.train, prompts.held_out)
     run.note(eval_prompts={"number": found.total, "trained_on": len(found.exact)})
     if found.exact:
         print(f"Note: {shared_words(len(found.exact), found.total)}.", flush=True)
