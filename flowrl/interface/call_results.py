@@ -211,7 +211,7 @@ class MethodComparison:
         methods: those with a finished run.
         missing: runs without a result -> why.
         notes: what the numbers leave out.
-        folder: with `compare.html`, `compare.md` and the run folders.
+        folder: with `compare.html`, `compare.md`, `results.json` and the run folders.
     """
 
     metric: str

@@ -18,6 +18,7 @@ from flowrl.commands.compare.comparison_table import amount_text, markdown, text
 from flowrl.commands.compare.page import render
 from flowrl.commands.compare.question import Question
 from flowrl.commands.compare.result import read_results, short_names
+from flowrl.commands.compare.results_file import numbers
 from flowrl.statistics.bootstrap import DETECTABLE_ERRORS
 from flowrl.statistics.crossed import (
     cost_to_reach,
@@ -388,3 +389,25 @@ def test_names_lose_what_they_share() -> None:
     assert short_names(["tiny_a_b", "tiny_a_c"]) == {"tiny_a_b": "b", "tiny_a_c": "c"}
     assert short_names(["tiny_a"]) == {"tiny_a": "tiny_a"}
     assert short_names(["tiny", "tin"]) == {"tiny": "tiny", "tin": "tin"}
+
+
+def test_the_numbers_of_a_comparison_are_a_json_object(tmp_path: Path) -> None:
+    found = read_results(tmp_path, write_comparison(tmp_path, {"a": 0.4, "b": 0.8}, seeds=3))
+    written = json.loads(json.dumps(numbers(found), allow_nan=False))
+    rows = {row.name: row for row in found.methods}
+    assert list(written["methods"]) == ["a", "b"]
+    assert (written["metric"], written["baseline"], written["missing"]) == (found.metric, "a", [])
+    difference = rows["b"].difference
+    assert difference is not None
+    first, second = written["methods"]["a"], written["methods"]["b"]
+    assert first["difference"] is None
+    assert second["difference"]["mean"] == difference.mean == pytest.approx(0.4, abs=0.1)
+    assert second["difference"]["interval"] == [difference.interval.low, difference.interval.high]
+    assert list(second["each_seed"].values()) == list(rows["b"].seed_scores)
+    assert second["curve"][-1][1] == pytest.approx(rows["b"].score.mean, abs=0.02)
+
+
+def test_of_a_single_seed_p_is_null(tmp_path: Path) -> None:
+    found = read_results(tmp_path, write_comparison(tmp_path, {"a": 0.4, "b": 0.8}, seeds=1))
+    difference = json.loads(json.dumps(numbers(found), allow_nan=False))["methods"]["b"]["difference"]
+    assert (difference["p"], difference["seeds"], difference["detectable"]) == (None, None, None)

@@ -1,7 +1,7 @@
 """`flowrl compare`: methods on the same prompts and seeds to the same budget, then a table and a page.
 
 Folder: `compare.json` (what was asked, and the state of every run), a run folder `<method>-s<seed>` for each pair,
-`logs/`, `compare.md` and `compare.html`. A method is a configuration; its name is that of the file.
+`logs/`, `compare.md`, `compare.html` and `results.json`. A method is a configuration; its name is that of the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Measures the finished runs of a comparison, prints its tables, and writes `compare.md` and `compare.html`."""
+"""Measures the finished runs of a comparison, prints its tables, and writes them, its page and its numbers."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from flowrl.commands.compare.comparison_table import amount_text, markdown, text
@@ -9,6 +10,7 @@ from flowrl.commands.compare.measure import measure
 from flowrl.commands.compare.page import render
 from flowrl.commands.compare.question import Question, command, is_finished, run_name
 from flowrl.commands.compare.result import Results, read_results
+from flowrl.commands.compare.results_file import numbers
 from flowrl.files import write_atomically
 from flowrl.progress import progress
 
@@ -37,11 +39,12 @@ def write(
     asked = command(question, folder, int(results.journal.get("jobs", 1)))
     facts = provenance(results)
     write_atomically(folder / "compare.md", markdown(results, command=asked, provenance=facts))
+    write_atomically(folder / "results.json", json.dumps(numbers(results), indent=1) + "\n")
     page = folder / "compare.html"
     write_atomically(
         page, render(results, command=asked, provenance=facts, title=f"Comparison {folder.resolve().name}")
     )
-    print(f"\n{text(results)}\n\nPage   {page}\nTable  {folder / 'compare.md'}")
+    print(f"\n{text(results)}\n\nPage     {page}\nTable    {folder / 'compare.md'}\nNumbers  {folder / 'results.json'}")
     return results
 
 
