@@ -408,9 +408,10 @@ class Loop(Draws):
         mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
         row["eval/kl"] = sum(self.run.joined(mine)) / len(distinct)
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
-        held_out = len(settings.rewards)  # they come last of those that are measured
-        names = self.measured.keys[-held_out:] if self.measured is not None and held_out else ()
-        found = evaluation_warnings(self.counters["watch"], row, names)
+        terms = () if self.measured is None else self.measured.terms
+        trained = len(terms) - len(settings.rewards)  # they come first of those that are measured
+        weights = {term.key: term.entry.weight if place < trained else 0.0 for place, term in enumerate(terms)}
+        found = evaluation_warnings(self.counters["watch"], row, weights)
         say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
         self.run.log({"iteration": iteration, **row} | ({"warnings": found} if found else {}))
         self.run.trackers.show(self.run.folder, iteration)

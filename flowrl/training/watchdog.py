@@ -45,7 +45,7 @@ LARGE_WEIGHT, ABSURD_WEIGHT = 20.0, 1000.0  # of a LoRA; trained ones stay far b
 def new_history() -> dict[str, Any]:
     """What is remembered of a run at its start."""
     return {
-        "largest": [], "diversity": [], "narrow": 0, "first": [], "recent": [],  # of iterations
+        "largest": [], "diversity": [], "narrow": 0,  # of iterations
         "evaluations": 0, "evaluated": {}, "said": {},
     }  # fmt: skip
 
@@ -130,10 +130,6 @@ def iteration_warnings(
         reward_B = reward_B.cpu().double()
         eps = 0.0 if config.adv_std == "none" else config.adv_eps
         found |= _of_rewards(history, reward_B, config.group_size, eps)
-        known = reward_B[~reward_B.isnan()]
-        if len(history["first"]) < FIRST:
-            history["first"].append([float(known.mean()), float(known.std(correction=0))])
-        history["recent"] = [*history["recent"], float(known.mean())][-FIRST:]
     if largest_weight > LARGE_WEIGHT:
         found["large_weights"] = (
             f"{_reach(config.policy.train == 'full', largest_weight)}, and those of a useful policy stay below "
@@ -201,48 +197,49 @@ def _of_rewards(history: dict[str, Any], reward_B: Tensor, group_size: int, eps:
     return found
 
 
-def evaluation_warnings(history: dict[str, Any], row: Mapping[str, Any], held_out: Sequence[str]) -> dict[str, str]:
-    """A trained reward that rises while every held-out one falls, since the first evaluation; `history` takes it in.
+def evaluation_warnings(
+    history: dict[str, Any], row: Mapping[str, Any], weights: Mapping[str, float]
+) -> dict[str, str]:
+    """A trained reward that rises while all that are only measured fall, since the first evaluation.
 
-    The trained reward has to rise by more than the standard deviation of the first iterations' images, and each other
-    one to fall by more than two standard errors of the difference, taken from the 95 % intervals of its two means.
+    Both by more than two standard errors of the difference, which are taken from the 95 % intervals of its two means:
+    evaluations ask the same prompts from the same noise, where iterations ask others. `history` takes it in.
 
     Args:
         history: of the run.
         row: of the evaluation's log.
-        held_out: names of rewards that are measured and not trained on.
+        weights: of the rewards that are measured, by name; 0 for one that is not trained on.
     """
     now = {
         name: [row[f"eval/reward/{name}{end}"] for end in ("", "_low", "_high")]
-        for name in held_out if f"eval/reward/{name}_low" in row
+        for name in weights if f"eval/reward/{name}_low" in row
     }  # fmt: skip
     history["evaluations"] += 1
     first: dict[str, list[float]] = history["evaluated"]
     if not first:
         history["evaluated"] = now
         return {}
-    if not now or not history["first"]:
+    known = [name for name in now if name in first]
+    changes = {name: _in_errors(first[name], now[name]) for name in known}
+    risen = [name for name in known if changes[name] * math.copysign(1, weights[name]) > 2 and weights[name] != 0]
+    held_out = [name for name in known if weights[name] == 0]
+    if not risen or not held_out or not all(changes[name] < -2 for name in held_out):
         return {}
-    means, stds = zip(*history["first"], strict=True)
-    begun, reached, spread = sum(means) / len(means), sum(history["recent"]) / len(history["recent"]), sum(stds)
-    if reached - begun <= spread / len(stds):
-        return {}
-    fallen = []
-    for name, (mean, low, high) in now.items():
-        if name not in first:
-            continue
-        was, was_low, was_high = first[name]
-        error = ((high - low) ** 2 + (was_high - was_low) ** 2) ** 0.5 / (2 * 1.96)
-        if not was - mean > 2 * error:  # nor where a bound is unknown, which is NaN
-            return {}
-        fallen.append(f"{name} {was:.3g} -> {mean:.3g}")
-    if not fallen:
-        return {}
+
+    def told(names: Sequence[str]) -> str:
+        return ", ".join(f"{name} {first[name][0]:.3g} -> {now[name][0]:.3g}" for name in names)
+
     return {"reward_hacking": (
-        f"the trained reward rose from {begun:.3g} to {reached:.3g} while every held-out one fell "
-        f"({', '.join(fallen)}): the policy learns to please the reward, not to draw better; stop it, and start again "
+        f"what is trained on got better ({told(risen)}) while every reward that is only measured fell "
+        f"({told(held_out)}): the policy learns to please the reward, not to draw better; stop it, and start again "
         "with a higher kl_coef or a second reward"
     )}  # fmt: skip
+
+
+def _in_errors(was: Sequence[float], now: Sequence[float]) -> float:
+    """The change of a mean in standard errors, from (mean, low, high) of 95 % intervals; NaN without bounds."""
+    change, error = now[0] - was[0], math.hypot(now[2] - now[1], was[2] - was[1]) / (2 * 1.96)
+    return change / error if error else change and math.copysign(math.inf, change)
 
 
 def say(run: Run, history: dict[str, Any], found: Mapping[str, str], iteration: int, moment: int) -> None:

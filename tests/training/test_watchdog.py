@@ -209,31 +209,35 @@ def test_where_a_moving_window_changes_the_diversity_it_is_not_judged(toy: Path)
 # ---- warnings of an evaluation ---------------------------------------------------------------------------------------
 
 
-def evaluated(reached: float, *values: tuple[float, float], sd: float = 0.1, error: float = 0.02) -> dict[str, str]:
-    """Trained rewards from 0.5 to `reached`; held-out ones from the first to the second of each, both +- `error`."""
+def evaluated(reached: float, *values: tuple[float, float], error: float = 0.02, weight: float = 1.0) -> dict[str, str]:
+    """A trained reward from 0.5 to `reached`; held-out ones from the first to the second of each, all +- `error`."""
     history = new_history()
-    history["first"], history["recent"] = [[0.5, sd]] * 3, [0.5]
-    for place, now in ((0, 0.5), (1, reached)):
-        history["recent"] = [now] * 3
-        row = {f"eval/reward/r{n}{end}": pair[place] + by for n, pair in enumerate(values)
+    pairs = {"trained": (0.5, reached)} | {f"r{n}": pair for n, pair in enumerate(values)}
+    weights = {name: weight if name == "trained" else 0.0 for name in pairs}
+    for place in (0, 1):
+        row = {f"eval/reward/{name}{end}": pair[place] + by for name, pair in pairs.items()
                for end, by in (("", 0.0), ("_low", -error), ("_high", error))}  # fmt: skip
-        found = evaluation_warnings(history, row | {"eval/reward/trained": now}, [f"r{n}" for n in range(len(values))])
+        found = evaluation_warnings(history, row, weights)
         assert place or not found
     return found
 
 
 def test_a_trained_reward_that_rises_while_every_held_out_one_falls_is_hacked() -> None:
     said = evaluated(0.7, (0.9, 0.8), (0.5, 0.4))["reward_hacking"]
-    assert "rose from 0.5 to 0.7" in said
+    assert "got better (trained 0.5 -> 0.7)" in said
     assert "r0 0.9 -> 0.8, r1 0.5 -> 0.4" in said
+    assert evaluated(0.3, (0.9, 0.8), weight=-1.0)  # a penalty that falls
+    assert evaluated(0.7, (0.9, 0.8), error=0.0)
 
 
 def test_what_is_not_hacking_is_not_called_so() -> None:
     assert evaluated(0.7, (0.9, 0.8), (0.5, 0.5)) == {}  # one of them does not fall
-    assert evaluated(0.59, (0.9, 0.8)) == {}  # less than what images differ by
+    assert evaluated(0.525, (0.9, 0.8)) == {}  # within two standard errors
     assert evaluated(0.3, (0.9, 0.8)) == {}
+    assert evaluated(0.7, (0.9, 0.8), weight=-1.0) == {}
     assert evaluated(0.7, (0.9, 0.875)) == {}  # within two standard errors
     assert evaluated(0.7) == {}  # nothing is held out
+    assert evaluated(0.5, (0.9, 0.9), error=0.0) == {}
     assert evaluated(0.7, (0.4, 0.9), error=math.nan) == {}  # how exact the means are is not known
 
 
@@ -305,7 +309,7 @@ def test_a_run_that_exploits_its_reward_says_so(toy: Path, capsys: pytest.Captur
     )  # fmt: skip
     assert main(["train", str(toy), f"out={toy.parent / 'hacked'}", *settings]) == 0
     shown = capsys.readouterr().err
-    assert shown.count("while every held-out one fell (darkness -0.") == 1
+    assert shown.count("while every reward that is only measured fell (darkness -0.") == 1
     rows = [row for row in metrics(toy.parent / "hacked") if "reward_hacking" in row.get("warnings", {})]
     assert rows
     assert all("eval/kl" in row for row in rows)
