@@ -201,6 +201,8 @@ def _errno(error: BaseException) -> int | None:
         return int(found[1]) if found else None
     if "PytorchStreamWriter failed" in str(error):  # torch.save says no more
         return errno.ENOSPC
+    if "inline_container" in str(error) and isinstance(error.__context__, OSError):  # that of the write before
+        return error.__context__.errno
     return None
 
 

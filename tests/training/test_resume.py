@@ -17,6 +17,7 @@ from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start, tiny
 
 from flowrl.cli import main
 from flowrl.files import LOCK
+from flowrl.training import checkpoints as saving
 from flowrl.training import run as run_module
 from flowrl.training.checkpoints import checkpoints
 
@@ -146,7 +147,7 @@ def test_a_damaged_checkpoint_is_said_and_nothing_is_touched(
     assert _files(run) == files
 
 
-@pytest.mark.parametrize("where", ["state.pt", ".lora.writing", "metrics.jsonl"])
+@pytest.mark.parametrize("where", ["state.pt", "state.pt, in its midst", ".lora.writing", "metrics.jsonl"])
 def test_a_full_disk_leaves_the_last_good_checkpoint(
     runs: TinyRuns, whole: Path, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -163,6 +164,15 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
                 fsync(number)
 
             patch.setattr(os, "fsync", failing)
+        elif where == "state.pt, in its midst":  # torch.save then fails once more at the archive's end
+            write = saving._Digested.write
+
+            def failing_write(self: Any, data: Any) -> int:
+                if checkpoints(run) and self.file.tell():
+                    raise full
+                return write(self, data)
+
+            patch.setattr(saving._Digested, "write", failing_write)
         elif where == "metrics.jsonl":
             log = run_module.Run.log
 
@@ -175,7 +185,6 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
         else:
             from safetensors import SafetensorError
 
-            from flowrl.training import checkpoints as saving
             from flowrl.training import loop
 
             save_lora = saving.save_lora
