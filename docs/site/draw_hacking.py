@@ -76,16 +76,16 @@ def rows_of(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """The table: what was trained on, when it was named, and what was left of what was asked."""
     rows = []
     for name, run in found.items():
+        scores = {row["iteration"]: row["score"] for row in run["evaluations"]}
         first, last = run["evaluations"][0], run["evaluations"][-1]
-        best = next(row for row in run["evaluations"] if row["iteration"] == run["best"])
-        fell = next((row["iteration"] for row in run["evaluations"] if row["high"] < first["low"]), None)
+        named = None if run["named"] is None else run["named"][0]
         rows.append([
             f"[{RUNS[name]}](hacking/{name}.yaml)",
             f"{run['reward'][0]:.3g} to {run['reward'][-1]:.3g}",
             *(f"{row['score']:.3f} ({row['low']:.3f} to {row['high']:.3f})" for row in (first, last)),
-            "never" if fell is None else str(fell),
-            "never" if run["named"] is None else str(run["named"][0]),
-            f"{best['score']:.3f} at {run['best']}",
+            "never" if named is None else f"{named}, at {scores[named]:.3f}",
+            f"{scores[run['best']]:.3f} at {run['best']}",
+            f"{run['drift']:.2f}",
         ])  # fmt: skip
     return rows
 
@@ -140,7 +140,7 @@ def main(folder: Path) -> None:
     write_atomically(OUT / "runs.json", json.dumps(found, indent=1) + "\n")
     draw_curves(found, OUT / "curves.png")
     draw_samples(folder, list(found), OUT / "samples.png")
-    head = ("trained on", "its reward", "GenEval before", "after", "fell at", "named at", "best")
+    head = ("trained on", "its reward", "GenEval before", "after 24", "named at iteration", "best", "drift")
     fill(PAGE, "runs", table(head, rows_of(found), right=6))
 
 
