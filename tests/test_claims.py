@@ -38,7 +38,7 @@ def test_a_script_gives_a_number_for_each_seed() -> None:
 
 def test_a_comparison_gives_a_difference_to_its_baseline() -> None:
     one: dict[str, Any] = {"mean": 0.1, "interval": [0.02, 0.18], "p": 0.04, "detectable": 0.09, "seeds": [0.0, 0.2]}
-    methods = {
+    methods: dict[str, Any] = {
         "a": {"difference": None, "each_seed": {"0": 0.5}},
         "b": {"difference": one, "each_seed": {"0": 1, "1": 2}},
     }

@@ -30,6 +30,18 @@ def evaluations(run: Path) -> list[Path]:
     return sorted(path for path in (run / "samples").glob("iteration_*") if path.is_dir())
 
 
+def stages(run: Path, most: int) -> list[Path]:
+    """At most so many of a run's evaluations, evenly spread, the first and the last among them."""
+    folders = evaluations(run)
+    most = min(most, len(folders))
+    return [folders[round(place * (len(folders) - 1) / (most - 1))] for place in range(most)]
+
+
+def iteration(folder: Path) -> int:
+    """That of an evaluation's folder."""
+    return int(folder.name.removeprefix("iteration_"))
+
+
 def shown(run: Path, tasks: dict[str, str]) -> tuple[list[int], list[str]]:
     """Numbers and prompts of what is shown: the first sample of each task, then the second and so on."""
     prompts = [entry["prompt"] for entry in json.loads((run / "samples" / "prompts.json").read_text(encoding="utf-8"))]
@@ -56,18 +68,25 @@ def clip(folder: Path, number: int) -> list[Tensor]:
 
 
 def draw_images(run: Path, numbers: list[int], prompts: list[str]) -> None:
-    """Before and after."""
+    """Before and after, and on the way."""
     folders = evaluations(run)
-    ends = [still(folder, number) for folder in (folders[0], folders[-1]) for number in numbers]
-    captions = [f"before: {prompt}" for prompt in prompts] + [f"after: {prompt}" for prompt in prompts]
-    save_png(grid(torch.stack(ends), columns=len(numbers), captions=captions, scale=SCALE), OUT / "before_after.png")
+    for name, rows in (("before_after", [folders[0], folders[-1]]), ("images", stages(run, 5))):
+        captions = [caption(folder, folders, prompt) for folder in rows for prompt in prompts]
+        images = torch.stack([still(folder, number) for folder in rows for number in numbers])
+        save_png(grid(images, columns=len(numbers), captions=captions, scale=SCALE), OUT / f"{name}.png")
+
+
+def caption(folder: Path, folders: list[Path], prompt: str) -> str:
+    """What is below a sample: when it was drawn, and what was asked for."""
+    ends = {folders[0]: "before", folders[-1]: "after"}
+    return f"{ends.get(folder, f'iteration {iteration(folder)}')}: {prompt}"
 
 
 def draw_clips(run: Path, numbers: list[int], prompts: list[str]) -> None:
-    """Clips before (above) and after (below), moving."""
-    folders = evaluations(run)
-    clips = [clip(folder, number) for folder in (folders[0], folders[-1]) for number in numbers]
-    captions = [f"before: {prompt}" for prompt in prompts] + [f"after: {prompt}" for prompt in prompts]
+    """Clips before (above), on the way, and after (below), moving."""
+    folders = stages(run, 3)
+    clips = [clip(folder, number) for folder in folders for number in numbers]
+    captions = [caption(folder, folders, prompt) for folder in folders for prompt in prompts]
     frames = [
         grid(torch.stack(frame), columns=len(numbers), captions=captions) for frame in zip(*clips, strict=True)
     ]  # fmt: skip
@@ -79,10 +98,9 @@ def draw_clips(run: Path, numbers: list[int], prompts: list[str]) -> None:
 
 
 def draw_edits(run: Path, numbers: list[int], prompts: list[str]) -> None:
-    """Source, before and after of edits."""
-    folders = evaluations(run)
+    """Source of edits, then before, on the way and after."""
     sources = [still(run / "samples" / "sources", number) for number in numbers]
-    both = [torch.cat([still(folder, number) for folder in (folders[0], folders[-1])], dim=-1) for number in numbers]
+    both = [torch.cat([still(folder, number) for folder in stages(run, 5)], dim=-1) for number in numbers]
     save_png(beside([[source] for source in sources], both, prompts), OUT / "edits.png")
 
 
