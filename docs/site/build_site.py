@@ -35,9 +35,11 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/composing.md": "A method is a setting: what there is, and what it computes",
         "reference/methods.md": "What each method computes, with its options",
         "docs/methods.md": "Measured side by side at equal cost, with what did not help",
+        "docs/claims.md": "What papers say, and what came out here",
+        "docs/hacking.md": "Runs that hack their reward, and what stops them",
         "docs/full-training.md": "In the place of a LoRA",
         "docs/rlg.md": "Guidance by the tuned model",
-        "docs/gallery.md": "Samples before and after, images, clips and edits",
+        "docs/gallery.md": "Samples over a training: images, clips and edits",
         "docs/embedded-run.md": "How the settings of the demo were found",
     },
     "Rewards and measures": {
