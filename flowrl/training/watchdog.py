@@ -46,7 +46,7 @@ def new_history() -> dict[str, Any]:
     """What is remembered of a run at its start."""
     return {
         "largest": [], "diversity": [], "narrow": 0,  # of iterations
-        "evaluations": 0, "evaluated": {}, "said": {},
+        "evaluations": 0, "measured": [], "said": {},
     }  # fmt: skip
 
 
@@ -200,10 +200,11 @@ def _of_rewards(history: dict[str, Any], reward_B: Tensor, group_size: int, eps:
 def evaluation_warnings(
     history: dict[str, Any], row: Mapping[str, Any], weights: Mapping[str, float]
 ) -> dict[str, str]:
-    """A trained reward that rises while all that are only measured fall, since the first evaluation.
+    """A trained reward that got better while all that are only measured fell, since one of the evaluations before.
 
     Both by more than two standard errors of the difference, which are taken from the 95 % intervals of its two means:
-    evaluations ask the same prompts from the same noise, where iterations ask others. `history` takes it in.
+    evaluations ask the same prompts from the same noise, where iterations ask others. `history` takes it in. Every
+    earlier evaluation is looked back to, since a policy often learns what was meant before it finds the hole.
 
     Args:
         history: of the run.
@@ -215,25 +216,33 @@ def evaluation_warnings(
         for name in weights if f"eval/reward/{name}_low" in row
     }  # fmt: skip
     history["evaluations"] += 1
-    first: dict[str, list[float]] = history["evaluated"]
-    if not first:
-        history["evaluated"] = now
+    earlier: list[dict[str, list[float]]] = history.setdefault("measured", [])  # not there in older checkpoints
+    found = [told for then in earlier if (told := _hacked_since(then, now, weights))]
+    earlier.append(now)
+    if not found:
         return {}
-    known = [name for name in now if name in first]
-    changes = {name: _in_errors(first[name], now[name]) for name in known}
-    risen = [name for name in known if changes[name] * math.copysign(1, weights[name]) > 2 and weights[name] != 0]
-    held_out = [name for name in known if weights[name] == 0]
+    _, said = min(found)  # since where the most was lost
+    return {"reward_hacking": (
+        f"{said}: the policy learns to please the reward, not to draw better; stop it, and start again with a higher "
+        "kl_coef or a second reward"
+    )}  # fmt: skip
+
+
+def _hacked_since(
+    then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], weights: Mapping[str, float]
+) -> tuple[float, str] | None:
+    """How much was lost since an evaluation, in standard errors, and what is said of it; None where nothing is."""
+    changes = {name: _in_errors(then[name], now[name]) for name in now if name in then}
+    risen = [name for name in changes if weights[name] and changes[name] * math.copysign(1, weights[name]) > 2]
+    held_out = [name for name in changes if weights[name] == 0]
     if not risen or not held_out or not all(changes[name] < -2 for name in held_out):
-        return {}
+        return None
 
     def told(names: Sequence[str]) -> str:
-        return ", ".join(f"{name} {first[name][0]:.3g} -> {now[name][0]:.3g}" for name in names)
+        return ", ".join(f"{name} {then[name][0]:.3g} -> {now[name][0]:.3g}" for name in names)
 
-    return {"reward_hacking": (
-        f"what is trained on got better ({told(risen)}) while every reward that is only measured fell "
-        f"({told(held_out)}): the policy learns to please the reward, not to draw better; stop it, and start again "
-        "with a higher kl_coef or a second reward"
-    )}  # fmt: skip
+    said = f"what is trained on got better ({told(risen)}) while every reward that is only measured fell"
+    return max(changes[name] for name in held_out), f"{said} ({told(held_out)})"
 
 
 def _in_errors(was: Sequence[float], now: Sequence[float]) -> float:

@@ -230,6 +230,18 @@ def test_a_trained_reward_that_rises_while_every_held_out_one_falls_is_hacked() 
     assert evaluated(0.7, (0.9, 0.8), error=0.0)
 
 
+def test_a_reward_is_hacked_after_it_taught_what_was_meant() -> None:
+    """The held-out one rises first, then falls to what it was at the start."""
+    history = new_history()
+    said = []
+    for trained, held_out in ((0.5, 0.5), (0.6, 0.7), (0.7, 0.7), (0.8, 0.5)):
+        row = {f"eval/reward/{name}{end}": value + by for name, value in (("trained", trained), ("held", held_out))
+               for end, by in (("", 0.0), ("_low", -0.02), ("_high", 0.02))}  # fmt: skip
+        said.append(evaluation_warnings(history, row, {"trained": 1.0, "held": 0.0}))
+    assert said[:3] == [{}, {}, {}]
+    assert "held 0.7 -> 0.5" in said[3]["reward_hacking"]
+
+
 def test_what_is_not_hacking_is_not_called_so() -> None:
     assert evaluated(0.7, (0.9, 0.8), (0.5, 0.5)) == {}  # one of them does not fall
     assert evaluated(0.525, (0.9, 0.8)) == {}  # within two standard errors
