@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from page_parts import fill, table
+from page_parts import fill, lowered, table
 from write_claims import FOLDER, OPEN, REFUTED, REPRODUCED, Effect, effect_of, read_claims, rows_of, verdict_of
 
 from flowrl.config.strict_yaml import ConfigError
@@ -77,3 +77,7 @@ def test_a_part_of_a_page_is_written_between_its_marks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold <!-- other -->"):
         fill(page, "other", "")
     assert page.read_text() == written
+
+
+def test_a_report_becomes_part_of_a_page_with_lower_headings() -> None:
+    assert lowered("# Title\n\ntext\n\n## Score\n| a |\n") == "\ntext\n\n### Score\n| a |"

@@ -1,7 +1,14 @@
-"""Parts of a page that a command writes: between `<!-- name -->` and `<!-- /name -->`, everything else by hand."""
+"""Parts of a page that a command writes: between `<!-- name -->` and `<!-- /name -->`, everything else by hand.
+
+    .venv/bin/python docs/site/page_parts.py PAGE NAME FILE
+
+puts a Markdown file, such as a comparison's compare.md, into a part; its title is left out, its headings become third
+ones.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,3 +33,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0)
     """A Markdown table whose last `right` columns are numbers."""
     align = [":--"] * (len(head) - right) + ["--:"] * right
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, align, *rows))
+
+
+def lowered(text: str) -> str:
+    """Markdown without its title, second headings made third ones."""
+    lines = [line for line in text.splitlines() if not line.startswith("# ")]
+    return "\n".join(f"#{line}" if line.startswith("## ") else line for line in lines)
+
+
+if __name__ == "__main__":
+    fill(Path(sys.argv[1]), sys.argv[2], lowered(Path(sys.argv[3]).read_text(encoding="utf-8")))
