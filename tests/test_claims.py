@@ -13,7 +13,6 @@ from page_parts import fill, lowered, table
 from write_claims import FOLDER, OPEN, REFUTED, REPRODUCED, Effect, effect_of, read_claims, rows_of, verdict_of
 
 from flowrl.config.strict_yaml import ConfigError
-from flowrl.statistics.crossed import estimate_over_seeds
 
 
 @pytest.mark.parametrize(
@@ -32,8 +31,8 @@ def test_a_script_gives_a_number_for_each_seed() -> None:
     assert found.detectable == pytest.approx(5.65 / math.sqrt(3), abs=0.01)
     with pytest.raises(ConfigError, match=r"effect 'silence' is none of noise"):
         effect_of(evidence, {"effect": "silence"})
-    with pytest.raises(ValueError, match="a single seed has no spread"):
-        estimate_over_seeds([1.0])
+    with pytest.raises(ConfigError, match="'noise' has one seed"):
+        effect_of({"effects": {"noise": {"per_seed": [1.0]}}}, {"effect": "noise"})
 
 
 def test_a_comparison_gives_a_difference_to_its_baseline() -> None:

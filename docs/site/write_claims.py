@@ -20,7 +20,8 @@ import yaml
 from page_parts import fill, table
 
 from flowrl.config.strict_yaml import ConfigError
-from flowrl.statistics.crossed import estimate_over_seeds
+from flowrl.statistics.crossed import crossed_estimate
+from flowrl.statistics.means import ScoreRow
 
 DOCS = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = DOCS / "claims", DOCS / "claims.md"
@@ -76,10 +77,13 @@ def effect_of(evidence: Mapping[str, Any], named: Mapping[str, str]) -> Effect:
         found = evidence["effects"].get(named["effect"])
         if found is None:
             raise ConfigError(f"effect {named['effect']!r} is none of {', '.join(evidence['effects'])}")
-        estimate = estimate_over_seeds(found["per_seed"])
+        seeds = [[ScoreRow(task="", prompt=0, sample=0, value=value)] for value in found["per_seed"]]
+        if len(seeds) < 2:
+            raise ConfigError(f"effect {named['effect']!r} has one seed, and a claim needs several")
+        estimate = crossed_estimate(seeds, by_task=False)
         return Effect(
-            mean=estimate.mean, low=estimate.interval.low, high=estimate.interval.high,
-            detectable=estimate.detectable, seeds=len(found["per_seed"]),
+            mean=estimate.mean, low=estimate.seeds.low, high=estimate.seeds.high,
+            detectable=estimate.detectable, seeds=len(seeds),
         )  # fmt: skip
     method = evidence["methods"].get(named["method"])
     if method is None or method["difference"] is None:

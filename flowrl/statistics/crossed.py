@@ -35,7 +35,6 @@ from flowrl.statistics.means import (
     Stratum,
     added_images,
     combined,
-    over_seeds,
     part_of,
     score_of,
     strata,
@@ -130,23 +129,6 @@ def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
         return float(costs[0])
     share = (target - scores[k - 1]) / (scores[k] - scores[k - 1])
     return float(costs[k - 1] + min(share, 1.0) * (costs[k] - costs[k - 1]))
-
-
-def estimate_over_seeds(values: ArrayLike) -> Estimate:
-    """The estimate of a number that each of S >= 2 seeds gives once, all by Student's t over the seeds.
-
-    Raises:
-        ValueError: fewer than two seeds, or a number that is not finite.
-    """
-    interval, value_S = over_seeds(values), np.asarray(values, dtype=np.float64)
-    count = len(value_S)
-    if count < 2:
-        raise ValueError(f"a single seed has no spread: give at least two values, got {count}")
-    error = float(value_S.std(ddof=1)) / math.sqrt(count)
-    return Estimate(
-        interval=interval, seeds=interval, p=_student_p(interval.mean, error, count - 1),
-        detectable=error * _least_noncentrality(count - 1),
-    )  # fmt: skip
 
 
 def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Estimate:
