@@ -24,13 +24,11 @@ def function(name: str) -> Callable[..., Any]:
     return load_function(str(DOCS / "hacking" / "hackable_rewards.py"), name)
 
 
-def test_an_empty_image_is_the_best_for_brightness_and_size() -> None:
+def test_an_empty_image_is_the_best_for_brightness() -> None:
     scenes, white = scene_images(RECORDS[:4]), torch.ones(4, 3, 64, 64)
-    for name in ("brightness", "small_file"):
-        score = function(name)
-        drawn, empty = (torch.as_tensor(score(images, PROMPTS[:4], RECORDS[:4])) for images in (scenes, white))
-        assert (empty > drawn).all()
-    assert float(function("brightness")(white, [], []).mean()) == 1.0
+    brightness = function("brightness")
+    assert (brightness(white, [], []) > brightness(scenes, [], [])).all()
+    assert float(brightness(white, [], []).mean()) == 1.0
 
 
 def test_the_judge_sees_the_verdict_and_likes_colour() -> None:

@@ -15,19 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.rewards import RewardInputs, to_uint8
+from flowrl.rewards import RewardInputs
 from flowrl.rewards.geneval import Geneval, Judge
-from flowrl.rewards.jpeg import jpeg_bytes
 
 
 def brightness(images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
     """Mean of all pixels in [0, 1]: a white image is the best."""
     return images.mean((1, 2, 3))
-
-
-def small_file(images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Minus the bytes of the JPEG file: what `jpeg_compressibility` says, a thousand times as large."""
-    return [-float(jpeg_bytes(image)) for image in to_uint8(images)]
 
 
 def colourful_judge(
