@@ -52,7 +52,7 @@ def measured(verdict: Tensor, size: Tensor) -> dict[str, float]:
     """The say that the verdict has under each rule; [P, G] verdicts and bytes."""
     group = torch.arange(PROMPTS).repeat_interleave(GROUP)
     z = (size - size.mean()) / size.std()
-    found = {}
+    found: dict[str, float] = {}
     for name, other in (("bytes", 5000 - size), ("tail", 100 * torch.exp(-2 * z))):
         raw = torch.stack([verdict.flatten(), other.flatten()])
         rows = {"sum": aggregate(raw, group, EQUAL, "sum"), "gdpo": aggregate(raw, group, EQUAL, "gdpo", correction=1),
