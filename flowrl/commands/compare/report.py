@@ -39,7 +39,7 @@ def write(
     asked = command(question, folder, int(results.journal.get("jobs", 1)))
     facts = provenance(results)
     write_atomically(folder / "compare.md", markdown(results, command=asked, provenance=facts))
-    write_atomically(folder / "results.json", json.dumps(numbers(results), indent=1) + "\n")
+    write_atomically(folder / "results.json", json.dumps(numbers(results, facts), indent=1) + "\n")
     page = folder / "compare.html"
     write_atomically(
         page, render(results, command=asked, provenance=facts, title=f"Comparison {folder.resolve().name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from flowrl.commands.compare.result import MethodResult, Results
@@ -10,16 +11,18 @@ from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import Estimate
 
 
-def numbers(results: Results) -> dict[str, Any]:
+def numbers(results: Results, provenance: Sequence[str] = ()) -> dict[str, Any]:
     """Everything that the tables show, unrounded; what is not known is null.
 
-    `metric`, `baseline`, `budget`, `overrides`; `before`, an estimate of the model before training; `missing`, runs
-    that are not finished; `methods`, name -> `score`, `gain` and `difference` as estimates, `each_seed`, `holm`,
-    `spent`, `curve` (a list of [network evaluations, score]), `speed`, `distance` and `diversity`. An estimate holds
-    `mean`, `interval` over seeds and prompts, `seeds` over seeds alone, `p` of the latter, and `detectable`.
+    `provenance`, the lines given; `metric`, `baseline`, `budget`, `overrides`; `before`, an estimate of the model
+    before training; `missing`, runs that are not finished; `methods`, name -> `score`, `gain` and `difference` as
+    estimates, `each_seed`, `holm`, `spent`, `curve` (a list of [network evaluations, score]), `speed`, `distance` and
+    `diversity`. An estimate holds `mean`, `interval` over seeds and prompts, `seeds` over seeds alone, `p` of the
+    latter, and `detectable`.
     """
     question = results.question
     return {
+        "provenance": list(provenance),
         "metric": results.metric,
         "baseline": results.baseline,
         "budget": {question.budget: question.limit},
