@@ -137,6 +137,9 @@ def test_the_table_and_the_page_are_written(compared: Path, compare: Callable[..
     assert page.read_text().count("<img") == 6  # two prompts before training and of two methods
     old = table.read_text()
     assert "| slow * |" in old
+    found = json.loads((compared / "results.json").read_text())
+    assert list(found["methods"]) == ["tiny_fast", "tiny_slow"]
+    assert found["provenance"][0].startswith("budget: nfe=100")
     assert "| fast |" in old
     assert "2 training seeds" in old
     for measured in compared.glob("*/measure.json"):
