@@ -78,8 +78,8 @@ def draw_images(run: Path, numbers: list[int], prompts: list[str]) -> None:
 
 def caption(folder: Path, folders: list[Path], prompt: str) -> str:
     """What is below a sample: when it was drawn, and what was asked for."""
-    ends = {folders[0]: "before", folders[-1]: "after"}
-    return f"{ends.get(folder, f'iteration {iteration(folder)}')}: {prompt}"
+    when = "before" if iteration(folder) == 0 else f"iteration {iteration(folder)}"
+    return f"{'after' if folder == folders[-1] else when}: {prompt}"
 
 
 def draw_clips(run: Path, numbers: list[int], prompts: list[str]) -> None:

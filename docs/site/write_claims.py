@@ -128,7 +128,8 @@ def rows_of(claims: Sequence[Claim]) -> list[list[str]]:
 
 
 def draw(claims: Sequence[Claim], path: Path) -> None:
-    """Every effect with its interval, each divided by what could have been found, so that units do not matter."""
+    """Every effect with its interval, each divided by what could have been found, so that units do not matter; an
+    arrow for what lies beyond the edge."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,13 +143,17 @@ def draw(claims: Sequence[Claim], path: Path) -> None:
             min(edge, max(-edge, value / scale)) for value in (claim.effect.low, claim.effect.mean, claim.effect.high)
         )
         axes.plot([low, high], [place, place], color=COLORS[claim.verdict], linewidth=1.8)
-        axes.plot([mean], [place], marker="o", color=COLORS[claim.verdict])
+        beyond = abs(claim.effect.mean / scale) > edge
+        axes.plot([mean], [place], marker=">" if beyond else "o", color=COLORS[claim.verdict])
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(claims)), [claim.name for claim in reversed(claims)], fontsize=8)
-    axes.set(xlabel="effect in the claim's direction, over the smallest that could have been found", xlim=(-edge, edge))
+    axes.set(
+        xlabel="effect in the claim's direction, over the smallest that could have been found",
+        xlim=(-edge - 0.3, edge + 0.3),
+    )
     for verdict, color in COLORS.items():
         axes.plot([], [], marker="o", color=color, label=verdict)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="lower left")
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.savefig(path, dpi=110)
