@@ -8,7 +8,8 @@ looks whether the instruction was followed and not at the rest of the image; ask
 probability 0.15, whichever it is. 200 edits of the embedded world for each of five seeds, in equal parts right, right
 with another shape gone or recoloured, undone or failed. Decided before: `area` is the area under the ROC curve
 against the true verdict of `edit_principles` less that of `edit_score`; `area_of_rest` the same among edits that were
-followed, where the rest alone decides.
+followed, where the rest alone decides. Added afterwards, since the flaw decides: `area_sure`, the first against a
+plain judge that is never wrong about the instruction.
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ def _kept(record: dict[str, Any], result: np.ndarray, place: int) -> bool:
     return bool(np.abs(result[window].astype(float) - alone[window]).mean() < 20)
 
 
-def _seen(truth: bool, *key: object) -> bool:
-    return truth != (chance(*key) < WRONG)
+def _seen(truth: bool, *key: object, wrong: float = WRONG) -> bool:
+    return truth != (chance(*key) < wrong)
 
 
-def measured(seed: int) -> dict[str, float]:
-    """The areas of both rewards on one seed's edits."""
+def measured(seed: int, *, plain_wrong: float = WRONG) -> dict[str, float]:
+    """The areas of both rewards on one seed's edits, the plain one's answers wrong so often."""
     edits = made(seed)
     known = {named(edit["result"]) + named(edit["source"]): edit for edit in edits}
 
@@ -90,7 +91,11 @@ def measured(seed: int) -> dict[str, float]:
         text = "".join(part for part in question.parts if isinstance(part, str))
         checked = re.search(r"Principle to check \((\w+)\): (.+)", text)
         if checked is None:
-            digit = "5" if _seen(edit["verdict"].done == 1, seed, named(result), named(source), "score") else "0"
+            digit = (
+                "5"
+                if _seen(edit["verdict"].done == 1, seed, named(result), named(source), "score", wrong=plain_wrong)
+                else "0"
+            )
             return Answer(text=digit, logprobs=({digit: math.log(0.98)},))
         words = f"{checked[1].upper()}: {checked[2]}"
         return Answer(
@@ -124,11 +129,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     found = [measured(seed) for seed in range(SEEDS)]
+    sure = [measured(seed, plain_wrong=0.0) for seed in range(SEEDS)]
     effects = {
         "area": {"per_seed": [row["principles"] - row["plain"] for row in found]},
         "area_of_rest": {"per_seed": [row["principles_rest"] - row["plain_rest"] for row in found]},
+        "area_sure": {"per_seed": [row["principles"] - row["plain"] for row in sure]},
     }
-    write_atomically(given.out, json.dumps(origin() | {"measured": found, "effects": effects}, indent=1) + "\n")
+    write_atomically(
+        given.out, json.dumps(origin() | {"measured": found, "sure": sure, "effects": effects}, indent=1) + "\n"
+    )
     print(json.dumps(found, indent=1))
 
 
