@@ -92,7 +92,7 @@ def test_a_hacked_reward(toy: Path) -> None:
     )  # fmt: skip
     hacked = found_in(run)["reward hacking"]
     assert hacked.state == "fault"
-    assert "while every held-out one fell (darkness -0." in hacked.found
+    assert "while every reward that is only measured fell (darkness -0." in hacked.found
     assert hacked.found.startswith("iteration")
     assert "start again with a higher kl_coef or a second reward" in hacked.cure
 
