@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest docs notebooks lint types check format build notes clean
+.PHONY: help setup demo test oldest docs notebooks lint types check full format build notes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,8 +40,10 @@ demo: $(STAMP) ## Train the embedded model with its embedded reward (minutes on 
 	@.venv/bin/flowrl train
 	@echo "report: $$(ls -td runs/*/report.html | head -n 1)"
 
-test: $(STAMP) ## Run the tests
-	@$(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+TESTS := $(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+
+test: $(STAMP) ## Run the tests but the slow ones
+	@$(TESTS) -m 'not slow'
 
 oldest: $(STAMP) ## Test the lowest versions that pyproject.toml allows, a file a family (see docs/versions.md)
 	@rm -rf .venv-oldest
@@ -83,7 +85,10 @@ lint: $(STAMP) ## Check style and formatting
 types: $(STAMP) ## Check types
 	@.venv/bin/mypy
 
-check: lint types test ## Everything a change has to pass
+check: lint types test ## What every change has to pass; minutes
+
+full: lint types ## What has to pass before others get it: make check and the slow tests
+	@$(TESTS)
 
 format: $(STAMP) ## Sort imports and format
 	@.venv/bin/ruff check --fix --quiet .

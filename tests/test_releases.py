@@ -200,7 +200,7 @@ def test_the_forge_checks_what_is_checked_here_on_both_ends_of_python() -> None:
     assert f">={oldest}" == PROJECT["requires-python"]
     assert [int(part) for part in newest.split(".")] > [int(part) for part in oldest.split(".")]
     assert check["steps"][-1] == {"run": ".ci/run"}
-    assert "\nmake check\n" in (ROOT / ".ci" / "run").read_text()
+    assert "\nmake full\n" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_a_release_is_checked_and_tried_before_it_is_attached() -> None:
@@ -223,7 +223,7 @@ def test_forms_ask_for_what_is_needed() -> None:
         assert len(set(identifiers)) == len(identifiers)
         assert all(part["type"] == "textarea" and part["attributes"]["label"] for part in form["body"])
         assert words in path.read_text()
-    assert "`make check`" in (ROOT / ".github" / "pull_request_template.md").read_text()
+    assert "`make full`" in (ROOT / ".github" / "pull_request_template.md").read_text()
 
 
 def test_the_citation_file_says_what_the_package_says() -> None:

@@ -164,6 +164,7 @@ def test_the_same_command_again_trains_nothing(
     assert before == {path: path.read_bytes() for path in compared.glob("*/metrics.jsonl")}
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on_to_the_same_end(
     compared: Path, compare: Callable[..., int], started: list[list[str]], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -277,6 +278,7 @@ def test_a_folder_of_something_else_is_refused(
     assert [path.name for path in (tiny.folder / "mine").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.slow
 def test_a_real_training_process(
     tiny: TinyRuns, compare: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

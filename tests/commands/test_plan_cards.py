@@ -27,6 +27,8 @@ from flowrl.config.train import load_config
 from flowrl.pipelines import family as family_named
 from flowrl.training.parts import model_family
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DOCS = CONFIGS.parent / "docs" / "cards.md"
 REAL = sorted(path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith("tiny_"))

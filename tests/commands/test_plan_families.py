@@ -22,6 +22,8 @@ from flowrl.pipelines.families import cogvideox, wan, z_image
 from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.pipelines.weights.stock_loading import on_meta
 
+pytestmark = pytest.mark.slow
+
 FLUX, QWEN = "black-forest-labs/FLUX.1-dev", "Qwen/Qwen-Image"
 WAN_1_3B, WAN_14B = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.1-T2V-14B-Diffusers"
 IMAGE, IMAGE_22 = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"

@@ -52,6 +52,8 @@ from flowrl.training.learner import GradientSum
 from flowrl.training.optimizers import make_optimizer
 from flowrl.training.parts import model_family
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml") if re.search(r"_\d+gb$", path.stem))
 SD3, WAN = str(resolve_path("asset:tiny-sd3")), str(resolve_path("asset:tiny-wan"))

@@ -13,6 +13,8 @@ from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.random_weights import random_pipeline, vae_config
 from flowrl.training.prompting import encode_prompts, guided
 
+pytestmark = pytest.mark.slow
+
 MEDIUM = "stabilityai/stable-diffusion-3.5-medium"
 
 

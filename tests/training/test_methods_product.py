@@ -144,6 +144,7 @@ def test_the_covering_array_covers() -> None:
     assert len(covering()) < 100  # 63 is the least: credits x advantages that go together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", covering(), ids=lambda choice: "-".join(choice.values()))
 def test_an_iteration_of_any_combination(toy: Path, choice: Choice) -> None:
     (row,) = quick_run(config_of(toy, choice), toy.parent)
@@ -157,6 +158,7 @@ def test_an_iteration_of_any_combination(toy: Path, choice: Choice) -> None:
 # ---- the complete product, function by function ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", FACTORS["kernel"])
 @pytest.mark.parametrize("credit", FACTORS["credit"])
 def test_the_complete_product_has_the_closed_form_gradient_at_ratio_one(toy: Path, credit: str, kernel: str) -> None:

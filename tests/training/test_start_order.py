@@ -85,6 +85,7 @@ def _told(read: Any, what: Callable[[nn.Module], None]) -> Any:
     return classmethod(reading)
 
 
+@pytest.mark.slow
 def test_no_number_depends_on_the_order_or_on_the_cache(runs: TinyRuns, plain: Path, tmp_path: Path) -> None:
     cache = f"prompts.cache={tmp_path / 'cache'}"
     read: list[str] = []

@@ -18,6 +18,8 @@ from flowrl.cli import main
 from flowrl.cluster import connect, disconnect
 from flowrl.workers import rollouts
 
+pytestmark = pytest.mark.slow
+
 ray = pytest.importorskip("ray")
 
 WORKERS = "workers.rollouts=2"
