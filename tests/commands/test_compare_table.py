@@ -26,8 +26,9 @@ from flowrl.statistics.crossed import (
     crossed_estimate,
     holm,
     mean_curve,
+    speed_up,
 )
-from flowrl.statistics.means import ScoreRow, stratified_score
+from flowrl.statistics.means import ScoreRow, stratified_score, student_quantile
 from flowrl.training.evaluation_rows import SCORE
 
 TASKS = ("colors", "counting", "single_object")
@@ -217,6 +218,34 @@ def test_the_first_crossing_counts_and_some_scores_are_never_reached() -> None:
     assert cost_to_reach([0, 10], [0.0, 1.0], 1.1) == math.inf
 
 
+def straight(*ends: float) -> list[tuple[list[float], list[float]]]:
+    """Curves from 0 at no cost to these scores at cost 10, one for each seed."""
+    return [([0.0, 10.0], [0.0, end]) for end in ends]
+
+
+def test_how_many_times_less_a_method_costs() -> None:
+    """Of straight curves the ratio is that of the mean scores, and the jackknife has a closed form."""
+    found = speed_up(straight(0.1, 0.3), straight(0.4, 0.8))
+    variances = [math.log(0.3 / 0.1) ** 2 / 4, math.log(0.8 / 0.4) ** 2 / 4]
+    degrees = sum(variances) ** 2 / sum(variance**2 for variance in variances)
+    half = student_quantile(0.95, degrees) * math.sqrt(sum(variances))
+    assert found.mean == pytest.approx(3)
+    assert (found.low, found.high) == pytest.approx((3 * math.exp(-half), 3 * math.exp(half)))
+    assert not speed_up(straight(0.2), straight(0.4, 0.8)).known
+    assert math.isnan(speed_up(straight(0.2, 0.3), straight(0.1, 0.1)).mean), "never reached"
+    assert math.isnan(speed_up(straight(0.0, 0.0), straight(0.1, 0.1)).mean), "nothing to reach"
+    fragile = speed_up(straight(0.2, 0.2), straight(0.5, 0.1))
+    assert (fragile.mean, fragile.known) == (pytest.approx(1.5), False), "the mean of one seed alone does not reach it"
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_the_interval_of_the_ratio_covers_as_often_as_it_says(seeds: int) -> None:
+    generator = np.random.default_rng(0)
+    drawn = [[straight(*generator.normal(mean, 0.02, seeds)) for mean in (0.1, 0.3)] for _ in range(1000)]
+    covered = np.mean([(found := speed_up(*sides)).low <= 3 <= found.high for sides in drawn])
+    assert 0.93 <= covered <= 0.98
+
+
 def test_curves_are_averaged_point_by_point_or_on_a_common_grid() -> None:
     cost, score = mean_curve([([0, 10], [0.0, 1.0]), ([0, 12], [0.0, 0.5])])
     assert cost.tolist() == [0, 11]
@@ -247,9 +276,12 @@ def test_the_results_of_folders_made_by_hand(tmp_path: Path) -> None:
     gain = reference.score.mean - found.base.mean
     assert found.targets == pytest.approx([found.base.mean + share * gain for share in (1 / 3, 2 / 3, 1)])
     assert reference.reach["nfe"][-1] == pytest.approx(120_000)
-    assert reference.speed == pytest.approx(1)
+    assert [(reference.speed[cost].mean, reference.speed[cost].known) for cost in ("nfe", "seconds")] == [
+        (1.0, False)
+    ] * 2
     assert best.reach["nfe"][-1] < 120_000
-    assert best.speed == pytest.approx(120_000 / best.reach["nfe"][-1])
+    assert best.speed["nfe"].mean == pytest.approx(120_000 / best.reach["nfe"][-1])
+    assert best.speed["nfe"].low < best.speed["nfe"].mean < best.speed["nfe"].high
     assert best.kl == pytest.approx(0.05 * (0.8**2 + 0.81**2))
 
 

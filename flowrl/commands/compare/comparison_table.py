@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from flowrl.commands.compare.measure import DIVERSITY_TEXT
 from flowrl.commands.compare.result import MethodResult, Results
 from flowrl.commands.terminal_text import COLUMNS, Table, as_markdown, as_table
+from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import Estimate
 from flowrl.training.drift import KL_TEXT
 from flowrl.training.evaluation_rows import SCORE
@@ -201,13 +202,23 @@ def _reach(results: Results) -> Table | None:
             f"{amount_text(nfe)} {time_text(seconds)}" if math.isfinite(nfe) else "not reached"
             for nfe, seconds in zip(row.reach["nfe"], row.reach["seconds"], strict=True)
         ]
-        rows.append((_name(results, row), *cells, f"{row.speed:.2f}x" if math.isfinite(row.speed) else _NO))
+        rows.append((_name(results, row), *cells, *(_speed(row.speed[cost]) for cost in ("nfe", "seconds"))))
     return Table(
         title="Network evaluations and time to reach a score",
-        head=("method", *(f"to {write(target)}" for target in results.targets), "speed"), rows=tuple(rows),
-        note="By linear interpolation between the evaluations of the mean over seeds. Speed: network evaluations that "
-        f"{results.label(results.baseline)} takes to its own final score, over those of the method.",
+        head=("method", *(f"to {write(target)}" for target in results.targets), "fewer", "faster"),
+        rows=tuple(rows),
+        note="By linear interpolation between the evaluations of the mean over seeds. Fewer: network evaluations that "
+        f"{results.label(results.baseline)} takes to its own final score, over those of the method; faster: seconds; "
+        "with 95 % intervals over seeds where the mean without any one of them gets there too.",
     )  # fmt: skip
+
+
+def _speed(found: Interval) -> str:
+    """A ratio with its bounds where they are known."""
+    if math.isnan(found.mean):
+        return _NO
+    bounds = f" ({found.low:.1f} to {found.high:.1f})" if found.known else ""
+    return f"{found.mean:.2f}x{bounds}"
 
 
 def _models(results: Results) -> Table | None:

@@ -18,7 +18,17 @@ from flowrl.commands.compare.question import Question, is_finished, run_name
 from flowrl.commands.report.run_data import RunData, read_run
 from flowrl.config.spelling import closest
 from flowrl.files import read_json
-from flowrl.statistics.crossed import Estimate, cost_to_reach, crossed_difference, crossed_estimate, holm, mean_curve
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, point
+from flowrl.statistics.crossed import (
+    Curve,
+    Estimate,
+    cost_to_reach,
+    crossed_difference,
+    crossed_estimate,
+    holm,
+    mean_curve,
+    speed_up,
+)
 from flowrl.statistics.means import ScoreRow, claim, partners
 from flowrl.training.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
 
@@ -75,7 +85,7 @@ class MethodResult:
         spent: mean network evaluations ("nfe"), "images", "seconds" and "iterations".
         curves: "nfe" or "seconds" -> (cost, score) at the evaluations, mean over seeds.
         reach: "nfe" or "seconds" -> cost of each target; infinite where it is not reached.
-        speed: the baseline's network evaluations to reach its final score, over this method's; NaN where unknown.
+        speed: the baseline's cost to reach its final score over this method's, by cost; NaN where unknown.
         kl: `measure`'s distance from the base, mean over seeds.
         diversity: `measure`'s spread of the images of a prompt, mean over seeds.
     """
@@ -90,7 +100,7 @@ class MethodResult:
     spent: Mapping[str, float]
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]]
     reach: Mapping[str, tuple[float, ...]]
-    speed: float
+    speed: Mapping[str, Interval]
     kl: float
     diversity: float
 
@@ -262,19 +272,19 @@ def _targets(
             raise ValueError(f"--targets {given!r}: give scores such as 0.6,0.7") from error
     if base is None or not reference:
         return ()
-    _, score = _curve(reference, "nfe", metric)
+    _, score = mean_curve(_curves(reference, "nfe", metric))
     gain = float(score[-1]) - float(score[0])
     return tuple(float(score[0]) + share * gain for share in SHARES) if gain > 0 else ()
 
 
-def _curve(runs: Sequence[RunResult], cost: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(cost, score) at the evaluations, mean over runs."""
-    curves = []
+def _curves(runs: Sequence[RunResult], cost: str, metric: str) -> list[Curve]:
+    """(cost, score) at the evaluations of each run."""
+    curves: list[Curve] = []
     for run in runs:
         rows = [row for row in run.evaluations() if metric in row and COSTS[cost] in row]
         curves.append(([0.0 if row["iteration"] == 0 else float(row[COSTS[cost]]) for row in rows],
                        [float(row[metric]) for row in rows]))  # fmt: skip
-    return mean_curve(curves)
+    return curves
 
 
 def _method(
@@ -285,7 +295,8 @@ def _method(
     others = {run.seed: run.after for run in reference}
     common = [run for run in runs if run.seed in others]
     own = bool(reference) and reference[0].method == name
-    curves = {cost: _curve(runs, cost, metric) for cost in COSTS}
+    each = {cost: _curves(runs, cost, metric) for cost in COSTS}
+    curves = {cost: mean_curve(found) for cost, found in each.items()}
     reach = {cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS}
     return MethodResult(
         name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
@@ -301,20 +312,17 @@ def _method(
             "seconds": _mean(runs, lambda run: run.spent("seconds/total")),
             "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
         },
-        curves=curves, reach=reach, speed=_speed(curves["nfe"], reference, metric),
+        curves=curves, reach=reach,
+        speed={cost: _speed(found, _curves(reference, cost, metric), own) for cost, found in each.items()},
         kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
         diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
     )  # fmt: skip
 
 
-def _speed(curve: tuple[np.ndarray, np.ndarray], reference: Sequence[RunResult], metric: str) -> float:
-    if not reference:
-        return math.nan
-    cost, score = _curve(reference, "nfe", metric)
-    if score[-1] <= score[0]:  # nothing was gained that could be reached
-        return math.nan
-    here = cost_to_reach(*curve, float(score[-1]))
-    return cost_to_reach(cost, score, float(score[-1])) / here if math.isfinite(here) and here > 0 else math.nan
+def _speed(curves: Sequence[Curve], reference: Sequence[Curve], own: bool) -> Interval:
+    """That of a method; of the baseline itself, which shares every seed with itself, without bounds."""
+    found = speed_up(reference, curves) if reference else UNKNOWN
+    return point(found.mean) if own else found
 
 
 def _mean(runs: Sequence[RunResult], value: Callable[[RunResult], float]) -> float:

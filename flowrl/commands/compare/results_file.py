@@ -44,7 +44,7 @@ def _method(row: MethodResult) -> dict[str, Any]:
         "holm": _known(row.holm),
         "spent": {name: _known(value) for name, value in row.spent.items()},
         "curve": [[float(x), float(y)] for x, y in zip(nfe, score, strict=True)],
-        "speed": _known(row.speed),
+        "speed": {cost: {"mean": _known(found.mean), "interval": _bounds(found)} for cost, found in row.speed.items()},
         "distance": _known(row.kl),
         "diversity": _known(row.diversity),
     }

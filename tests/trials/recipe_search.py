@@ -1,0 +1,169 @@
+"""The recipe of the embedded model: which reaches Flow-GRPO's final score with the fewest network evaluations?
+
+    python tests/trials/recipe_search.py runs/search --out docs/methods/recipe.json
+
+Three rungs of successive halving, each training of about `BUDGET` network evaluations and judged by the verdict on
+prompts that are taken out of the training prompts, so that the held-out ones choose nothing. The winner then trains
+with five other seeds, on all training prompts, beside Flow-GRPO with `BASELINE`; both are measured on the held-out
+prompts as they go. Decided before: what counts is how many times less the winner costs, in network evaluations and in
+seconds of training, until the mean of its seeds reaches the final score of the mean of Flow-GRPO's, with the interval
+of `flowrl compare` (`flowrl.statistics.crossed.speed_up`).
+
+Several processes with one folder share the work: each takes trainings that no other has begun, and the last rung waits
+for all. A training that was cut off is resumed by its own command after its folder's `begun` file is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from origin import origin  # noqa: E402
+
+from flowrl.files import write_atomically  # noqa: E402
+from flowrl.statistics.crossed import speed_up  # noqa: E402
+
+BUDGET = 33_000
+COMMON = ["pipeline.dtype=bfloat16", "eval.batch_size=48", "optim.schedule=cosine", "threads=1", "checkpoint_every=100"]
+ONE = ["tiny_g2rpo", "credit.strides=[1]", "num_iterations=16"]
+STEP = ["tiny_g2rpo", "credit.strides=[1]", "sampler.sde_window_size=1", "num_iterations=48"]
+CANDIDATES = {
+    "g2rpo": ["tiny_g2rpo", "num_iterations=16", "optim.lr=2e-3"],
+    "one_stride": [*ONE, "optim.lr=2e-3"],
+    "one_stride_rate_4e-3": [*ONE, "optim.lr=4e-3"],
+    "one_stride_three_updates": [*ONE, "optim.lr=2e-3", "updates_per_rollout=3"],
+    "one_stride_more_prompts": [*ONE, "optim.lr=2e-3", "prompts_per_step=24", "group_size=6"],
+    "one_stride_earlier_steps": [*ONE, "optim.lr=2e-3", "sampler.sde_window_range=[1,4]", "num_iterations=11"],
+    "one_stride_rank_64": [*ONE, "optim.lr=2e-3", "policy.lora_rank=64"],
+    "one_step": [*STEP, "optim.lr=2e-3"],
+    "one_step_rate_1e-3": [*STEP, "optim.lr=1e-3"],
+    "forward_process": ["tiny_recommended", "num_iterations=7"],
+}
+RUNGS = ((7,), (8,), (9,))
+KEPT = (4, 2, 1)
+BASE = "flow_grpo"
+BASELINE = ["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=36"]
+SEEDS = (11, 12, 13, 14, 15)
+Evaluations = list[tuple[float, float, float]]
+
+
+def split(folder: Path) -> list[str]:
+    """Ten prompts of each task for choosing, four images each; training prompts with their words are left out."""
+    rows = [json.loads(line) for line in Path("assets/prompts/world_train.jsonl").read_text().splitlines()]
+    chosen: dict[str, dict[str, Any]] = {}
+    for tag in {row["tag"]: None for row in rows}:
+        own = {row["prompt"]: row for row in rows if row["tag"] == tag}
+        picks = np.random.default_rng(0).permutation(len(own))[: 3 if tag == "single_object" else 10]
+        chosen |= {prompt: row for index, (prompt, row) in enumerate(own.items()) if index in picks}
+    for name, kept in {
+        "train": [row for row in rows if row["prompt"] not in chosen],
+        "choose": [row for row in chosen.values() for _ in range(4)],
+    }.items():
+        write_atomically(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+    return [f"prompts.train={folder / 'train.jsonl'}", f"prompts.eval={folder / 'choose.jsonl'}", "eval.initial=false"]
+
+
+def trained(folder: Path, arguments: list[str], seed: int) -> bool:
+    """Runs one training unless somebody has begun it; whether it is finished."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.with_suffix(".begun").open("x").close()
+    except FileExistsError:
+        return (folder / "summary.json").exists()
+    command = [sys.executable, "-m", "flowrl", "train", *arguments, f"seed={seed}", f"out={folder}"]
+    with open(folder.with_suffix(".log"), "w") as log:
+        done = subprocess.run(command, stdout=log, stderr=log)
+    print(f"{time.strftime('%H:%M')} {folder.name} {'done' if done.returncode == 0 else 'failed'}", flush=True)
+    return done.returncode == 0
+
+
+def wait_for(folders: list[Path]) -> None:
+    while not all((folder / "summary.json").exists() for folder in folders):
+        time.sleep(5)
+
+
+def curve(folder: Path) -> Evaluations:
+    """(network evaluations, training seconds, score) of every evaluation, ascending."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        (row.get("nfe/total", 0.0), row.get("seconds/total", 0.0), row["eval/geneval/score"])
+        for row in rows
+        if "eval/geneval/score" in row
+    ]
+
+
+def last_iteration(folder: Path) -> dict[str, float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return next(row for row in reversed(rows) if "nfe/total" in row)
+
+
+def choose(folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The candidate with the best mean over its seeds, and every rung's scores."""
+    overrides, alive, rungs = split(folder), list(CANDIDATES), []
+    for seeds, kept in zip(RUNGS, KEPT, strict=True):
+        every = {(name, seed): folder / f"{name}-s{seed}" for name in alive for seed in seeds}
+        for (name, seed), run in every.items():
+            trained(run, [*CANDIDATES[name], *COMMON, *overrides, "eval_every=1000"], seed)
+        wait_for(list(every.values()))
+        so_far = [seed for rung in RUNGS[: len(rungs) + 1] for seed in rung]
+        scores = {name: [curve(folder / f"{name}-s{seed}")[-1][2] for seed in so_far] for name in alive}
+        spent = {name: last_iteration(folder / f"{name}-s{seeds[0]}") for name in alive}
+        rungs.append({
+            "seeds": so_far, "scores": scores,
+            "nfe": {name: row["nfe/total"] for name, row in spent.items()},
+            "seconds": {name: row["seconds/total"] for name, row in spent.items()},
+        })  # fmt: skip
+        alive = sorted(alive, key=lambda name: -float(np.mean(scores[name])))[:kept]
+        print(f"seeds {so_far}:", {name: round(float(np.mean(found)), 3) for name, found in scores.items()}, flush=True)
+    return alive[0], rungs
+
+
+def ratio(curves: dict[str, list[Evaluations]], winner: str, column: int) -> dict[str, Any]:
+    """How many times less the winner costs to the baseline's final score, in a column of the evaluations."""
+    sides = [
+        [([row[column] for row in run], [row[2] for row in run]) for run in curves[name]] for name in (BASE, winner)
+    ]
+    found = speed_up(*sides)
+    return {"mean": found.mean, "interval": [found.low, found.high] if found.known else None}
+
+
+def _quarter(arguments: list[str]) -> int:
+    """Iterations between four evaluations of a training."""
+    count = next(int(argument.partition("=")[2]) for argument in arguments if argument.startswith("num_iterations="))
+    return -(-count // 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    folder = given.runs.resolve()
+    winner, rungs = choose(folder)
+    sides = {BASE: BASELINE, winner: CANDIDATES[winner]}
+    for seed in SEEDS:
+        for name, arguments in sides.items():
+            trained(folder / f"final-{name}-s{seed}", [*arguments, *COMMON, f"eval_every={_quarter(arguments)}"], seed)
+    final = {name: [folder / f"final-{name}-s{seed}" for seed in SEEDS] for name in sides}
+    wait_for([run for runs in final.values() for run in runs])
+    curves = {name: [curve(run) for run in runs] for name, runs in final.items()}
+    written = origin() | {
+        "budget": BUDGET, "candidates": CANDIDATES, "rungs": rungs, "winner": winner, "seeds": list(SEEDS),
+        "curves": curves,
+        "fewer": ratio(curves, winner, 0), "faster": ratio(curves, winner, 1),
+    }  # fmt: skip
+    write_atomically(given.out, json.dumps(written, indent=1) + "\n")
+    print(json.dumps({key: written[key] for key in ("winner", "fewer", "faster")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
