@@ -1,0 +1,88 @@
+"""Writes what docs/methods.md says of the search for a recipe, and draws docs/methods/recipe.png.
+
+    .venv/bin/python docs/site/draw_recipe.py docs/methods/recipe.json
+
+The file is that of `tests/trials/recipe_search.py`. Needs `make docs` (or matplotlib) once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from page_parts import fill, table
+
+from flowrl.statistics.means import over_seeds
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+DOCS = Path(__file__).resolve().parents[1]
+COLORS = ("#0072b2", "#d55e00")
+COSTS = ("thousand network evaluations", "minutes of training on one core")
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Score over network evaluations and over minutes: every seed thin, their mean thick."""
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    for axis, column, unit, label in zip(axes, (0, 1), (1000, 60), COSTS, strict=True):
+        for (name, curves), color in zip(found["curves"].items(), COLORS, strict=True):
+            points = np.array(curves)
+            for run in points:
+                axis.plot(run[:, column] / unit, run[:, 2], color=color, linewidth=0.8, alpha=0.4)
+            mean = points.mean(axis=0)
+            axis.plot(mean[:, column] / unit, mean[:, 2], color=color, marker="o", linewidth=2, label=name)
+        axis.axhline(np.array(found["curves"]["flow_grpo"])[:, -1, 2].mean(), color="black", linewidth=0.8, ls=":")
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("GenEval, held out")
+    axes[0].legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=110)
+
+
+def ratio(found: dict[str, Any]) -> str:
+    """A ratio with its interval."""
+    bounds = found["interval"]
+    return f"**{found['mean']:.1f} times**" + (f" ({bounds[0]:.1f} to {bounds[1]:.1f})" if bounds else " (no interval)")
+
+
+def written(found: dict[str, Any]) -> str:
+    """The tables."""
+    rungs = found["rungs"]
+    last = {name: rung for rung in rungs for name in rung["scores"]}
+    order = sorted(last, key=lambda name: (-len(last[name]["seeds"]), -np.mean(last[name]["scores"][name])))
+    first = rungs[0]
+    candidates = [
+        (f"`{name}`", " ".join(found["candidates"][name]), f"{first['nfe'][name] / 1000:.1f}k",
+         f"{first['seconds'][name]:.0f} s", " ".join(f"{score:.3f}" for score in last[name]["scores"][name]))
+        for name in order
+    ]  # fmt: skip
+    finals = []
+    for name, curves in found["curves"].items():
+        ends = [run[-1] for run in curves]
+        score = over_seeds([end[2] for end in ends])
+        finals.append((f"`{name}`", f"{np.mean([end[0] for end in ends]) / 1000:.1f}k",
+                       f"{np.mean([end[1] for end in ends]):.0f} s", f"{score.mean:.3f}",
+                       f"{score.low:.3f} to {score.high:.3f}", " ".join(f"{end[2]:.3f}" for end in ends)))  # fmt: skip
+    return "\n\n".join([
+        table(("candidate", "settings", "network evaluations", "time", "score on prompts for choosing, each seed"),
+              candidates),
+        f"With seeds {', '.join(map(str, found['seeds']))}, held-out score before training "
+        f"{np.mean([run[0][2] for curves in found['curves'].values() for run in curves]):.3f}:",
+        table(("recipe", "network evaluations", "time", "score at the end", "95 % over seeds", "each seed"), finals),
+        f"To Flow-GRPO's final score `{found['winner']}` takes {ratio(found['fewer'])} fewer network evaluations and "
+        f"{ratio(found['faster'])} fewer seconds; 95 % intervals over seeds.",
+        f"{found['date']}, commit {found['commit'][:12]}, {found['machine']}, two trainings at a time:\n\n"
+        f"```\n{found['command']}\n```",
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    draw(results, DOCS / "methods" / "recipe.png")
+    fill(DOCS / "methods.md", "recipe", written(results))
