@@ -22,7 +22,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 DOCS = Path(__file__).resolve().parents[1]
-COLORS = ("#0072b2", "#d55e00")
+COLORS = ("#0072b2", "#d55e00", "#009e73")
 COSTS = ("thousand network evaluations", "minutes of training on one core")
 
 
@@ -47,8 +47,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def ratio(found: dict[str, Any]) -> str:
     """A ratio with its interval."""
+    if found["mean"] is None:
+        return "not reached"
     bounds = found["interval"]
-    return f"**{found['mean']:.1f} times**" + (f" ({bounds[0]:.1f} to {bounds[1]:.1f})" if bounds else " (no interval)")
+    return f"{found['mean']:.1f}x" + (f" ({bounds[0]:.1f} to {bounds[1]:.1f})" if bounds else "")
 
 
 def written(found: dict[str, Any]) -> str:
@@ -65,18 +67,23 @@ def written(found: dict[str, Any]) -> str:
     finals = []
     for name, curves in found["curves"].items():
         ends = [run[-1] for run in curves]
+        less = [ratio(found[key][name]) if name in found[key] else "" for key in ("fewer", "faster")]
         score = over_seeds([end[2] for end in ends])
         finals.append((f"`{name}`", f"{np.mean([end[0] for end in ends]) / 1000:.1f}k",
                        f"{np.mean([end[1] for end in ends]):.0f} s", f"{score.mean:.3f}",
-                       f"{score.low:.3f} to {score.high:.3f}", " ".join(f"{end[2]:.3f}" for end in ends)))  # fmt: skip
+                       f"{score.low:.3f} to {score.high:.3f}",
+                       " ".join(f"{end[2]:.3f}" for end in ends), *less))  # fmt: skip
     return "\n\n".join([
         table(("candidate", "settings", "network evaluations", "time", "score on prompts for choosing, each seed"),
               candidates),
-        f"With seeds {', '.join(map(str, found['seeds']))}, held-out score before training "
+        "With other seeds, on all training prompts; held-out score before training "
         f"{np.mean([run[0][2] for curves in found['curves'].values() for run in curves]):.3f}:",
-        table(("recipe", "network evaluations", "time", "score at the end", "95 % over seeds", "each seed"), finals),
-        f"To Flow-GRPO's final score `{found['winner']}` takes {ratio(found['fewer'])} fewer network evaluations and "
-        f"{ratio(found['faster'])} fewer seconds; 95 % intervals over seeds.",
+        table(
+            ("recipe", "network evaluations", "time", "score at the end", "95 % over seeds", "each seed", "fewer", "faster"),
+            finals,
+        ),
+        "Fewer, faster: how many times fewer network evaluations and how much less time it takes until the mean of its "
+        "seeds has Flow-GRPO's final score, with 95 % intervals over seeds.",
         f"{found['date']}, commit {found['commit'][:12]}, {found['machine']}, two trainings at a time:\n\n"
         f"```\n{found['command']}\n```",
     ])  # fmt: skip
