@@ -79,7 +79,7 @@ def written(found: dict[str, Any]) -> str:
         "With other seeds, on all training prompts; held-out score before training "
         f"{np.mean([run[0][2] for curves in found['curves'].values() for run in curves]):.3f}:",
         table(
-            ("recipe", "network evaluations", "time", "score at the end", "95 % over seeds", "each seed", "fewer", "faster"),
+            ("recipe", "network evaluations", "time", "final score", "95 % over seeds", "each seed", "fewer", "faster"),
             finals,
         ),
         "Fewer, faster: how many times fewer network evaluations and how much less time it takes until the mean of its "
