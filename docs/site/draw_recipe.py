@@ -2,7 +2,7 @@
 
     .venv/bin/python docs/site/draw_recipe.py docs/methods/recipe.json
 
-The file is that of `tests/trials/recipe_search.py`. Needs `make docs` (or matplotlib) once.
+The file is that of `tests/trials/claims/recipe_search.py`. Needs `make docs` (or matplotlib) once.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ _GROUPS = {
     "tiny_branch_grpo": ("group_size=16",),
     "tiny_branch_grpo_pruned": ("group_size=16",),
     "tiny_dense_grpo_calibrated": ("sampler.calibration.iterations=1",),
+    "tiny_nft_reused": ("updates_per_rollout=2",),
     "tiny_recommended": ("updates_per_rollout=2",),
     "tiny_tempflow": ("credit.branches=2",),
     "tiny_tree_grpo": ("group_size=9", "micro_batch_size=3"),

@@ -1,6 +1,6 @@
 """The recipe of the embedded model: which reaches Flow-GRPO's final score with the fewest network evaluations?
 
-    python tests/trials/recipe_search.py runs/search --out docs/methods/recipe.json
+    python tests/trials/claims/recipe_search.py runs/search --out docs/methods/recipe.json
 
 Three rungs of successive halving, each training of about `BUDGET` network evaluations and judged by the verdict on
 prompts that are taken out of the training prompts, so that the held-out ones choose nothing. The winner then trains
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from origin import origin  # noqa: E402
 
@@ -49,7 +49,7 @@ CANDIDATES = {
     "one_stride_rank_64": [*ONE, "optim.lr=2e-3", "policy.lora_rank=64"],
     "one_step": [*STEP, "optim.lr=2e-3"],
     "one_step_rate_1e-3": [*STEP, "optim.lr=1e-3"],
-    "forward_process": ["tiny_recommended", "num_iterations=7"],
+    "forward_process": ["tiny_nft_reused", "num_iterations=7"],
 }
 RUNGS = ((7,), (8,), (9,))
 KEPT = (4, 2, 1)
