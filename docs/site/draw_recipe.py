@@ -22,7 +22,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 DOCS = Path(__file__).resolve().parents[1]
-COLORS = ("#0072b2", "#d55e00", "#009e73")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 COSTS = ("thousand network evaluations", "minutes of training on one core")
 
 
@@ -69,9 +69,9 @@ def written(found: dict[str, Any]) -> str:
         ends = [run[-1] for run in curves]
         less = [ratio(found[key][name]) if name in found[key] else "" for key in ("fewer", "faster")]
         score = over_seeds([end[2] for end in ends])
-        finals.append((f"`{name}`", f"{np.mean([end[0] for end in ends]) / 1000:.1f}k",
+        finals.append((f"`{name}`: {found['final'][name]}", f"{np.mean([end[0] for end in ends]) / 1000:.1f}k",
                        f"{np.mean([end[1] for end in ends]):.0f} s", f"{score.mean:.3f}",
-                       f"{score.low:.3f} to {score.high:.3f}",
+                       f"{score.low:.3f} to {score.high:.3f}" if score.known else "one seed",
                        " ".join(f"{end[2]:.3f}" for end in ends), *less))  # fmt: skip
     return "\n\n".join([
         table(("candidate", "settings", "network evaluations", "time", "score on prompts for choosing, each seed"),
