@@ -57,7 +57,7 @@ KEPT = (4, 2, 1)
 BASE = "flow_grpo"
 BASELINE = ["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=36"]
 SHORT = ["tiny_recommended", "num_iterations=12"]
-FINAL = {BASE: (11, 12, 13, 14), "tiny_recommended": (101, 102, 103, 104), "tiny_recommended_12": (11,)}
+FINAL = {BASE: (11, 12, 13, 14), "tiny_recommended": (101, 102, 103), "tiny_recommended_12": (11,)}
 WINNER = (11,)
 Evaluations = list[tuple[float, float, float]]
 
