@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 _SPINS = "3000"
 """Turns, about ten microseconds. GNU's OpenMP waits for some milliseconds in a loop by default; where other work shares
 the cores, the thread that is waited for gets none meanwhile. Two threads on two busy cores took 317 s an iteration of
-`tiny_recommended` with the default and 49 s with this; on idle cores 12.5 s and 12.9 s."""
+`tiny_nft_reused` with the default and 49 s with this; on idle cores 12.5 s and 12.9 s."""
 
 _QUIET = ("bitsandbytes.backends.cpu.ops",)
 """Loggers that warn of what nobody here misses: a faster kernel for 4-bit weights on a CPU, which a hub would give."""
