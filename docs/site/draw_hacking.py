@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 import torch
+from drawing import COLORS, plain
 from page_parts import fill, table
 from PIL import Image
 
@@ -39,7 +40,6 @@ RUNS = {
     "jpeg_both": "file size and the verdict",
 }
 HELD_OUT = "eval/geneval/score"
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#555555")  # Okabe and Ito
 ENDS = {"score": "", "low": "_low", "high": "_high"}
 SHOWN = (0, 6, 12, 18, 24)
 
@@ -113,8 +113,7 @@ def draw_curves(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     )
     below.set(xlabel="iteration", ylabel="share of its range in the run", title="What is trained on")
     for axes in (above, below):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
     above.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from drawing import plain
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -39,8 +40,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     right.set_yticks(range(len(shown)), [names[name] for name, _ in shown])
     right.set(xlabel="score, 95 % over seeds and prompts", title=f"Difference to {names[results['baseline']]}")
     for axes in (left, right):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
     figure.savefig(path, dpi=110)
 
 

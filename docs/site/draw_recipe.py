@@ -14,6 +14,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from drawing import COLORS, plain
 from page_parts import fill, table
 
 from flowrl.statistics.means import over_seeds
@@ -22,7 +23,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 DOCS = Path(__file__).resolve().parents[1]
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 COSTS = ("thousand network evaluations", "minutes of training on one core")
 
 
@@ -30,7 +30,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     """Score over network evaluations and over minutes: every seed thin, their mean thick."""
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
     for axis, column, unit, label in zip(axes, (0, 1), (1000, 60), COSTS, strict=True):
-        for (name, curves), color in zip(found["curves"].items(), COLORS, strict=True):
+        for (name, curves), color in zip(found["curves"].items(), COLORS, strict=False):
             points = np.array(curves)
             for run in points:
                 axis.plot(run[:, column] / unit, run[:, 2], color=color, linewidth=0.8, alpha=0.4)
@@ -38,8 +38,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
             axis.plot(mean[:, column] / unit, mean[:, 2], color=color, marker="o", linewidth=2, label=name)
         axis.axhline(np.array(found["curves"]["flow_grpo"])[:, -1, 2].mean(), color="black", linewidth=0.8, ls=":")
         axis.set_xlabel(label)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+        plain(axis)
     axes[0].set_ylabel("GenEval, held out")
     axes[0].legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)

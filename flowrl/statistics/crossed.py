@@ -108,9 +108,7 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def mean_curve(
-    curves: Sequence[Curve],
-) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+def mean_curve(curves: Sequence[Curve]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Mean over seeds of curves (cost, score): point by point, mean of costs and of scores.
 
     Curves of unequal lengths are interpolated linearly at every cost that one of them has.

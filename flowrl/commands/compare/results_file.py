@@ -44,10 +44,15 @@ def _method(row: MethodResult) -> dict[str, Any]:
         "holm": _known(row.holm),
         "spent": {name: _known(value) for name, value in row.spent.items()},
         "curve": [[float(x), float(y)] for x, y in zip(nfe, score, strict=True)],
-        "speed": {cost: {"mean": _known(found.mean), "interval": _bounds(found)} for cost, found in row.speed.items()},
+        "speed": {cost: ratio_numbers(found) for cost, found in row.speed.items()},
         "distance": _known(row.kl),
         "diversity": _known(row.diversity),
     }
+
+
+def ratio_numbers(found: Interval) -> dict[str, Any]:
+    """`mean` and `interval`, each null where it is not known."""
+    return {"mean": _known(found.mean), "interval": _bounds(found)}
 
 
 def _estimate(found: Estimate | None) -> dict[str, Any] | None:

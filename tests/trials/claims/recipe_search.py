@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import time
@@ -34,6 +33,8 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from origin import origin  # noqa: E402
 
+from flowrl.commands.compare.results_file import ratio_numbers  # noqa: E402
+from flowrl.commands.report.run_data import RunData, read_run  # noqa: E402
 from flowrl.files import write_atomically  # noqa: E402
 from flowrl.statistics.crossed import speed_up  # noqa: E402
 
@@ -56,10 +57,11 @@ CANDIDATES = {
 RUNGS = ((7,), (8,), (9,))
 KEPT = (4, 2, 1)
 BASE = "flow_grpo"
-BASELINE = ["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=36"]
-SHORT = ["tiny_recommended", "num_iterations=12"]
-FINAL = {BASE: (11, 12, 13, 14), "tiny_recommended": (101, 102, 103), "tiny_recommended_12": (11,)}
-WINNER = (11,)
+FINAL = {
+    BASE: (["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=36", *COMMON, "eval_every=9"], (11, 12, 13, 14)),
+    "tiny_recommended": (["tiny_recommended", "threads=1", "eval_every=12"], (101, 102, 103)),
+    "tiny_recommended_12": (["tiny_recommended", "num_iterations=12", *COMMON, "eval_every=3"], (11,)),
+}
 Evaluations = list[tuple[float, float, float]]
 
 
@@ -79,18 +81,18 @@ def split(folder: Path) -> list[str]:
     return [f"prompts.train={folder / 'train.jsonl'}", f"prompts.eval={folder / 'choose.jsonl'}", "eval.initial=false"]
 
 
-def trained(folder: Path, arguments: list[str], seed: int) -> bool:
-    """Runs one training unless somebody has begun it; whether it is finished."""
+def train(folder: Path, arguments: list[str], seed: int) -> None:
+    """Runs one training unless somebody has begun it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.with_suffix(".begun").open("x").close()
     except FileExistsError:
-        return (folder / "summary.json").exists()
+        return
     command = [sys.executable, "-m", "flowrl", "train", *arguments, f"seed={seed}", f"out={folder}"]
     with open(folder.with_suffix(".log"), "w") as log:
-        done = subprocess.run(command, stdout=log, stderr=log)
-    print(f"{time.strftime('%H:%M')} {folder.name} {'done' if done.returncode == 0 else 'failed'}", flush=True)
-    return done.returncode == 0
+        if subprocess.run(command, stdout=log, stderr=log).returncode:
+            raise SystemExit(f"{folder.name} failed: {log.name}")
+    print(f"{time.strftime('%H:%M')} {folder.name} done", flush=True)
 
 
 def wait_for(folders: list[Path]) -> None:
@@ -98,19 +100,11 @@ def wait_for(folders: list[Path]) -> None:
         time.sleep(5)
 
 
-def curve(folder: Path) -> Evaluations:
+def curve(run: RunData) -> Evaluations:
     """(network evaluations, training seconds, score) of every evaluation, ascending."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        (row.get("nfe/total", 0.0), row.get("seconds/total", 0.0), row["eval/geneval/score"])
-        for row in rows
-        if "eval/geneval/score" in row
+        (row.get("nfe/total", 0.0), row.get("seconds/total", 0.0), row["eval/geneval/score"]) for row in run.evaluations
     ]
-
-
-def last_iteration(folder: Path) -> dict[str, float]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return next(row for row in reversed(rows) if "nfe/total" in row)
 
 
 def choose(folder: Path) -> tuple[str, list[dict[str, Any]]]:
@@ -118,17 +112,17 @@ def choose(folder: Path) -> tuple[str, list[dict[str, Any]]]:
     overrides, alive = split(folder), list(CANDIDATES)
     rungs: list[dict[str, Any]] = []
     for seeds, kept in zip(RUNGS, KEPT, strict=True):
-        every = {(name, seed): folder / f"{name}-s{seed}" for name in alive for seed in seeds}
-        for (name, seed), run in every.items():
-            trained(run, [*CANDIDATES[name], *COMMON, *overrides, "eval_every=1000"], seed)
-        wait_for(list(every.values()))
+        for name in alive:
+            for seed in seeds:
+                train(folder / f"{name}-s{seed}", [*CANDIDATES[name], *COMMON, *overrides, "eval_every=1000"], seed)
+        wait_for([folder / f"{name}-s{seed}" for name in alive for seed in seeds])
         so_far = [seed for rung in RUNGS[: len(rungs) + 1] for seed in rung]
-        scores = {name: [curve(folder / f"{name}-s{seed}")[-1][2] for seed in so_far] for name in alive}
-        spent = {name: last_iteration(folder / f"{name}-s{seeds[0]}") for name in alive}
+        ends = {name: [curve(read_run(folder / f"{name}-s{seed}"))[-1] for seed in so_far] for name in alive}
+        scores = {name: [score for _, _, score in found] for name, found in ends.items()}
         rungs.append({
             "seeds": so_far, "scores": scores,
-            "nfe": {name: row["nfe/total"] for name, row in spent.items()},
-            "seconds": {name: row["seconds/total"] for name, row in spent.items()},
+            "nfe": {name: found[-len(seeds)][0] for name, found in ends.items()},
+            "seconds": {name: found[-len(seeds)][1] for name, found in ends.items()},
         })  # fmt: skip
         alive = sorted(alive, key=lambda name: -float(np.mean(scores[name])))[:kept]
         print(f"seeds {so_far}:", {name: round(float(np.mean(found)), 3) for name, found in scores.items()}, flush=True)
@@ -140,9 +134,7 @@ def ratio(curves: dict[str, list[Evaluations]], winner: str, column: int) -> dic
     sides = [
         [([row[column] for row in run], [row[2] for row in run]) for run in curves[name]] for name in (BASE, winner)
     ]
-    found = speed_up(*sides)
-    mean = found.mean if math.isfinite(found.mean) else None
-    return {"mean": mean, "interval": [found.low, found.high] if found.known else None}
+    return ratio_numbers(speed_up(*sides))
 
 
 def main() -> None:
@@ -152,22 +144,18 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.runs.resolve()
     winner, rungs = choose(folder)
-    sides = {
-        BASE: ([*BASELINE, *COMMON], 9),
-        "tiny_recommended": (["tiny_recommended", "threads=1"], 12),
-        "tiny_recommended_12": ([*SHORT, *COMMON], 3),
-        winner: ([*CANDIDATES[winner], *COMMON], 4),
-    }
-    final = {name: [(seed, folder / f"final-{name}-s{seed}") for seed in FINAL.get(name, WINNER)] for name in sides}
+    sides = FINAL | {winner: ([*CANDIDATES[winner], *COMMON, "eval_every=4"], (11,))}
+    final = {name: [(seed, folder / f"final-{name}-s{seed}") for seed in seeds] for name, (_, seeds) in sides.items()}
     for name, runs in final.items():
         for seed, run in runs:
-            trained(run, [*sides[name][0], f"eval_every={sides[name][1]}"], seed)
+            train(run, sides[name][0], seed)
     wait_for([run for runs in final.values() for _, run in runs])
-    curves = {name: [curve(run) for _, run in runs] for name, runs in final.items()}
+    curves = {name: [curve(read_run(run)) for _, run in runs] for name, runs in final.items()}
     others = [name for name in sides if name != BASE]
     written = origin() | {
-        "budget": BUDGET, "candidates": CANDIDATES, "final": {name: " ".join(side[0]) for name, side in sides.items()},
-        "rungs": rungs, "winner": winner, "seeds": {name: [seed for seed, _ in runs] for name, runs in final.items()},
+        "budget": BUDGET, "candidates": CANDIDATES,
+        "final": {name: " ".join(arguments) for name, (arguments, _) in sides.items()},
+        "rungs": rungs, "winner": winner, "seeds": {name: list(seeds) for name, (_, seeds) in sides.items()},
         "curves": curves,
         "fewer": {name: ratio(curves, name, 0) for name in others},
         "faster": {name: ratio(curves, name, 1) for name in others},
