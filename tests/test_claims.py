@@ -39,10 +39,11 @@ def test_a_comparison_gives_a_difference_to_its_baseline() -> None:
     one: dict[str, Any] = {"mean": 0.1, "interval": [0.02, 0.18], "p": 0.04, "detectable": 0.09, "seeds": [0.0, 0.2]}
     methods: dict[str, Any] = {
         "a": {"difference": None, "each_seed": {"0": 0.5}},
-        "b": {"difference": one, "each_seed": {"0": 1, "1": 2}},
+        "b": {"difference": one, "gain": one | {"mean": 0.15}, "each_seed": {"0": 1, "1": 2}},
     }
     found = effect_of({"methods": methods}, {"method": "b"})
     assert found == Effect(mean=0.1, low=0.02, high=0.18, detectable=0.09, seeds=2)
+    assert effect_of({"methods": methods}, {"method": "b", "measure": "gain"}).mean == 0.15
     for name in ("a", "c"):
         with pytest.raises(ConfigError, match="has no difference"):
             effect_of({"methods": methods}, {"method": name})

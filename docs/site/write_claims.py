@@ -68,7 +68,9 @@ def verdict_of(effect: Effect) -> str:
 
 
 def effect_of(evidence: Mapping[str, Any], named: Mapping[str, str]) -> Effect:
-    """The effect that an entry names: a `method` of a comparison, measured as `score` or else, or a script's `effect`.
+    """The effect that an entry names: a script's `effect`, or a comparison's `method`, by its `measure`.
+
+    The measure is `difference`, to the baseline and the default, or `gain`, over the model before training.
 
     Raises:
         ConfigError: it is not there, or has fewer than two seeds.
@@ -85,10 +87,10 @@ def effect_of(evidence: Mapping[str, Any], named: Mapping[str, str]) -> Effect:
             mean=estimate.mean, low=estimate.seeds.low, high=estimate.seeds.high,
             detectable=estimate.detectable, seeds=len(seeds),
         )  # fmt: skip
-    method = evidence["methods"].get(named["method"])
-    if method is None or method["difference"] is None:
-        raise ConfigError(f"method {named['method']!r} has no difference: there are {', '.join(evidence['methods'])}")
-    found = method["difference"]
+    method, measure = evidence["methods"].get(named["method"]), named.get("measure", "difference")
+    if method is None or method[measure] is None:
+        raise ConfigError(f"method {named['method']!r} has no {measure}: there are {', '.join(evidence['methods'])}")
+    found = method[measure]
     if found["detectable"] is None or found["interval"] is None:
         raise ConfigError(f"method {named['method']!r} has one seed, and a claim needs several")
     low, high = found["interval"]

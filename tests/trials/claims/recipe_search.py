@@ -3,11 +3,11 @@
     python tests/trials/claims/recipe_search.py runs/search --out docs/methods/recipe.json
 
 Three rungs of successive halving, each training of about `BUDGET` network evaluations and judged by the verdict on
-prompts that are taken out of the training prompts by what they ask for, so that the held-out ones choose nothing. Then, on
-all training prompts and measured on the held-out ones as they go: Flow-GRPO at the rate of `docs/methods.md`, the search's
-winner as it was chosen, and `tiny_recommended`. What counts is how many times less they cost, in network evaluations and
-in seconds of training, until the mean of the seeds reaches the final score of the mean of Flow-GRPO's, with the interval
-of `flowrl compare` (`flowrl.statistics.crossed.speed_up`).
+prompts that are taken out of the training prompts by what they ask for, so that the held-out ones choose nothing. Then,
+on all training prompts and measured on the held-out ones as they go: Flow-GRPO at the rate of `docs/methods.md`, the
+search's winner as it was chosen, and `tiny_recommended`. What counts is how many times less they cost, in network
+evaluations and in seconds of training, until the mean of the seeds reaches the final score of the mean of Flow-GRPO's,
+with the interval of `flowrl compare` (`flowrl.statistics.crossed.speed_up`).
 
 An earlier search, whose prompts for choosing differed in wording alone: docs/methods/recipe_first.json and the commit
 that it names. Flow-GRPO's and `tiny_recommended`'s trainings are those of that search.
@@ -68,7 +68,7 @@ Evaluations = list[tuple[float, float, float]]
 
 
 def split(folder: Path) -> list[str]:
-    """Prompts for choosing, 60 images a task, split off as the held-out ones are: by what they ask for, wordings beside.
+    """Prompts for choosing, 60 images a task, split off as the held-out ones are: by what they ask for, or by wording.
 
     Of the combinations that are trained on a quarter is taken out, at least one; of single_object and counting, whose
     combinations are all trained on, a quarter of the wordings.
