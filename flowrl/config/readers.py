@@ -21,6 +21,8 @@ _READ_BY = {
     "reward_map curriculum sampler.noise_levels",
     # how these are sampled: image by image, as branches of an anchor, as trees; with images on the way scored too
     "trajectories": "keep_graphs best_of sampler.trained_fraction sampler.trained_steps",
+    # images are trained one by one, so that middling ones can be left out
+    "extremes": "best_of",
     "branches": "credit.branches credit.strides",
     "tree": "credit.splits credit.split_noise credit.children",
     "values": "credit.completion sampler.calibration",

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from flowrl.advantages.normalise import combine, zero_variance_groups
 from flowrl.advantages.reward_maps import log_tame
+from flowrl.advantages.shaping import select_best
 from flowrl.config.train import TrainConfig
 from flowrl.objectives.forward_losses import Matched, noised
 from flowrl.objectives.preference_losses import best_of_group
@@ -140,8 +141,8 @@ def judged(
 ) -> tuple[Images, dict[str, Any]]:
     """Rewards and advantages of this process's images, and the log's means over those of all processes.
 
-    An image without a valid reward is not trained. One of a group of equal rewards is, with advantage 0: the losses
-    still hold the policy to what it was there.
+    An image without a valid reward is not trained, nor one that `best_of` leaves out. One of a group of equal rewards
+    is, with advantage 0: the losses still hold the policy to what it was there.
     """
     config = loop.config
     reward_B, group_B = loop.rewards_of_all(output), torch.arange(config.num_images) // config.group_size
@@ -155,6 +156,8 @@ def judged(
     keep_B = valid_B.clone()
     if best_only:
         keep_B[valid_B] = best_of_group(reward_B[valid_B], group_B[valid_B]) == 1
+    if config.best_of is not None:
+        keep_B = select_best(reward_B, group_B, config.best_of)
     own = slice(batch.own.start, batch.own.stop)
     images = Images(
         clean=clean, group=group_B[own], reward=reward_B[own], advantage=advantage_B[own].float(), keep=keep_B[own]

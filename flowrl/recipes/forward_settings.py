@@ -115,6 +115,7 @@ def check(config: TrainConfig) -> None:
     readers = ["matching", "rollout", "tail", *readers_of_times(config.times)]
     readers += [] if method.weighs_rewards else ["advantages"]
     readers += ["best"] if method.best_only else []
+    readers += [] if method.group_complete or method.weighs_rewards else ["extremes"]
     readers += ["copies"] if slot_decays(config) else []
     refuse_unread(config, readers, f"objective {name} of recipe forward")
     check_advantages(config)

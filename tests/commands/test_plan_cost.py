@@ -101,6 +101,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "dgpo with guided reference": (*FORWARD, "objective.name=dgpo", "objective.options.reference_guidance_scale=4.5"),
     "crd": (*FORWARD, "objective.name=crd"),
     "rft": (*FORWARD, "objective.name=rft"),
+    "nft of the extremes": (*FORWARD, "best_of=2"),
     "nft, constant negative": (*FORWARD, "kl_coef=0.1", "sampler.guidance_scale=3", "sampler.train_negative=false"),
     "dpo": PAIRS,
     "dpo, constant negative": (*PAIRS, "sampler.guidance_scale=3", "sampler.train_negative=false"),

@@ -183,6 +183,24 @@ def test_rft_divides_by_its_best_images_or_by_all(runs: TinyRuns, gradients: lis
     torch.testing.assert_close(every, best * 3 / 8, rtol=0, atol=1e-6 * float(best.abs().max()))
 
 
+def test_the_best_and_the_worst_of_each_group_alone_can_be_trained(runs: TinyRuns, matched: list[Matched]) -> None:
+    """Advantages come from all images; middling ones are left out after."""
+
+    def rows() -> dict[tuple[int, float], float]:
+        return {
+            (int(group), float(reward)): float(advantage)
+            for given in matched
+            for group, reward, advantage in zip(given.group, given.reward, given.advantage, strict=True)
+        }
+
+    runs.train("every", runs.rewards(FIXED), "micro_batch_size=8")
+    every = rows()
+    matched.clear()
+    run = runs.train("extremes", runs.rewards(FIXED), "best_of=2", "micro_batch_size=2")
+    assert rows() == pytest.approx({key: every[key] for key in ((0, 0.0), (0, 7.0), (1, 0.0), (1, 3.0))})
+    assert metrics(run)[0]["live_rows"] == 2 * 2 * 2  # groups, images, levels
+
+
 # ---- what is noised, and with which networks -------------------------------------------------------------------------
 
 
@@ -349,7 +367,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(runs: TinyRuns, overrides: tuple[s
         (("objective.options.reference_guidance_scale=4",), "no reference is evaluated: set kl_coef above 0"),
         (("sampler.kernel=cps",), "set sampler.kernel=ode"),
         (("clip_range=1e-3",), "clip_range is set to 0.001, but objective nft of recipe forward does not read it"),
-        (("best_of=2",), "best_of is set to 2"),
+        (named("dgpo", "best_of=2"), "best_of is set to 2, but objective dgpo of recipe forward does not read it"),
         (("loss_denominator=all",), "loss_denominator is set to 'all', but objective nft"),
         (named("rft", "slots.old_decay=copy"), "slots.old_decay is set to 'copy', but objective rft"),
         (named("rwr", "adv_std=global"), "adv_std is set to 'global', but objective rwr"),

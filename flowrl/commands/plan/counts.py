@@ -234,7 +234,8 @@ def _forward(config: TrainConfig, passes: Passes) -> Counts:
     options, method = objective.options, objective.method
     scale = sampler.guidance_scale if options.guidance_scale is None else options.guidance_scale
     reference = scale if options.reference_guidance_scale is None else options.reference_guidance_scale
-    trained = (config.prompts_per_step if method.best_only else config.num_images) * config.times.count
+    images = 1 if method.best_only else config.best_of or config.group_size
+    trained = config.prompts_per_step * images * config.times.count
     others = passes(scale) if objective.keeps_old else 0
     others += passes(reference) if method.needs_reference or config.kl_coef > 0 else 0
     return Counts(
