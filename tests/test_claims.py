@@ -44,6 +44,8 @@ def test_a_comparison_gives_a_difference_to_its_baseline() -> None:
     found = effect_of({"methods": methods}, {"method": "b"})
     assert found == Effect(mean=0.1, low=0.02, high=0.18, detectable=0.09, seeds=2)
     assert effect_of({"methods": methods}, {"method": "b", "measure": "gain"}).mean == 0.15
+    less = effect_of({"methods": methods}, {"method": "b", "measure": "deficit"})
+    assert less == Effect(mean=-0.1, low=-0.18, high=-0.02, detectable=0.09, seeds=2)
     for name in ("a", "c"):
         with pytest.raises(ConfigError, match="has no difference"):
             effect_of({"methods": methods}, {"method": name})

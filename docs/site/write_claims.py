@@ -70,7 +70,8 @@ def verdict_of(effect: Effect) -> str:
 def effect_of(evidence: Mapping[str, Any], named: Mapping[str, str]) -> Effect:
     """The effect that an entry names: a script's `effect`, or a comparison's `method`, by its `measure`.
 
-    The measure is `difference`, to the baseline and the default, or `gain`, over the model before training.
+    The measure is `difference`, to the baseline and the default, its opposite `deficit`, or `gain`, over the model
+    before training.
 
     Raises:
         ConfigError: it is not there, or has fewer than two seeds.
@@ -88,14 +89,16 @@ def effect_of(evidence: Mapping[str, Any], named: Mapping[str, str]) -> Effect:
             detectable=estimate.detectable, seeds=len(seeds),
         )  # fmt: skip
     method, measure = evidence["methods"].get(named["method"]), named.get("measure", "difference")
+    sign = -1 if measure == "deficit" else 1
+    measure = "difference" if measure == "deficit" else measure
     if method is None or method[measure] is None:
         raise ConfigError(f"method {named['method']!r} has no {measure}: there are {', '.join(evidence['methods'])}")
     found = method[measure]
     if found["detectable"] is None or found["interval"] is None:
         raise ConfigError(f"method {named['method']!r} has one seed, and a claim needs several")
-    low, high = found["interval"]
+    low, high = sorted(sign * bound for bound in found["interval"])
     return Effect(
-        mean=found["mean"], low=low, high=high, detectable=found["detectable"], seeds=len(method["each_seed"])
+        mean=sign * found["mean"], low=low, high=high, detectable=found["detectable"], seeds=len(method["each_seed"])
     )
 
 
