@@ -1,4 +1,4 @@
-"""Writes what docs/methods.md says of the searches for a recipe, and draws docs/methods/recipe.png of the later one.
+"""Writes what docs/methods.md says of the searches for a recipe, and draws docs/methods/recipe.png of the last one.
 
     .venv/bin/python docs/site/draw_recipe.py
 
@@ -88,7 +88,7 @@ def written(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    for name in ("recipe", "recipe_first"):
+    for name in ("recipe", "recipe_second", "recipe_first"):
         results = json.loads((DOCS / "methods" / f"{name}.json").read_text(encoding="utf-8"))
         fill(DOCS / "methods.md", name, written(results))
         if name == "recipe":

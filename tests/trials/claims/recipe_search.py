@@ -9,8 +9,9 @@ search's winner as it was chosen, and `tiny_recommended`. What counts is how man
 evaluations and in seconds of training, until the mean of the seeds reaches the final score of the mean of Flow-GRPO's,
 with the interval of `flowrl compare` (`flowrl.statistics.crossed.speed_up`).
 
-An earlier search, whose prompts for choosing differed in wording alone: docs/methods/recipe_first.json and the commit
-that it names. Flow-GRPO's and `tiny_recommended`'s trainings are those of that search.
+Earlier searches, with the commits that made them: docs/methods/recipe_first.json, whose prompts for choosing differed in
+wording alone, and docs/methods/recipe_second.json. Flow-GRPO's first four trainings and `tiny_recommended`'s are those of
+the first.
 
 Several processes with one folder share the work: each takes trainings that no other has begun, and the last rung waits
 for all. A training that was cut off is resumed by its own command after its folder's `begun` file is removed.
@@ -38,28 +39,37 @@ from flowrl.files import write_atomically  # noqa: E402
 from flowrl.statistics.crossed import speed_up  # noqa: E402
 from flowrl.world.scene_prompts import combinations  # noqa: E402
 
-BUDGET = 41_000
+BUDGET = 32_000
 COMMON = ["pipeline.dtype=bfloat16", "eval.batch_size=48", "optim.schedule=cosine", "threads=1", "checkpoint_every=100"]
-LEVEL = ["tiny_recommended", "times.count=1"]
-FOUR = [*LEVEL, "sampler.num_steps=4", "num_iterations=22"]
+GROUPS = ["tiny_recommended", "times.count=1", "prompts_per_step=12", "group_size=12"]
+UNGUIDED = ["objective.options.guidance_scale=1", "sampler.train_negative=true"]
 CANDIDATES = {
-    "default": ["tiny_recommended", "num_iterations=10"],
-    "rate_3e-3": ["tiny_recommended", "num_iterations=10", "optim.lr=3e-3"],
-    "one_level": [*LEVEL, "num_iterations=16"],
-    "four_steps": ["tiny_recommended", "times.count=2", "sampler.num_steps=4", "num_iterations=16"],
-    "one_level_four_steps": FOUR,
-    "one_level_four_steps_rate_3e-3": [*FOUR, "optim.lr=3e-3"],
-    "one_level_four_steps_more_updates": [*FOUR, "updates_per_rollout=12"],
-    "one_level_four_steps_groups_of_12": [*FOUR, "prompts_per_step=12", "group_size=12"],
-    "one_level_four_steps_half_batches": [
-        *FOUR, "prompts_per_step=12", "updates_per_rollout=3", "num_iterations=44",
+    "four_steps": [*GROUPS, "sampler.num_steps=4", "num_iterations=17"],
+    "four_steps_unguided": [*GROUPS, "sampler.num_steps=4", *UNGUIDED, "num_iterations=20"],
+    "four_steps_extremes": [*GROUPS, "sampler.num_steps=4", "best_of=6", "num_iterations=21"],
+    "three_steps": [*GROUPS, "sampler.num_steps=3", "num_iterations=20"],
+    "three_steps_extremes": [*GROUPS, "sampler.num_steps=3", "best_of=6", "num_iterations=26"],
+    "three_steps_extremes_unguided": [
+        *GROUPS, "sampler.num_steps=3", "best_of=6", *UNGUIDED, "num_iterations=29",
+    ],
+    "three_steps_extremes_clip_2": [
+        *GROUPS, "sampler.num_steps=3", "best_of=6", "adv_clip_range=2", "num_iterations=26",
+    ],
+    "three_steps_extremes_of_16": [
+        *GROUPS, "sampler.num_steps=3", "prompts_per_step=9", "group_size=16", "best_of=4", "num_iterations=30",
+    ],
+    "three_steps_extremes_rate_2.5e-3": [
+        *GROUPS, "sampler.num_steps=3", "best_of=6", "optim.lr=2.5e-3", "num_iterations=26",
+    ],
+    "two_steps_extremes": [
+        *GROUPS, "sampler.num_steps=2", "times.fraction=1.0", "best_of=6", "num_iterations=34",
     ],
 }  # fmt: skip
-RUNGS = ((17,), (18,), (19,))
+RUNGS = ((27, 28), (29, 30), (51, 52))
 KEPT = (4, 2, 1)
 BASE = "flow_grpo"
 FINAL = {
-    BASE: (["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=36", *COMMON, "eval_every=9"], (11, 12, 13, 14)),
+    BASE: (["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=36", *COMMON, "eval_every=9"], (11, 12, 13, 14, 15)),
     "tiny_recommended": (["tiny_recommended", "threads=1", "eval_every=12"], (101, 102, 103)),
 }
 WORDINGS = ("single_object", "counting")
@@ -105,11 +115,11 @@ def train(folder: Path, arguments: list[str], seed: int) -> None:
     """Runs one training unless somebody has begun it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        folder.with_suffix(".begun").open("x").close()
+        folder.with_name(f"{folder.name}.begun").open("x").close()
     except FileExistsError:
         return
     command = [sys.executable, "-m", "flowrl", "train", *arguments, f"seed={seed}", f"out={folder}"]
-    with open(folder.with_suffix(".log"), "w") as log:
+    with open(folder.with_name(f"{folder.name}.log"), "w") as log:
         if subprocess.run(command, stdout=log, stderr=log).returncode:
             raise SystemExit(f"{folder.name} failed: {log.name}")
     print(f"{time.strftime('%H:%M')} {folder.name} done", flush=True)
@@ -164,7 +174,7 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.runs.resolve()
     winner, rungs = choose(folder)
-    sides = FINAL | {winner: ([*CANDIDATES[winner], *COMMON, "eval_every=11"], (21, 22, 23, 24, 25))}
+    sides = FINAL | {winner: ([*CANDIDATES[winner], *COMMON, "eval_every=10"], (31, 32, 33, 34, 35))}
     final = {name: [(seed, folder / f"final-{name}-s{seed}") for seed in seeds] for name, (_, seeds) in sides.items()}
     for name, runs in final.items():
         for seed, run in runs:
