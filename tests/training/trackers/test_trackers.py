@@ -99,21 +99,24 @@ def test_weights_and_biases_offline_keeps_all_in_the_run_folder(
 
 
 def history(file: Path) -> list[dict[str, Any]]:
-    """The rows in a file of W&B: blocks of 32 KiB behind a header, in each records with 7 bytes of their own."""
+    """The rows in a file of W&B, none while it is being written: blocks of 32 KiB behind a header, in each records with
+    7 bytes of their own, the one of the run's end behind all rows."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, record, found = file.read_bytes(), 7, b"", []
+    data, place, record, found, ended = file.read_bytes(), 7, b"", [], False
     while place + 7 <= len(data):
         if -place % 32768 < 7:  # too little is left of the block for a header
             place += -place % 32768
         size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         record += data[place + 7 : place + 7 + size]
         place += 7 + size
+        if place > len(data):
+            break
         if kind in (1, 4):  # whole, or its last part
-            row = Record.FromString(record).history
+            told = Record.FromString(record)
+            row, ended, record = told.history, ended or told.HasField("exit"), b""
             found.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item})
-            record = b""
-    return [row for row in found if "iteration" in row]
+    return [row for row in found if "iteration" in row] if ended else []
 
 
 class Standing(ModuleType):
