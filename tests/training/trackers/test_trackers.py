@@ -103,20 +103,23 @@ def history(file: Path) -> list[dict[str, Any]]:
     7 bytes of their own, the one of the run's end behind all rows."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, record, found, ended = file.read_bytes(), 7, b"", [], False
+    data, place, record = file.read_bytes(), 7, b""
+    found: list[dict[str, Any]] = []
     while place + 7 <= len(data):
-        if -place % 32768 < 7:  # too little is left of the block for a header
-            place += -place % 32768
         size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         record += data[place + 7 : place + 7 + size]
         place += 7 + size
         if place > len(data):
             break
         if kind in (1, 4):  # whole, or its last part
-            told = Record.FromString(record)
-            row, ended, record = told.history, ended or told.HasField("exit"), b""
-            found.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item})
-    return [row for row in found if "iteration" in row] if ended else []
+            told, record = Record.FromString(record), b""
+            if told.HasField("exit"):
+                return [row for row in found if "iteration" in row]
+            items = told.history.item
+            found.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+        if -place % 32768 < 7:  # too little is left of the block for a header
+            place += -place % 32768
+    return []
 
 
 class Standing(ModuleType):
