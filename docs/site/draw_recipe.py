@@ -1,8 +1,9 @@
-"""Writes what docs/methods.md says of the searches for a recipe, and draws docs/methods/recipe.png of the last one.
+"""Writes what docs/methods.md says of the default recipe and of the searches for one, and draws recipe.png.
 
     .venv/bin/python docs/site/draw_recipe.py
 
-The numbers are those of `tests/trials/claims/recipe_search.py`. Needs `make docs` (or matplotlib) once.
+The numbers are those of `tests/trials/claims/default_recipe.py` and `recipe_search.py`; the figure shows the default
+beside the last search. Needs `make docs` (or matplotlib) once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,19 @@ from matplotlib import pyplot
 
 DOCS = Path(__file__).resolve().parents[1]
 COSTS = ("thousand network evaluations", "minutes of training on one core")
+HEAD = ("network evaluations", "time", "final score", "95 % over seeds", "each seed", "fewer", "faster")
+RATIOS = (
+    "Fewer, faster: how many times fewer network evaluations and how much less time it takes until the mean of its "
+    "seeds has Flow-GRPO's final score, with 95 % intervals over seeds."
+)
+
+
+def beside(found: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """The curves of a search and of today's default, whose seconds are brought to the pace of the search's machine."""
+    pace, name = default["pace"]["there"] / default["pace"]["here"], "tiny_recommended"
+    today = [[(nfe, seconds * pace, score) for nfe, seconds, score in run] for run in default["curves"][name]]
+    former = {f"{name} of then" if key == name else key: runs for key, runs in found["curves"].items()}
+    return {"curves": former | {name: today}}
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
@@ -62,34 +76,66 @@ def written(found: dict[str, Any]) -> str:
          f"{first['seconds'][name]:.0f} s", " ".join(f"{score:.3f}" for score in last[name]["scores"][name]))
         for name in order
     ]  # fmt: skip
-    finals = []
-    for name, curves in found["curves"].items():
-        ends = [run[-1] for run in curves]
-        less = [ratio(found[key][name]) if name in found[key] else "" for key in ("fewer", "faster")]
-        score = over_seeds([end[2] for end in ends])
-        finals.append((f"`{name}`: {found['final'][name]}", f"{np.mean([end[0] for end in ends]) / 1000:.1f}k",
-                       f"{np.mean([end[1] for end in ends]):.0f} s", f"{score.mean:.3f}",
-                       f"{score.low:.3f} to {score.high:.3f}" if score.known else "one seed",
-                       " ".join(f"{end[2]:.3f}" for end in ends), *less))  # fmt: skip
+    finals = [(f"`{name}`: {found['final'][name]}", *final(found, name)) for name in found["curves"]]
     return "\n\n".join([
         table(("candidate", "settings", "network evaluations", "time", "score on prompts for choosing, each seed"),
               candidates),
         "With other seeds, on all training prompts; held-out score before training "
         f"{np.mean([run[0][2] for curves in found['curves'].values() for run in curves]):.3f}:",
-        table(
-            ("recipe", "network evaluations", "time", "final score", "95 % over seeds", "each seed", "fewer", "faster"),
-            finals,
-        ),
-        "Fewer, faster: how many times fewer network evaluations and how much less time it takes until the mean of its "
-        "seeds has Flow-GRPO's final score, with 95 % intervals over seeds.",
-        f"{found['date']}, commit {found['commit'][:12]}, {found['machine']}, two trainings at a time:\n\n"
-        f"```\n{found['command']}\n```",
+        table(("recipe", *HEAD), finals),
+        RATIOS,
+        made(found),
     ])  # fmt: skip
+
+
+def final(found: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Where the trainings of a recipe end, and how much less they cost than the baseline."""
+    ends = [run[-1] for run in found["curves"][name]]
+    less = [ratio(found[key][name]) if name in found[key] else "" for key in ("fewer", "faster")]
+    score = over_seeds([end[2] for end in ends])
+    return (
+        f"{np.mean([end[0] for end in ends]) / 1000:.1f}k", f"{np.mean([end[1] for end in ends]):.0f} s",
+        f"{score.mean:.3f}", f"{score.low:.3f} to {score.high:.3f}" if score.known else "one seed",
+        " ".join(f"{end[2]:.3f}" for end in ends), *less,
+    )  # fmt: skip
+
+
+def made(found: dict[str, Any]) -> str:
+    """Where numbers come from."""
+    return (
+        f"{found['date']}, commit {found['commit'][:12]}, {found['machine']}, two trainings at a time:\n\n"
+        f"```\n{found['command']}\n```"
+    )
+
+
+def of_default(found: dict[str, Any]) -> str:
+    """The default's table, on the way and at the end."""
+    means = {name: np.array(runs).mean(axis=0) for name, runs in found["curves"].items()}
+    way = [
+        (f"`{name}`", *(f"{score:.3f} at {nfe / 1000:.0f}k, {seconds:.0f} s" for nfe, seconds, score in mean))
+        for name, mean in means.items()
+    ]
+    ends = [(f"`{name}`", *final(found, name)) for name in found["curves"]]
+    pace = found["pace"]
+    return "\n\n".join([
+        table(("recipe", *HEAD), ends),
+        RATIOS,
+        table(("mean of five seeds", "before", "first", "second", "third", "end"), way),
+        f"Flow-GRPO's trainings are those of the search below; their seconds are multiplied by "
+        f"{pace['here'] / pace['there']:.2f}, since a network evaluation of its training takes "
+        f"{1000 * pace['here']:.2f} ms here and took {1000 * pace['there']:.2f} there.",
+        made(found),
+    ])  # fmt: skip
+
+
+def read(name: str) -> dict[str, Any]:
+    """Numbers of docs/methods."""
+    found: dict[str, Any] = json.loads((DOCS / "methods" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
 
 
 if __name__ == "__main__":
     for name in ("recipe", "recipe_second", "recipe_first"):
-        results = json.loads((DOCS / "methods" / f"{name}.json").read_text(encoding="utf-8"))
-        fill(DOCS / "methods.md", name, written(results))
-        if name == "recipe":
-            draw(results, DOCS / "methods" / "recipe.png")
+        fill(DOCS / "methods.md", name, written(read(name)))
+    fill(DOCS / "methods.md", "default", of_default(read("default")))
+    draw(beside(read("recipe"), read("default")), DOCS / "methods" / "recipe.png")

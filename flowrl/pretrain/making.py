@@ -12,7 +12,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
@@ -29,7 +28,9 @@ from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, eval_items, read_prompts
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward
+from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, stratified_score, task_scores
+from flowrl.statistics.paired import best_of_prompt
 from flowrl.training.heldout import generate
 from flowrl.training.prompting import reward_inputs
 
@@ -203,20 +204,15 @@ def describe(
             for item, value in zip(items, values, strict=True)
         ]
 
-    can, found = best_of_prompts(rows(out / "clean")), rows(folder)
+    can, found = task_scores(best_of_prompt(rows(out / "clean"))), rows(folder)
     does = task_scores(found)
-    table = "\n".join(f"| {task} | {can[task]:.2f} | {does[task].mean:.3f} | {wrongs[task]} |" for task in wrongs)
+    table = "\n".join(f"| {task} | {_share(can[task])} | {_share(does[task])} | {wrongs[task]} |" for task in wrongs)
     facts = {"score": stratified_score(found), "table": table, "count": len(found)}
     return write_readme(folder, config, seconds, facts)
 
 
-def best_of_prompts(rows: Sequence[ScoreRow]) -> dict[str, float]:
-    """By task, the share of the prompts of which any sample is right: what a model can draw, if only sometimes."""
-    best: dict[tuple[str, int | str], float] = {}
-    for row in rows:
-        best[row.task, row.prompt] = max(float(row.value), best.get((row.task, row.prompt), 0.0))
-    tasks = dict.fromkeys(task for task, _ in best)
-    return {task: float(np.mean([value for (own, _), value in best.items() if own == task])) for task in tasks}
+def _share(found: Interval) -> str:
+    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 def readme_text(name: str) -> str:
