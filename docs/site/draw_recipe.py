@@ -129,13 +129,14 @@ def of_default(found: dict[str, Any]) -> str:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Numbers of docs/methods."""
-    found: dict[str, Any] = json.loads((DOCS / "methods" / f"{name}.json").read_text(encoding="utf-8"))
+    """Numbers of a file of docs."""
+    found: dict[str, Any] = json.loads((DOCS / name).read_text(encoding="utf-8"))
     return found
 
 
 if __name__ == "__main__":
     for name in ("recipe", "recipe_second", "recipe_first"):
-        fill(DOCS / "methods.md", name, written(read(name)))
-    fill(DOCS / "methods.md", "default", of_default(read("default")))
-    draw(beside(read("recipe"), read("default")), DOCS / "methods" / "recipe.png")
+        fill(DOCS / "methods.md", name, written(read(f"methods/{name}.json")))
+    default = read("claims/default_recipe.json")
+    fill(DOCS / "methods.md", "default", of_default(default))
+    draw(beside(read("methods/recipe.json"), default), DOCS / "methods" / "recipe.png")
