@@ -123,7 +123,9 @@ def of_default(found: dict[str, Any]) -> str:
         table(("mean of five seeds", "before", "first", "second", "third", "end"), way),
         f"Flow-GRPO's trainings are those of the search below; their seconds are multiplied by "
         f"{pace['here'] / pace['there']:.2f}, since a network evaluation of its training takes "
-        f"{1000 * pace['here']:.2f} ms here and took {1000 * pace['there']:.2f} there.",
+        f"{1000 * pace['here']:.2f} ms here, in float32 as the default, and took {1000 * pace['there']:.2f} there, in "
+        "bfloat16. The interval of the time does not cover that factor. The figure's minutes are those of the other "
+        "machine.",
         made(found),
     ])  # fmt: skip
 

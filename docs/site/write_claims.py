@@ -10,7 +10,6 @@ tests/trials/claims wrote. The verdict is computed: the interval of the effect l
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,13 +142,14 @@ def draw(claims: Sequence[Claim], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 0.8 + 0.33 * len(claims)), layout="constrained")
     edge = 6.0
     for place, claim in enumerate(reversed(claims)):
-        scale = claim.effect.detectable or math.inf
+        scale = claim.effect.detectable or 1e-9  # seeds that agree to the last bit
         low, mean, high = (
             min(edge, max(-edge, value / scale)) for value in (claim.effect.low, claim.effect.mean, claim.effect.high)
         )
         axes.plot([low, high], [place, place], color=COLORS[claim.verdict], linewidth=1.8)
         beyond = abs(claim.effect.mean / scale) > edge
-        axes.plot([mean], [place], marker=">" if beyond else "o", color=COLORS[claim.verdict])
+        arrow = ">" if claim.effect.mean > 0 else "<"
+        axes.plot([mean], [place], marker=arrow if beyond else "o", color=COLORS[claim.verdict])
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(claims)), [claim.name for claim in reversed(claims)], fontsize=8)
     axes.set(
