@@ -120,7 +120,7 @@ def of_default(found: dict[str, Any]) -> str:
     return "\n\n".join([
         table(("recipe", *HEAD), ends),
         RATIOS,
-        table(("mean of five seeds", "before", "first", "second", "third", "end"), way),
+        table(("mean of five seeds", "before", "after 9 iterations", "after 18", "after 27", "after 36"), way),
         f"Flow-GRPO's trainings are those of the search below; their seconds are multiplied by "
         f"{pace['here'] / pace['there']:.2f}, since a network evaluation of its training takes "
         f"{1000 * pace['here']:.2f} ms here, in float32 as the default, and took {1000 * pace['there']:.2f} there, in "
