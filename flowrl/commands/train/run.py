@@ -404,10 +404,11 @@ def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
 
     trained, scale = config.sampler.train_negative, trained_scale(config)
     if trained is not True and known.rows(location_of(config.pipeline), scale) == 1:
+        key = "sampler" if scale == config.sampler.guidance_scale else "objective.options"
         raise ValueError(
-            f"sampler.train_negative is {str(trained).lower()}, but at guidance scale {scale:g} this model of family "
-            f"{known.name} is evaluated with the prompt alone, so nothing is negative: remove train_negative, or set a "
-            "scale that guides by a negative prompt, where the family has one"
+            f"sampler.train_negative is {str(trained).lower()}, but at guidance scale {scale:g} ({key}.guidance_scale) "
+            f"this model of family {known.name} is evaluated with the prompt alone, so nothing is negative: remove "
+            "train_negative, or set a scale that guides by a negative prompt, where the family has one"
         )
 
 
