@@ -66,7 +66,10 @@ def test_refusals_teach(toy: Path, overrides: tuple[str, ...], parts: list[str])
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (("sampler.train_negative=false",), ["train_negative is false", "scale 1 (sampler.guidance_scale)", "family sd3", "remove"]),
+        (
+            ("sampler.train_negative=false",),
+            ["train_negative is false", "at guidance scale 1 (sampler.guidance_scale)", "family sd3", "remove"],
+        ),
         (
             ("recipe=forward", "sampler.kernel=ode", "sampler.guidance_scale=3", "sampler.train_negative=recompute",
              "objective.options.guidance_scale=1"),
