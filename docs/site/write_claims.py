@@ -153,7 +153,7 @@ def draw(claims: Sequence[Claim], path: Path) -> None:
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(claims)), [claim.name for claim in reversed(claims)], fontsize=8)
     axes.set(
-        xlabel="effect in the claim's direction, over the smallest that could have been found",
+        xlabel="effect in the claim's direction / smallest that could be found",
         xlim=(-edge - 0.3, edge + 0.3),
     )
     for verdict, color in COLORS.items():
