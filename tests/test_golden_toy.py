@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_runs import compare, differences_of, leftovers, machine, record_of, reproducible, text_of
+import torch
+from golden_runs import compare, differences_of, first_update, leftovers, machine, record_of, reproducible, text_of
 from toy_pipeline import reward_list, write_pairs, write_toy
 
 from flowrl.cli import main
@@ -144,7 +145,8 @@ def test_every_record_belongs_to_a_case() -> None:
 
 
 def test_a_difference_is_named(toy: Path, tmp_path: Path) -> None:
-    """A last bit counts on the same machine, a thousandth on another; a count, a name or a missing row always."""
+    """A last bit counts on the same machine; on another a thousandth up to the first update, after it what the settings
+    decide; a count, a name or a missing row always."""
     record = record_of(_train(toy, tmp_path / "run", ("num_iterations=2", *EVALUATED)))
     assert json.loads(text_of(record)) == record
     assert "seconds" not in text_of(record)
@@ -171,3 +173,40 @@ def test_a_difference_is_named(toy: Path, tmp_path: Path) -> None:
     moved = {**record, "lora": record["lora"] | {"sha256": "0"}}
     assert len(list(differences_of(record, moved, exact=True))) == 1
     assert list(differences_of(record, moved, exact=False)) == []
+    for part in ("first", "lora"):
+        fewer = dict(list(record[part].items())[:-1])
+        assert len(list(differences_of(record, {**record, part: fewer}, exact=False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "factor", "told"),
+    [("size 0", 1 + 1e-5, False), ("size 0", 1 + 1e-3, True), ("signed 0", -1.0, True),
+     ("gradient times step", 1 + 1e-3, True), ("updates", 2, True)],
+)  # fmt: skip
+def test_the_first_update_is_compared_by_the_size_of_its_sums(key: str, factor: float, told: bool) -> None:
+    gradient = torch.linspace(-1, 2, 100, dtype=torch.float64)
+    first = {"updates": 1, **first_update([(gradient, -0.1 * gradient.sign())])}
+    record = {"rows": [{"iteration": 0, "grad_norm": 1.0}], "first": first, "lora": {"norm a": 1.0}}
+    changed = {**record, "first": first | {key: first[key] * factor}}
+    assert len(list(differences_of(record, changed, exact=False))) == told
+    assert len(list(differences_of(record, changed, exact=True))) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "updates", "key", "told"),
+    [
+        (0, 2, "grad_norm", True),
+        (0, 4, "grad_norm", False),
+        (0, 4, "reward", True),
+        (1, 2, "reward", False),
+        (1, 2, "nfe/total", True),
+    ],
+)
+def test_what_rounding_is_multiplied_into_is_not_compared(row: int, updates: int, key: str, told: bool) -> None:
+    """A row's means over several updates hold more than the first; later rows hold what the settings decide."""
+    rows = [{"iteration": i, "grad_norm": 1.0, "reward": 0.5, "nfe/total": 8} for i in range(2)]
+    record = {"rows": rows, "first": {"updates": updates}, "lora": {"norm a": 1.0}}
+    other = [dict(one) for one in rows]
+    other[row][key] *= 2
+    found = list(differences_of(record, {**record, "rows": other}, exact=False))
+    assert [f"row {row}, iteration {row}, key '{key}'" in line for line in found] == [True] * told
