@@ -17,6 +17,7 @@ import time
 import traceback
 from pathlib import Path
 
+from flowrl.files import replacing
 from flowrl.versions import version_text
 
 LOG = "error.log"
@@ -158,8 +159,9 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
     if folder is not None:
         path = folder / (LOG if rank == "0" else f"error-{rank}.log")
         try:
-            path.write_bytes(data)
-        except OSError:
+            with replacing(path) as stream:  # not through a link that lies there
+                stream.write(data)
+        except (OSError, ValueError):
             pass
         else:
             return path
