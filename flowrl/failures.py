@@ -156,7 +156,7 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
         f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
     ])  # fmt: skip
     data = text.encode("utf-8", "backslashreplace")
-    if folder is not None:
+    if folder is not None and folder.is_dir():
         path = folder / (LOG if rank == "0" else f"error-{rank}.log")
         try:
             with replacing(path) as stream:  # not through a link that lies there

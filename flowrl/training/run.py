@@ -269,8 +269,8 @@ class Run:
             return
         if self._found.damaged:
             said = f"{said}. What was damaged or later is kept in {set_aside(self.folder, [*self._found.damaged])}"
+            self._facts["damaged"] = said
         print(f"Note: {said}.", flush=True)
-        self._facts["damaged"] = said
 
     # ---- interrupts, end -----------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ def refuse_taken(folder: Path, config: str = "") -> None:
     Raises:
         ValueError: with the ways on.
     """
-    if is_taken(folder) and os.path.lexists(folder / LOCK):
+    if is_taken(folder) and os.path.lexists(folder / LOCK) and not _only_begun(folder, config):
         with locked(folder, "another run"):
             pass
     refuse_full(folder, config)

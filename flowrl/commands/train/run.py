@@ -230,13 +230,22 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     """Whether a run has nothing left to do, which is then said; one that was ended before its report has.
 
     Raises:
-        CheckpointError: as `find_checkpoint`.
+        ValueError: as `find_checkpoint`; or rows of an evaluation, which the report reads, are damaged.
     """
     from flowrl.training.budget import share_spent
     from flowrl.training.checkpoints import find_checkpoint
+    from flowrl.training.evaluation_rows import evaluations, read_rows
 
     state = find_checkpoint(folder, changed=config.resume_changed).state
-    if state is None or not (folder / "summary.json").is_file():
+    if state is None:
+        return False
+    for number in evaluations(folder):
+        try:
+            if number <= int(state["iteration"]):  # later ones are made again
+                read_rows(folder, number)
+        except ValueError as error:
+            raise ValueError(f"{error}: put the file back, or remove it to go on without that evaluation") from error
+    if not (folder / "summary.json").is_file():
         return False
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
