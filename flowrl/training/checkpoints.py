@@ -53,6 +53,8 @@ class Found:
     """What is moved out of the way before the run goes on: it is damaged, or later than what the run goes on from."""
     said: str = ""
     """What a user has to know of that, in a line."""
+    lost: bool = False
+    """Whether rows that belong to the checkpoint are left out, so that its seal has to be written again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +108,7 @@ def write_checkpoint(
     for half in (temporary, aside):
         shutil.rmtree(half, ignore_errors=True)
     make_folder(temporary)
-    about = {"iteration": iteration, "metrics_bytes": rows.size, "metrics_sha256": rows.digest, "run": run,
-             "inputs": inputs}  # fmt: skip
+    about = {"iteration": iteration, **_of_rows(rows), "run": run, "inputs": inputs}
     try:
         _write_state(temporary, {**state, "run": run}, about)
         if final.exists():
@@ -133,7 +134,20 @@ def _write_state(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any
         torch.save(dict(state), cast(BinaryIO, stream))
         file.flush()
         os.fsync(file.fileno())
-    seal = {**about, "sha256": stream.digest.hexdigest()}
+    _write_seal(folder, {**about, "sha256": stream.digest.hexdigest()})
+
+
+def reseal(folder: Path, rows: Sealed) -> None:
+    """Writes the seal of a checkpoint again, with other rows."""
+    seal = {key: value for key, value in read_json(folder / _SEAL).items() if key != "seal_sha256"}
+    _write_seal(folder, seal | _of_rows(rows))
+
+
+def _of_rows(rows: Sealed) -> dict[str, Any]:
+    return {"metrics_bytes": rows.size, "metrics_sha256": rows.digest}
+
+
+def _write_seal(folder: Path, seal: Mapping[str, Any]) -> None:
     write_atomically(folder / _SEAL, json.dumps({**seal, "seal_sha256": _digest_of_seal(seal)}) + "\n")
 
 
@@ -205,12 +219,12 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Found:
         damaged = [*(other for other in damaged if int(other.name) > int(name)), *([] if data is None else [path])]
         return Found(
             folder=folder, state=state, rows=readable((data or b"")[: seal.rows.size]), damaged=tuple(damaged),
-            said=_said([f"rows are lost ({fault})"], folder),
+            said=_said([f"rows are lost ({fault})"], folder), lost=True,
         )  # fmt: skip
     trained = [place for name in ("lora", MODEL) if (place := run_folder / name).exists()]
     if not damaged and not trained:
         return Found(said="No checkpoint was complete yet: the run begins at iteration 0")
-    others = (ROWS, "eval", "samples", "summary.json", "report.html")
+    others = (".lora.good", f".{MODEL}.good", ROWS, "eval", "samples", "summary.json", "report.html")
     damaged += [*trained, *(place for name in others if (place := run_folder / name).exists())]
     return Found(damaged=tuple(damaged), said=_said(why or ["the run's checkpoints are gone"], None))
 
@@ -304,6 +318,8 @@ def check_newest(run_folder: Path) -> int | None:
     try:
         seal = _read_seal(found[-1])
         _refuse_foreign(run_folder, found[-1], seal)
+        if not (found[-1] / _STATE).is_file():
+            raise _Damaged(f"it has no {_STATE}")
         if fault := rows_fault(path.read_bytes() if path.is_file() else None, seal.rows):
             raise _Damaged(fault)
     except _Damaged as error:

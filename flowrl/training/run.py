@@ -27,6 +27,7 @@ from flowrl.training.checkpoints import (
     checkpoints,
     find_checkpoint,
     remove_halves,
+    reseal,
     sealed_digest,
     state_of,
     write_checkpoint,
@@ -258,7 +259,10 @@ class Run:
             if (self.folder / ROWS).exists():
                 with replacing(self.folder / ROWS) as stream:
                     stream.write(self._found.rows)
-            self._rows, self._found = MetricRows(self.folder, self._found.rows), Found()  # a state may be large
+            self._rows = MetricRows(self.folder, self._found.rows)
+            if self._found.folder is not None and self._found.lost:
+                reseal(self._found.folder, self._rows.seal())
+            self._found = Found()  # a state may be large
             remove_evaluations(self.folder, after=first)
         self._write()
         self.trackers = open_trackers(self._config, self.folder, run=self._manifest["run"], resumed=self._resumed)
