@@ -306,13 +306,13 @@ def sealed_digest(folder: Path) -> str:
 
 
 def check_newest(run_folder: Path) -> int | None:
-    """The number of the newest checkpoint, of which seal and rows are looked at, not the weights; None without one.
+    """The number of the newest checkpoint, of which the seal alone is read, not weights and rows; None without one.
 
     Raises:
         CheckpointError: it is another run's, or damaged.
         ValueError: the manifest cannot be read.
     """
-    found, path = _numbered(run_folder), run_folder / ROWS
+    found = _numbered(run_folder)
     if not found:
         return None
     try:
@@ -320,11 +320,9 @@ def check_newest(run_folder: Path) -> int | None:
         _refuse_foreign(run_folder, found[-1], seal)
         if not (found[-1] / _STATE).is_file():
             raise _Damaged(f"it has no {_STATE}")
-        if fault := rows_fault(path.read_bytes() if path.is_file() else None, seal.rows):
-            raise _Damaged(fault)
     except _Damaged as error:
         raise CheckpointError(
-            f"the checkpoint {found[-1]} cannot be used ({error}): 'flowrl train resume={run_folder}' takes the newest "
+            f"the checkpoint {found[-1]} cannot be read ({error}): 'flowrl train resume={run_folder}' takes the newest "
             "that is whole, and keeps this one aside"
         ) from error
     return seal.iteration

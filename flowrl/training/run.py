@@ -75,6 +75,7 @@ def owned_folder(
             stack.enter_context(locked(chosen, "another run"))
             if not resumed:
                 refuse_full(chosen, config)  # somebody came and went between the look and the lock
+                remove_halves(chosen)
             return chosen
 
         yield on_main(claim)

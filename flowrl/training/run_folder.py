@@ -117,7 +117,7 @@ def refuse_no_run(folder: Path, hint: str = "") -> None:
     if path.is_file() and _text(path):
         return
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a run folder (there is no such folder){hint}")
+        raise ValueError(f"{folder} is not a run folder (no folder is there){hint}")
     inside = {entry.name for entry in contents(folder)}
     if not inside - _FIRST and (inside or (folder / LOCK).exists()):
         raise ValueError(

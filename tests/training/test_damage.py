@@ -167,7 +167,7 @@ def test_the_checkpoint_before_a_damaged_one_is_taken_and_said(
     change(run / "checkpoints" / "000003")
     before = files(run / "checkpoints" / "000003")
     if name != "state flipped":  # weights are not read for that
-        with pytest.raises(ValueError, match=r"000003 cannot be used .*takes the newest that is whole"):
+        with pytest.raises(ValueError, match=r"000003 cannot be read .*takes the newest that is whole"):
             check_newest(run)
     capsys.readouterr()
     assert resume(run) == 0
@@ -369,6 +369,7 @@ def test_a_run_that_ended_in_its_first_moment_starts_again_with_its_command(
     if left == "all of its first files":
         assert main(command) == 0
     assert (out / "summary.json").is_file()
+    assert not [*out.glob(".*.tmp")]
 
 
 def test_resume_says_what_is_missing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,7 +379,7 @@ def test_resume_says_what_is_missing(run: Path, tmp_path: Path, capsys: pytest.C
         "config.yaml is empty): put its config.yaml back; manifest.json tells every setting" in capsys.readouterr().err
     )
     assert resume(tmp_path / "absent") == 1
-    assert "there is no such folder" in capsys.readouterr().err
+    assert "no folder is there" in capsys.readouterr().err
 
 
 # ---- nothing outside -------------------------------------------------------------------------------------------------
