@@ -135,6 +135,11 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
 def _seal(key: str, value: Any) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         path = folder / "checkpoint.json"
@@ -150,7 +155,7 @@ NEWEST: dict[str, tuple[Callable[[Path], object], str]] = {
     "seal zeroed": (lambda folder: (folder / "checkpoint.json").write_bytes(bytes(300)), "is empty or damaged"),
     "seal gone": (lambda folder: (folder / "checkpoint.json").unlink(), "it has no checkpoint.json"),
     "seal nested": (lambda folder: (folder / "checkpoint.json").write_text("[" * 9999), "is empty or damaged"),
-    "folder empty": (lambda folder: [path.unlink() for path in folder.iterdir()], "it has no checkpoint.json"),
+    "folder empty": (_empty, "it has no checkpoint.json"),
     "rows half": (_seal("metrics_bytes", 300), "does not fit its own checksum"),
     "rows negative": (_seal("metrics_bytes", -5), "does not fit its own checksum"),
     "rows in part": (_seal("metrics_bytes", 12.7), "does not fit its own checksum"),
