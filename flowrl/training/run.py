@@ -286,7 +286,10 @@ class Run:
             write_manifest(self.folder, self._manifest)
 
     def finish(self, *, finished: bool) -> None:
-        """Notes in the manifest when the run finished, or was stopped, and its peak memory."""
+        """Notes in the manifest when the run finished, or was stopped, and its peak memory; looks after its rows once
+        more."""
+        if self.main:
+            self._rows.seal()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         end = {"finished" if finished else "stopped": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         self.note(**end, peak_memory_gib=round(peak / 2**30, 2))
