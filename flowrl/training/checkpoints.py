@@ -226,16 +226,15 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Found:
         return Found(said="No checkpoint was complete yet: the run begins at iteration 0")
     others = (".lora.good", f".{MODEL}.good", ROWS, "eval", "samples", "summary.json", "report.html")
     damaged += [*trained, *(place for name in others if (place := run_folder / name).exists())]
-    return Found(damaged=tuple(damaged), said=_said(why or ["the run's checkpoints are gone"], None))
+    why = [*why, "no other is left"] if why else ["there are trained weights and no checkpoint"]
+    return Found(damaged=tuple(damaged), said=_said(why, None))
 
 
 def _said(why: list[str], folder: Path | None) -> str:
     """What was wrong, and what the run goes on from, in a line."""
-    after = "no other is left, and the run begins at iteration 0" if folder is None else (
-        f"the run goes on from checkpoint {folder.name}"
-    )  # fmt: skip
+    after = "begins at iteration 0" if folder is None else f"goes on from checkpoint {folder.name}"
     words = "; ".join(why)
-    return f"{words[:1].upper()}{words[1:]}: {after}" if why else ""
+    return f"{words[:1].upper()}{words[1:]}: the run {after}" if why else ""
 
 
 class _Damaged(Exception):

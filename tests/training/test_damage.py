@@ -199,7 +199,7 @@ def test_where_no_checkpoint_is_left_it_begins_again_and_nothing_is_lost(
     capsys.readouterr()
     assert resume(run) == 0
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Note: Checkpoint")]
-    assert "no other is left, and the run begins at iteration 0" in said
+    assert "no other is left: the run begins at iteration 0" in said
     same(run, whole)
     kept = files(run / "damaged-1")
     assert {name for name in before if name not in kept} == {"config.yaml", "manifest.json"}
@@ -210,7 +210,7 @@ def test_checkpoints_that_were_removed_are_said(run: Path, whole: Path, capsys: 
     shutil.rmtree(run / "checkpoints")
     rows = (run / "metrics.jsonl").read_bytes()
     assert resume(run) == 0
-    assert "The run's checkpoints are gone: no other is left" in capsys.readouterr().out
+    assert "There are trained weights and no checkpoint: the run begins at iteration 0" in capsys.readouterr().out
     assert (run / "damaged-1" / "metrics.jsonl").read_bytes() == rows
     same(run, whole)
 
