@@ -17,6 +17,7 @@ import time
 import traceback
 from pathlib import Path
 
+from flowrl.files import replacing
 from flowrl.versions import version_text
 
 LOG = "error.log"
@@ -155,11 +156,12 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
         f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
     ])  # fmt: skip
     data = text.encode("utf-8", "backslashreplace")
-    if folder is not None:
+    if folder is not None and folder.is_dir():
         path = folder / (LOG if rank == "0" else f"error-{rank}.log")
         try:
-            path.write_bytes(data)
-        except OSError:
+            with replacing(path) as stream:  # not through a link that lies there
+                stream.write(data)
+        except (OSError, ValueError):
             pass
         else:
             return path

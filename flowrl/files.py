@@ -1,36 +1,52 @@
-"""Files that appear whole or not at all, folders with one owner, text and JSON whose faults name their file."""
+"""Files that appear whole or not at all and outlast a power cut, folders with one owner, links that lead out of a
+folder, text and JSON whose faults name their file."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
+import re
 import secrets
 import shlex
 import shutil
 import socket
+import stat
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from re import Pattern
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 LOCK = ".lock"
 """The file of a folder that its owner holds locked."""
+_HELD = b'{"pid": '
+"""How the text of a lock that is held begins."""
 DEEPEST = 100
 """Brackets within brackets that JSON may have: nothing here needs more, and readers of records go down by recursion."""
 
 
+_HALF = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+"""Names of files that `replacing` had begun when its process was killed."""
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A stream that becomes the file at its end; if anything is raised inside, what was there before stays.
 
-    Each writer has a place of its own, so that two at once do not mix. The folder is made where it is missing.
+    Each writer has a place of its own, so that two at once do not mix. The folder is made where it is missing. A link
+    is replaced by the file; what it led to stays.
+
+    Args:
+        path: the file.
+        durable: have the disk keep the bytes before the name, and the name before the end: after a power cut the file
+            is there with what was written. Without, it may be empty then: for what is cheap to make again.
 
     Raises:
         ValueError: something else than a file is there.
@@ -38,20 +54,131 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or a device"
         raise ValueError(f"{path} is {what}, which is no place for a file: give another path")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         with temporary.open("xb") as stream:  # of the mode that the umask asks for, which no file of tempfile has
             yield stream
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         os.replace(temporary, path)
+        if durable:
+            sync(path.parent)
     finally:  # an interrupt too leaves nothing behind
         temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a text file in one step: a reader, or a crash, sees the old text or the new, never half."""
+    """Replaces a text file in one step: a reader, a crash or a power cut sees the old text or the new, never half."""
     with replacing(path) as stream:
         stream.write(text.encode())
+
+
+def sync(path: Path) -> None:
+    """Has the disk keep what was written into a file, or the names in a folder, before anything goes on.
+
+    Some file systems cannot do that for a folder: there nothing is done.
+
+    Raises:
+        OSError: the disk could not.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        if path.is_dir():  # Windows opens none, and a folder that may be written need not be readable
+            return
+        raise
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Has the disk keep all that lies in a folder: what other libraries have written there. Links are left alone."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            if not os.path.islink(path := os.path.join(place, name)):
+                sync(Path(path))
+        sync(Path(place))
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder where it is missing, and has the disk keep its name, and those of folders that are made above."""
+    missing = []
+    place = folder
+    while not place.exists():
+        missing.append(place)
+        place = place.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync(made.parent)
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file to read and append to, made where it is missing. It is the one in its folder or none: no link is followed,
+    and no pipe or device opened.
+
+    Raises:
+        ValueError: something else is there.
+    """
+    if os.path.lexists(path) and (what := _other_than_file(path)):
+        raise ValueError(f"{path} is {what}, and nothing is written through it: remove it")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return os.fdopen(handle, "a+b")
+
+
+def _other_than_file(path: Path) -> str:
+    """What is in a place, in words; "" for a file."""
+    mode = os.lstat(path).st_mode
+    if stat.S_ISREG(mode):
+        return ""
+    return "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+
+
+def leads_out(folder: Path, parts: Collection[str] = (), *, loose: Collection[str] = (), deep: int = 9) -> str:
+    """What of a folder leads elsewhere: the first link whose end lies outside, through whatever links, or a pipe or
+    device, in words; "" where all is inside. The folder itself may be a link.
+
+    Args:
+        folder: it may be missing.
+        parts: names in it that are looked at; all of them without.
+        loose: names of folders that may hold such links.
+        deep: folders within each other that are looked into.
+    """
+    home = os.path.realpath(folder)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    for entry in entries:
+        if parts and entry.name not in parts:
+            continue
+        if found := _leads_out(entry, home, loose, deep):
+            return found
+    return ""
+
+
+def _leads_out(entry: os.DirEntry[str], home: str, loose: Collection[str], deep: int) -> str:
+    """`leads_out` of one name in a folder."""
+    if entry.is_symlink():
+        end = os.path.realpath(entry.path)
+        outside = os.path.commonpath([home, end]) != home
+        return f"{_below(entry.path, home)} is a link out of the run folder" if outside else ""
+    if entry.is_dir():
+        if deep == 0 or entry.name in loose:
+            return ""
+        inside = sorted(os.scandir(entry.path), key=lambda inner: inner.name)
+        return next((found for inner in inside if (found := _leads_out(inner, home, loose, deep - 1))), "")
+    return "" if entry.is_file() else f"{_below(entry.path, home)} is a pipe or a device"
+
+
+def _below(path: str, home: str) -> str:
+    return os.path.relpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)), home)
 
 
 def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "--out") -> None:
@@ -79,22 +206,24 @@ def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "--out")
 
 
 @contextmanager
-def locked(folder: Path, busy: str) -> Iterator[IO[str]]:
+def locked(folder: Path, busy: str) -> Iterator[BinaryIO]:
     """Keeps other processes out of a folder, which is made where it is missing; the file `LOCK` says who is in it.
 
     A process that inherits the open file holds the lock too: it is free when the last of them has ended, however that
     came. On a file system without locks that is said on standard error, and work goes on.
 
     Raises:
-        ValueError: somebody holds it, with their process id; `busy` says what they may be.
+        ValueError: somebody holds it, with their process id; `busy` says what they may be. Or `LOCK` is no file of
+            this kind: nothing was written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+", encoding="utf-8") as lock:
+    make_folder(folder)
+    path = folder / LOCK
+    with opened(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(
-                f"{busy} is still at work in {folder}{_holder(folder / LOCK)}: wait for it, or end it first"
+                f"{busy} is still at work in {folder}{_holder(path)}: wait for it, or end it first"
             ) from error
         except OSError as error:
             print(
@@ -102,9 +231,12 @@ def locked(folder: Path, busy: str) -> Iterator[IO[str]]:
                 "out: start none",
                 file=sys.stderr,
             )
+        lock.seek(0)
+        if (before := lock.read(len(_HELD)).strip(b"\0")) and not _HELD.startswith(before):
+            raise ValueError(f"{path} is no lock of flowrl, and nothing in it will be overwritten: move it away")
         lock.truncate(0)
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "command": command}, lock)
+        lock.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "command": command}).encode())
         lock.flush()
         try:
             yield lock
@@ -127,6 +259,8 @@ def at_work(folder: Path) -> dict[str, Any] | None:
     """Who is in a folder, as its lock file says: `pid`, `host`, `command`; None for nobody, or for a process of this
     machine that is no more. The lock itself is not asked for: that alone could keep its next owner out."""
     try:
+        if _other_than_file(folder / LOCK):
+            return None
         said = json.loads((folder / LOCK).read_text(encoding="utf-8"))
         process = int(said["pid"])
         found = {"pid": process, "host": str(said["host"]), "command": str(said["command"])}
@@ -140,8 +274,17 @@ def at_work(folder: Path) -> dict[str, Any] | None:
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether a path is something else than a folder that may be written into: one that holds no more than a lock."""
-    return folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()))
+    """Whether a path is something else than a folder that may be written into: one that holds no more than a lock, and
+    files that a killed process had begun."""
+    return os.path.lexists(folder) and (not folder.is_dir() or any(True for _ in contents(folder)))
+
+
+def contents(folder: Path) -> Iterator[Path]:
+    """What a folder holds beside its lock and files that a killed process had begun."""
+    for path in folder.iterdir():
+        own = path.name == LOCK or _HALF.fullmatch(path.name)
+        if not own or _other_than_file(path):
+            yield path
 
 
 def nearest_folder(path: Path) -> Path:

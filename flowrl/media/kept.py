@@ -67,13 +67,14 @@ def write_samples(
     name = f"iteration_{iteration:06d}"
     for number, own in enumerate(sources or ()):
         for place, source in enumerate(own):
-            save_png(source, folder / "sources" / (f"{number:04d}_{place}.png" if place else f"{number:04d}.png"))
+            file = f"{number:04d}_{place}.png" if place else f"{number:04d}.png"
+            save_png(source, folder / "sources" / file, durable=True)
     for number, sample in enumerate(kept):
         if fps is not None:  # the clip first: whoever sees the row finds the clip
             sound = None if sounds is None else (sounds.waves[number], sounds.rate)
             save_mp4(sample, folder / name / f"{number:04d}.mp4", fps, sound)
-        save_png(sample if fps is None else contact_row(sample), folder / name / f"{number:04d}.png")
-    save_png(_sheet(kept, captions, sources, fps), folder / f"{name}.png")
+        save_png(sample if fps is None else contact_row(sample), folder / name / f"{number:04d}.png", durable=True)
+    save_png(_sheet(kept, captions, sources, fps), folder / f"{name}.png", durable=True)
 
 
 def write_latest(folder: str | Path, samples: Sequence[Tensor]) -> list[Image.Image]:

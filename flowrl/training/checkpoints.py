@@ -1,6 +1,9 @@
 """Checkpoints: sealed states of a run on disk, and the LoRA as stock diffusers loads it.
 
-A checkpoint is a folder with a number for a name; while it is written its name starts with a dot.
+A checkpoint is a folder with a number for a name; while it is written its name starts with a dot. Its state, and the
+rows of metrics that belong to it, are on the disk before the seal, `checkpoint.json`, which has the checksums of both
+and of itself, and the seal is there before the name. What a power cut damages can be told, and a run goes on from its
+newest checkpoint that is whole.
 """
 
 from __future__ import annotations
@@ -10,14 +13,15 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, cast
 
 import torch
 
-from flowrl.files import read_json, write_atomically
+from flowrl.files import make_folder, read_json, sync, sync_tree, write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.weights.saved_model import put_back
@@ -25,19 +29,54 @@ from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.training.manifest import read_manifest
 from flowrl.training.model_files import MODEL
 from flowrl.training.optimizers import refuse_other_moments
+from flowrl.training.trackers.metric_rows import ROWS, Sealed, readable, rows_fault, tail_fault
 
-_STATE, _SEAL = "state.pt", "checkpoint.json"
+_STATE, _SEAL, _FOLDER = "state.pt", "checkpoint.json", "checkpoints"
 _STAGED = ".lora.writing"
+_OLDER_SEAL = {"iteration", "metrics_bytes", "run", "inputs", "sha256"}
+"""What seals of versions hold that had no checksum of the seal itself."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint is damaged or belongs to another configuration."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a run goes on from: its newest checkpoint that is whole, with the rows that belong to that."""
+
+    folder: Path | None = None
+    """The checkpoint; None: there is none, and the run begins at iteration 0."""
+    state: dict[str, Any] | None = None
+    rows: bytes = b""
+    damaged: tuple[Path, ...] = ()
+    """What is moved out of the way before the run goes on: it is damaged, or later than what the run goes on from."""
+    said: str = ""
+    """What a user has to know of that, in a line."""
+    lost: bool = False
+    """Whether rows that belong to the checkpoint are left out, so that its seal has to be written again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seal:
+    """What the seal of a checkpoint says."""
+
+    iteration: int
+    rows: Sealed
+    run: str | None
+    inputs: str | None
+    sha256: str
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints of a run folder, oldest first."""
-    found = (folder / "checkpoints").glob("[0-9]*")
-    return sorted(path for path in found if (path / _SEAL).exists())
+    return [path for path in _numbered(folder) if (path / _SEAL).exists()]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """What has a checkpoint's name, oldest first."""
+    found = (folder / _FOLDER).glob("[0-9]*")
+    return sorted((path for path in found if path.name.isdecimal()), key=lambda path: int(path.name))
 
 
 def write_checkpoint(
@@ -46,7 +85,7 @@ def write_checkpoint(
     state: Mapping[str, Any],
     *,
     keep: int,
-    metrics_size: int,
+    rows: Sealed,
     run: str,
     inputs: str,
 ) -> None:
@@ -57,24 +96,25 @@ def write_checkpoint(
         iteration: the number.
         state: what is kept.
         keep: number of checkpoints that stay.
-        metrics_size: bytes of `metrics.jsonl` that belong to it.
+        rows: the rows of metrics that belong to it, which are on the disk.
         run: id of the run.
         inputs: digest of what it is made with.
 
     Raises:
         OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
     """
-    folder = run_folder / "checkpoints"
+    folder = run_folder / _FOLDER
     final, temporary, aside = (folder / name.format(iteration) for name in ("{:06d}", ".{:06d}", ".{:06d}.old"))
     for half in (temporary, aside):
         shutil.rmtree(half, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    about = {"iteration": iteration, "metrics_bytes": metrics_size, "run": run, "inputs": inputs}
+    make_folder(temporary)
+    about = {"iteration": iteration, **_of_rows(rows), "run": run, "inputs": inputs}
     try:
         _write_state(temporary, {**state, "run": run}, about)
         if final.exists():
             os.replace(final, aside)
         os.replace(temporary, final)
+        sync(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
@@ -94,7 +134,25 @@ def _write_state(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any
         torch.save(dict(state), cast(BinaryIO, stream))
         file.flush()
         os.fsync(file.fileno())
-    write_atomically(folder / _SEAL, json.dumps({**about, "sha256": stream.digest.hexdigest()}) + "\n")
+    _write_seal(folder, {**about, "sha256": stream.digest.hexdigest()})
+
+
+def reseal(folder: Path, rows: Sealed) -> None:
+    """Writes the seal of a checkpoint again, with other rows."""
+    seal = {key: value for key, value in read_json(folder / _SEAL).items() if key != "seal_sha256"}
+    _write_seal(folder, seal | _of_rows(rows))
+
+
+def _of_rows(rows: Sealed) -> dict[str, Any]:
+    return {"metrics_bytes": rows.size, "metrics_sha256": rows.digest}
+
+
+def _write_seal(folder: Path, seal: Mapping[str, Any]) -> None:
+    write_atomically(folder / _SEAL, json.dumps({**seal, "seal_sha256": _digest_of_seal(seal)}) + "\n")
+
+
+def _digest_of_seal(seal: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()
 
 
 class _Digested(io.RawIOBase):
@@ -112,91 +170,181 @@ class _Digested(io.RawIOBase):
         return self.file.write(data)
 
 
-def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
-    """State of the newest complete checkpoint (None without one), and the bytes of `metrics.jsonl` that belong to it.
+def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Found:
+    """The newest checkpoint of a run folder that is whole, with its rows. Reads only.
+
+    Args:
+        run_folder: of the run.
+        changed: where the rows of every checkpoint are damaged, take the newest state without those that cannot be
+            read.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or another run's; an older one is not taken unasked.
+        CheckpointError: a checkpoint is another run's; or states are whole and the rows of none of them are.
         ValueError: the manifest cannot be read.
     """
-    found = checkpoints(run_folder)
-    if not found:
-        return None, 0
-    folder, advice = found[-1], _advice(found)
+    path = run_folder / ROWS
+    data = path.read_bytes() if path.is_file() else None
+    damaged, why, faults = list[Path](), list[str](), dict[str, str]()
+    for folder in reversed(_numbered(run_folder)):
+        try:
+            seal = _read_seal(folder)
+            _refuse_foreign(run_folder, folder, seal)
+            if fault := rows_fault(data, seal.rows):
+                faults[folder.name] = fault
+                raise _Damaged(fault)
+            state = _read_state(folder, seal)
+        except _Damaged as error:
+            damaged.append(folder)
+            why.append(f"checkpoint {folder.name} cannot be used ({error})")
+            continue
+        if damaged and data is not None:
+            damaged.append(path)
+        elif tail_fault(data or b"", seal.rows.size):
+            why.append(f"the end of {ROWS}, written after that checkpoint, cannot be read and is cut off")
+        rows = (data or b"")[: seal.rows.size]
+        return Found(folder=folder, state=state, rows=rows, damaged=tuple(damaged), said=_said(why, folder))
+    if faults and not changed:
+        raise CheckpointError(
+            f"{path} is damaged ({next(iter(faults.values()))}), and no checkpoint of the run has whole rows; nothing "
+            "was touched. Put the file back from a copy; or go on without the rows that cannot be read, which the "
+            f"manifest will tell: flowrl train resume={run_folder} resume_changed=true"
+        )
+    for name, fault in faults.items():
+        folder = run_folder / _FOLDER / name
+        try:
+            seal = _read_seal(folder)
+            state = _read_state(folder, seal)
+        except _Damaged:
+            continue
+        damaged = [*(other for other in damaged if int(other.name) > int(name)), *([] if data is None else [path])]
+        return Found(
+            folder=folder, state=state, rows=readable((data or b"")[: seal.rows.size]), damaged=tuple(damaged),
+            said=_said([f"rows are lost ({fault})"], folder), lost=True,
+        )  # fmt: skip
+    trained = [place for name in ("lora", MODEL) if (place := run_folder / name).exists()]
+    if not damaged and not trained:
+        return Found(said="No checkpoint was complete yet: the run begins at iteration 0")
+    others = (".lora.good", f".{MODEL}.good", ROWS, "eval", "samples", "summary.json", "report.html")
+    damaged += [*trained, *(place for name in others if (place := run_folder / name).exists())]
+    why = [*why, "no other is left"] if why else ["there are trained weights and no checkpoint"]
+    return Found(damaged=tuple(damaged), said=_said(why, None))
+
+
+def _said(why: list[str], folder: Path | None) -> str:
+    """What was wrong, and what the run goes on from, in a line."""
+    after = "begins at iteration 0" if folder is None else f"goes on from checkpoint {folder.name}"
+    words = "; ".join(why)
+    return f"{words[:1].upper()}{words[1:]}: the run {after}" if why else ""
+
+
+class _Damaged(Exception):
+    """A checkpoint that cannot be used, and why."""
+
+
+def _read_seal(folder: Path) -> _Seal:
+    """The seal of a checkpoint.
+
+    Raises:
+        _Damaged: it is not there, or not as it was written.
+    """
+    if not (folder / _SEAL).is_file():
+        raise _Damaged(f"it has no {_SEAL}")
     try:
-        seal = read_json(folder / _SEAL)
-        size = int(seal["metrics_bytes"])
+        found = read_json(folder / _SEAL)
+    except (OSError, ValueError) as error:
+        raise _Damaged(f"its {_SEAL} is empty or damaged") from error
+    written = found.pop("seal_sha256", None)
+    if written != _digest_of_seal(found) and (written is not None or found.keys() - _OLDER_SEAL):
+        raise _Damaged(f"its {_SEAL} does not fit its own checksum")
+    numbers = [found.get(key) for key in ("iteration", "metrics_bytes")]
+    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(found.get("sha256"), str):
+        raise _Damaged(f"its {_SEAL} does not say iteration, metrics_bytes and sha256")
+    if numbers[0] != int(folder.name):
+        raise _Damaged(f"its {_SEAL} is of iteration {numbers[0]}")
+    rows = Sealed(size=found["metrics_bytes"], digest=found.get("metrics_sha256"))
+    return _Seal(
+        iteration=found["iteration"], rows=rows, run=found.get("run"), inputs=found.get("inputs"),
+        sha256=found["sha256"],
+    )  # fmt: skip
+
+
+def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:
+    """The state of a checkpoint.
+
+    Raises:
+        _Damaged: it is not as its seal says.
+        CheckpointError: it is of another run than its seal.
+    """
+    try:
         with (folder / _STATE).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != seal["sha256"]:
-                raise CheckpointError(f"the checkpoint {folder} is damaged (its checksum does not fit): {advice}")
+            if hashlib.file_digest(file, "sha256").hexdigest() != seal.sha256:
+                raise _Damaged("its checksum does not fit")
             file.seek(0)
             state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        run = state.get("run")
-    except CheckpointError:
-        raise
+    except FileNotFoundError as error:
+        raise _Damaged(f"it has no {_STATE}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError, UnpicklingError) as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be read ({_first_line(error)}): {advice}") from error
-    _refuse_foreign(run_folder, folder, seal, run, advice)
-    metrics = run_folder / "metrics.jsonl"
-    length = metrics.stat().st_size if metrics.exists() else 0
-    if length < size:
-        raise CheckpointError(
-            f"{metrics} is shorter ({length} bytes) than when the checkpoint was written ({size}): it was edited; "
-            "restore it or start a new run"
-        )
-    return state, size
+        raise _Damaged(_first_line(error)) from error
+    if state.get("run") != seal.run:
+        raise CheckpointError(f"the checkpoint {folder} holds the state of another run: {_put_back(folder)}")
+    return state
+
+
+def state_of(folder: Path, digest: str) -> dict[str, Any] | None:
+    """The state of a checkpoint with this digest; None where it is not there."""
+    try:
+        seal = _read_seal(folder)
+        return _read_state(folder, seal) if seal.sha256 == digest else None
+    except (_Damaged, ValueError):
+        return None
+
+
+def sealed_digest(folder: Path) -> str:
+    """The digest of a checkpoint's state, as its seal says."""
+    return _read_seal(folder).sha256
 
 
 def check_newest(run_folder: Path) -> int | None:
-    """The number of the newest complete checkpoint, of which the seal alone is read, not the weights; None without one.
+    """The number of the newest checkpoint, of which the seal alone is read, not weights and rows; None without one.
 
     Raises:
-        CheckpointError: its seal says that it is another run's, or cannot be read.
+        CheckpointError: it is another run's, or damaged.
         ValueError: the manifest cannot be read.
     """
-    found = checkpoints(run_folder)
+    found = _numbered(run_folder)
     if not found:
         return None
-    folder, advice = found[-1], _advice(found)
     try:
-        seal = read_json(folder / _SEAL)
-        number, run = int(seal["iteration"]), seal.get("run")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be read ({_first_line(error)}): {advice}") from error
-    _refuse_foreign(run_folder, folder, seal, run, advice)
-    return number
+        seal = _read_seal(found[-1])
+        _refuse_foreign(run_folder, found[-1], seal)
+        if not (found[-1] / _STATE).is_file():
+            raise _Damaged(f"it has no {_STATE}")
+    except _Damaged as error:
+        raise CheckpointError(
+            f"the checkpoint {found[-1]} cannot be read ({error}): 'flowrl train resume={run_folder}' takes the newest "
+            "that is whole, and keeps this one aside"
+        ) from error
+    return seal.iteration
 
 
-def _advice(found: Sequence[Path]) -> str:
-    """What to do about the newest of a run's checkpoints where it cannot be taken."""
-    *older, folder = found
-    return (
-        f"remove {folder} to continue from {older[-1].name}" if older else f"remove {folder} to start from iteration 0"
-    )
+def _put_back(folder: Path) -> str:
+    """What to do about a checkpoint that is no part of the run."""
+    return f"put the run's own back, or remove {folder} to go on from the one before, or from iteration 0 without any"
 
 
-def digest_of_newest(run_folder: Path) -> str | None:
-    """Digest of the newest complete checkpoint's state, as its seal says; None where there is none to be read."""
-    try:
-        return str(read_json(checkpoints(run_folder)[-1] / _SEAL)["sha256"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _refuse_foreign(run_folder: Path, folder: Path, seal: Mapping[str, Any], run: str | None, advice: str) -> None:
+def _refuse_foreign(run_folder: Path, folder: Path, seal: _Seal) -> None:
     """Refuses a checkpoint of another run than the manifest's, or made with what that run never had."""
     manifest = read_manifest(run_folder)
-    own = manifest.get("run", seal.get("run"))
-    if not own == seal.get("run") == run:
+    own = manifest.get("run", seal.run)
+    if own != seal.run:
         raise CheckpointError(
-            f"the checkpoint {folder} is of another run ({seal.get('run')}; this one is {own}): put the run's own "
-            f"back, or {advice}"
+            f"the checkpoint {folder} is of another run ({seal.run}; this one is {own}): {_put_back(folder)}"
         )
     known = [entry.get("inputs_digest") for entry in (manifest, *manifest.get("resumed", ()))]
-    if "inputs_digest" in manifest and seal.get("inputs") not in known:
+    if "inputs_digest" in manifest and seal.inputs not in known:
         raise CheckpointError(
             f"the checkpoint {folder} was made with other inputs than manifest.json tells of: one of the two was "
-            f"replaced; put it back, or {advice}"
+            f"replaced; {_put_back(folder)}"
         )
 
 
@@ -208,23 +356,25 @@ def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
     """Replaces the LoRA in a folder, each of its files in one step; a model of two experts has two."""
     staged = folder.with_name(_STAGED)
     pipeline.save_lora(staged, policy.tensors(), policy.config)
+    sync_tree(staged)
     for path in sorted(staged.rglob("*.safetensors")):
         place = folder / path.relative_to(staged)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(place.parent)
         path.chmod(place.parent.stat().st_mode & 0o666)  # safetensors keeps a file to its owner, whatever the umask
         path.replace(place)
+        sync(place.parent)
     shutil.rmtree(staged)
 
 
 def remove_halves(run_folder: Path) -> None:
     """Removes what a process that was killed had begun to write; nobody may be at work in the folder."""
-    for old in (run_folder / "checkpoints").glob(".[0-9]*.old"):  # killed between two renames
+    for old in (run_folder / _FOLDER).glob(".[0-9]*.old"):  # killed between two renames
         number = old.name.removeprefix(".").removesuffix(".old")
         if not (old.parent / number).exists():
             old.replace(old.parent / number)
     put_back(run_folder / MODEL)
     staged = [run_folder / name for name in (_STAGED, ".shipped.keeping", ".shipped.restoring")]
-    for path in [*staged, *(run_folder / "checkpoints").glob(".[0-9]*")]:
+    for path in [*staged, *(run_folder / _FOLDER).glob(".[0-9]*")]:
         shutil.rmtree(path, ignore_errors=True)
     for path in run_folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)

@@ -189,7 +189,6 @@ def _write(
     fps: float | None, sounds: Sounds | None = None,
 ) -> None:  # fmt: skip
     name = f"iteration_{iteration:06d}"
-    (folder / "eval").mkdir(exist_ok=True)
     write_atomically(folder / "eval" / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     numbers = sorted(kept)
     if not numbers:

@@ -6,14 +6,13 @@ Folder: `config.yaml`, `manifest.json`, `metrics.jsonl`, `checkpoints/`, `lora/`
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,10 +23,13 @@ from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, replacing, write_atomically
 from flowrl.interrupts import on_interrupt
 from flowrl.training.checkpoints import (
+    Found,
     checkpoints,
-    digest_of_newest,
-    read_checkpoint,
+    find_checkpoint,
     remove_halves,
+    reseal,
+    sealed_digest,
+    state_of,
     write_checkpoint,
 )
 from flowrl.training.evaluation_rows import remove_evaluations
@@ -36,6 +38,7 @@ from flowrl.training.processes.devices import accelerator_of, on_main
 from flowrl.training.processes.mesh import layout_of
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
 from flowrl.training.seal import ALLOW, changes, digest_of
+from flowrl.training.trackers.metric_rows import ROWS, MetricRows, set_aside
 from flowrl.training.trackers.opening import open_trackers
 from flowrl.training.trackers.tracker import Trackers
 
@@ -45,7 +48,9 @@ Watcher = Callable[[int, Mapping[str, Any]], object]
 
 
 @contextmanager
-def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str) -> Iterator[Path]:
+def owned_folder(
+    folder: Path | None, name: str, *, resumed: bool, device: str, config: str = ""
+) -> Iterator[Path]:  # fmt: skip
     """The run folder, the same on every process, made where it is missing; nobody else is at work in it meanwhile.
 
     The main process alone holds the lock.
@@ -55,6 +60,7 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str) 
         name: of the configuration.
         resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
+        config: the text that a new run would write as its configuration.
 
     Raises:
         ValueError: the device is not there, or the folder is taken.
@@ -64,11 +70,12 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str) 
 
         def claim() -> Path:
             if not resumed and folder is not None:
-                refuse_taken(folder)
+                refuse_taken(folder, config)
             chosen = folder or make_free_folder(name)
             stack.enter_context(locked(chosen, "another run"))
             if not resumed:
-                refuse_full(chosen)  # somebody came and went between the look and the lock
+                refuse_full(chosen, config)  # somebody came and went between the look and the lock
+                remove_halves(chosen)
             return chosen
 
         yield on_main(claim)
@@ -114,7 +121,7 @@ class Run:
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed
         self.trackers = Trackers(())  # on the main process, from `begin` on
-        self._metrics_size = self._first = 0
+        self._first, self._found, self._rows = 0, Found(), MetricRows(folder)
         self._facts = session_facts(self.device, self.processes) if self.main else {}
         _refuse_different(inputs, self.processes)
         self._manifest: dict[str, Any] = {"run": uuid.uuid4().hex, "config_name": name}
@@ -159,13 +166,16 @@ class Run:
     # ---- metrics -------------------------------------------------------------------------------------------------
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Appends a row to `metrics.jsonl` and tells trackers; what is not finite becomes null."""
+        """Appends a row to `metrics.jsonl` and tells trackers; what is not finite becomes null.
+
+        Raises:
+            ValueError: as `MetricRows.append`.
+        """
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self._last_row = clean
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(clean) + "\n")
+        self._rows.append(clean)
         self.trackers.log(clean)
 
     def tell(self, iteration: int) -> Exception | None:
@@ -192,15 +202,14 @@ class Run:
             OSError: as `write_checkpoint`.
         """
         if self.main:
-            metrics = self.folder / "metrics.jsonl"
             write_checkpoint(
-                self.folder, iteration, state, keep=keep, run=self._manifest["run"], inputs=digest_of(self._inputs),
-                metrics_size=metrics.stat().st_size if metrics.exists() else 0,
+                self.folder, iteration, state, keep=keep, rows=self._rows.seal(), run=self._manifest["run"],
+                inputs=digest_of(self._inputs),
             )  # fmt: skip
         self.accelerator.wait_for_everyone()
 
     def load_checkpoint(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The newest complete checkpoint's state, or None; that of the main process's disk, on every process.
+        """The state of the newest checkpoint that is whole, or None; of the main process's disk, on every process.
 
         Processes that see the same file read it themselves: of all weights it may have more bytes than a GPU, through
         which it would be sent. Where one does not, all are sent it.
@@ -209,34 +218,34 @@ class Run:
             inputs: what the run is made with, as far as that is known only now that everything has loaded.
 
         Raises:
-            ValueError: the inputs have changed since, or the newest checkpoint is damaged.
+            ValueError: the inputs have changed since; or as `find_checkpoint`.
         """
         self._inputs |= inputs
         if not self._resumed:
             return None
 
-        found: list[dict[str, Any] | None] = [None]
-
-        def read() -> str | None:
+        def find() -> tuple[str, str] | None:
             self._refuse_changes()
-            found[0], self._metrics_size = read_checkpoint(self.folder)
-            if found[0] is not None and not self._known:
-                self._manifest["run"] = found[0].get("run")
-            return None if found[0] is None else digest_of_newest(self.folder)
+            self._found = find_checkpoint(self.folder, changed=self._config.resume_changed)
+            if self._found.folder is None or self._found.state is None:
+                return None
+            if not self._known:
+                self._manifest["run"] = self._found.state.get("run")
+            return self._found.folder.name, sealed_digest(self._found.folder)
 
-        digest = on_main(read)
-        if digest is None or self.processes == 1:
-            return found[0]
-        if not self.main and digest_of_newest(self.folder) == digest:
-            with suppress(ValueError):
-                found[0] = read_checkpoint(self.folder)[0]
-        return found[0] if all(_gathered([found[0] is not None])) else on_main(lambda: found[0])
+        chosen, state = on_main(find), self._found.state
+        if chosen is None or self.processes == 1:
+            return state
+        if not self.main:
+            state = state_of(self.folder / "checkpoints" / chosen[0], chosen[1])
+        return state if all(_gathered([state is not None])) else on_main(lambda: self._found.state)
 
     def begin(self, first: int, **facts: Any) -> None:
         """Everything is restored and iteration `first` comes next: from here on the folder changes.
 
         Rows of `metrics.jsonl` written after the checkpoint are dropped, and so are later evaluations and the mark of a
-        finished run. `facts` are what is known of this session only now, for the manifest.
+        finished run; what is damaged moves into `damaged-<n>`, which is said. `facts` are what is known of this session
+        only now, for the manifest.
         """
         self.accelerator.wait_for_everyone()
         self.begun = True
@@ -244,17 +253,29 @@ class Run:
         if not self.main:
             return
         self._first = first
-        metrics = self.folder / "metrics.jsonl"
         if self._resumed:
             remove_halves(self.folder)
+            self._put_aside()
             (self.folder / "summary.json").unlink(missing_ok=True)
-            if metrics.exists():
-                kept = metrics.read_bytes()[: self._metrics_size]
-                with replacing(metrics) as stream:
-                    stream.write(kept)
+            if (self.folder / ROWS).exists():
+                with replacing(self.folder / ROWS) as stream:
+                    stream.write(self._found.rows)
+            self._rows = MetricRows(self.folder, self._found.rows)
+            if self._found.folder is not None and self._found.lost:
+                reseal(self._found.folder, self._rows.seal())
+            self._found = Found()  # a state may be large
             remove_evaluations(self.folder, after=first)
         self._write()
         self.trackers = open_trackers(self._config, self.folder, run=self._manifest["run"], resumed=self._resumed)
+
+    def _put_aside(self) -> None:
+        """Moves what is damaged out of the way, and says so."""
+        if not (said := self._found.said):
+            return
+        if self._found.damaged:
+            said = f"{said}. What was damaged or later is kept in {set_aside(self.folder, [*self._found.damaged])}"
+            self._facts["damaged"] = said
+        print(f"Note: {said}.", flush=True)
 
     # ---- interrupts, end -----------------------------------------------------------------------------------------
 
@@ -265,7 +286,10 @@ class Run:
             write_manifest(self.folder, self._manifest)
 
     def finish(self, *, finished: bool) -> None:
-        """Notes in the manifest when the run finished, or was stopped, and its peak memory."""
+        """Notes in the manifest when the run finished, or was stopped, and its peak memory; looks after its rows once
+        more."""
+        if self.main:
+            self._rows.seal()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         end = {"finished" if finished else "stopped": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         self.note(**end, peak_memory_gib=round(peak / 2**30, 2))

@@ -27,6 +27,7 @@ from torch.nn.utils import get_total_norm
 
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
+from flowrl.files import sync, sync_tree
 from flowrl.training.learner import total_of
 from flowrl.training.model_files import MODEL
 from flowrl.training.processes.devices import on_main
@@ -352,8 +353,10 @@ def keep_good(folder: Path) -> None:
     shipped, staged = shipped_folder(folder), folder / ".shipped.keeping"
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(shipped, staged, copy_function=_linked, symlinks=True)
+    sync_tree(staged)
     shutil.rmtree(folder / _good(shipped.name), ignore_errors=True)
     staged.replace(folder / _good(shipped.name))
+    sync(folder)
 
 
 def put_back_good(folder: Path) -> None:
@@ -366,7 +369,9 @@ def put_back_good(folder: Path) -> None:
     if good.exists():
         shutil.rmtree(staged, ignore_errors=True)
         shutil.copytree(good, staged, copy_function=_linked, symlinks=True)
+        sync_tree(staged)
         staged.replace(shipped)
+        sync(folder)
         shutil.rmtree(aside, ignore_errors=True)
 
 

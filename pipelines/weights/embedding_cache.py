@@ -37,7 +37,7 @@ def check_cache(folder: Path) -> None:
     """
     probe = folder / ".written"
     try:
-        with replacing(probe) as stream:
+        with replacing(probe, durable=False) as stream:
             stream.write(b"flowrl")
         probe.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
@@ -132,7 +132,7 @@ class EmbeddingCache:
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in row.tensors.items()}
         metadata = {"format": _FORMAT, "key": key, "content": _content(tensors)}
         try:
-            with replacing(self.path(key)) as stream:
+            with replacing(self.path(key), durable=False) as stream:
                 stream.write(save(tensors, metadata))
         except OSError as error:
             raise ValueError(

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrl.config.locations import split_revision
-from flowrl.files import read_json
+from flowrl.files import read_json, sync, sync_tree
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
 
@@ -42,9 +42,11 @@ def save_model(folder: Path, pipeline: Pipeline) -> None:
         save(staged / name)
         for path in (staged / name).iterdir():
             path.chmod(staged.stat().st_mode & 0o666)  # safetensors keeps a file to its owner, whatever the umask
+    sync_tree(staged)
     if folder.exists():
         folder.replace(aside)
     staged.replace(folder)
+    sync(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 

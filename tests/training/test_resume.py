@@ -124,29 +124,6 @@ def test_without_a_complete_checkpoint_it_starts_again(runs: TinyRuns, whole: Pa
     assert len(metrics(run)) == 4
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "seal", "metrics"])
-def test_a_damaged_checkpoint_is_said_and_nothing_is_touched(
-    runs: TinyRuns, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = runs.train(str(tmp_path / "run"))
-    folder = checkpoints(run)[-1]
-    data = bytearray((folder / "state.pt").read_bytes())
-    data[len(data) // 2] ^= 1
-    if damage == "seal":
-        (folder / "checkpoint.json").write_text("{")
-    elif damage == "metrics":
-        (run / "metrics.jsonl").write_text("")
-    else:
-        (folder / "state.pt").write_bytes(data if damage == "flip" else data[:100])
-    files = _files(run)
-    capsys.readouterr()
-    assert _resume(run, "num_iterations=3") == 1
-    shown = capsys.readouterr().err
-    assert len(shown.strip().splitlines()) == 1
-    assert (str(run / "metrics.jsonl") if damage == "metrics" else f"remove {folder} to continue from 000001") in shown
-    assert _files(run) == files
-
-
 @pytest.mark.parametrize("where", ["state.pt", "state.pt, in its midst", ".lora.writing", "metrics.jsonl"])
 def test_a_full_disk_leaves_the_last_good_checkpoint(
     runs: TinyRuns, whole: Path, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peer"))
+
 import torch
 from accelerate import Accelerator
 from origin import origin

@@ -29,6 +29,7 @@ from flowrl.training.learner import GradientSum
 from flowrl.training.model_files import location_of
 from flowrl.training.optimizers import make_optimizer
 from flowrl.training.prompting import encode_prompts, reward_inputs
+from flowrl.training.trackers.metric_rows import Sealed
 
 _SOME = 24  # images that a reward is timed on at most, if it need not see a whole group
 
@@ -130,6 +131,6 @@ def _learning(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
 
             def save() -> None:
                 save_lora(folder / "lora", subject.pipeline, subject.policy)
-                write_checkpoint(folder, 0, state, keep=1, metrics_size=0, run="bench", inputs="bench")
+                write_checkpoint(folder, 0, state, keep=1, rows=Sealed(), run="bench", inputs="bench")
 
             yield watch.phase("parts", "checkpoint", save, note="the LoRA for diffusers beside it")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flowrl.commands.push.model_card_text import MADE
 from flowrl.commands.report.run_data import RunData
-from flowrl.files import free_bytes, refuse_foreign, replacing
+from flowrl.files import free_bytes, leads_out, refuse_foreign, replacing
 
 README = "README.md"
 
@@ -29,13 +29,19 @@ class Shared:
 
 
 def image_files(run: RunData, most: int) -> tuple[list[tuple[str, str, str, str]], list[Shared]]:
-    """The first pairs of samples before and after: text, seed and the names of both, and the files."""
+    """The first pairs of samples before and after: text, seed and the names of both, and the files.
+
+    Raises:
+        ValueError: one of them is a link: what it leads to is no image that the run drew.
+    """
     shown, files = list[tuple[str, str, str, str]](), list[Shared]()
     for pair in [pair for pair in run.pairs if pair.after is not None][:most]:
         names = []
         for side, image, clip in (("before", pair.before, pair.before_clip), ("after", pair.after, pair.after_clip)):
             source = clip or image
             assert source is not None
+            if source.is_symlink():
+                raise ValueError(f"{source} is a link, and what it leads to is not shared: put the image itself there")
             names.append(f"images/{len(shown):03d}_{side}{source.suffix}")
             files.append(Shared(name=names[-1], content=source))
         shown.append((pair.prompt, pair.seed, names[0], names[1]))
@@ -55,6 +61,8 @@ def write_files(folder: Path, files: Sequence[Shared]) -> None:
     Raises:
         ValueError: what is there is none of this command's, or there is no room; nothing was written then.
     """
+    if found := leads_out(folder):
+        raise ValueError(f"{folder}: {found}, and nothing is written through it: give another FOLDER")
     own = (folder / README).is_file() and MADE in (folder / README).read_text(encoding="utf-8", errors="replace")
     refuse_foreign(folder / README, own=re.compile(re.escape(MADE)), flag="FOLDER")
     for file in files:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from flowrl.files import numbered_lines, parse_json, read_json
 from flowrl.prompts.overlap import held_out_or_shared
+from flowrl.training.run_folder import refuse_links
 
 Row = Mapping[str, Any]
 METRICS = "metrics.jsonl"
@@ -81,9 +82,10 @@ def read_run(folder: Path) -> RunData:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it holds neither metrics.jsonl nor config.yaml.
+        ValueError: it holds neither metrics.jsonl nor config.yaml, or a name in it leads elsewhere.
     """
     _check_is_run(folder)
+    refuse_links(folder)
     return run_of(folder, *rows_of(_text(folder / METRICS), METRICS))
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.base import named_config
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, load_config
+from flowrl.config.train import TrainConfig, load_config, to_yaml
 from flowrl.failures import explain, told
 from flowrl.files import LOCK, refuse_unwritable
-from flowrl.training.run_folder import RUNS, refuse_taken
+from flowrl.training.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
 from flowrl.versions import untested_line, versions
@@ -79,19 +79,21 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         if config.resume_changed:
             raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
         wanted = None if config.out is None else Path(config.out).expanduser()
+        text = to_yaml(config)
         if wanted is not None:
-            refuse_taken(wanted)
+            refuse_taken(wanted, text)
         if os.environ.get("RANK", "0") == "0":  # the main process alone writes
             refuse_unwritable(wanted or RUNS, flag="out=")  # now, not after seconds of imports
     else:
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
-        name, wanted = folder.name, folder
+        name, wanted, text = folder.name, folder, ""
     prompts = check_before_loading(config)
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import owned_folder
 
     kept = wanted is not None and wanted.exists()
-    with owned_folder(wanted, name, resumed=folder is not None, device=config.pipeline.device) as owned:
+    device = config.pipeline.device
+    with owned_folder(wanted, name, resumed=folder is not None, device=device, config=text) as owned:
         if folder is not None and on_main(lambda: _is_finished(owned, config)):
             return Ended(folder=owned, finished=True)
         resumed = folder is not None
@@ -228,13 +230,22 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     """Whether a run has nothing left to do, which is then said; one that was ended before its report has.
 
     Raises:
-        CheckpointError: its newest checkpoint is damaged, or another run's.
+        ValueError: as `find_checkpoint`; or rows of an evaluation, which the report reads, are damaged.
     """
     from flowrl.training.budget import share_spent
-    from flowrl.training.checkpoints import read_checkpoint
+    from flowrl.training.checkpoints import find_checkpoint
+    from flowrl.training.evaluation_rows import evaluations, read_rows
 
-    state, _ = read_checkpoint(folder)
-    if state is None or not (folder / "summary.json").is_file():
+    state = find_checkpoint(folder, changed=config.resume_changed).state
+    if state is None:
+        return False
+    for number in evaluations(folder):
+        try:
+            if number <= int(state["iteration"]):  # later ones are made again
+                read_rows(folder, number)
+        except ValueError as error:
+            raise ValueError(f"{error}: put the file back, or remove it to go on without that evaluation") from error
+    if not (folder / "summary.json").is_file():
         return False
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
@@ -281,9 +292,7 @@ def _resume_folder(given_config: str | Mapping[str, Any] | None, overrides: Sequ
             + (f"; with {ALLOW}=true any setting, which the manifest will tell" if config_name is None else "")
         )
     folder = Path(given[-1]).expanduser()
-    if not (folder / "config.yaml").is_file():
-        hint = ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else ""
-        raise ValueError(f"{folder} is not a run folder (no config.yaml){hint}")
+    refuse_no_run(folder, ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else "")
     return folder
 
 

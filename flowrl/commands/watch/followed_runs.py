@@ -17,7 +17,7 @@ from typing import Any
 
 from flowrl.commands.report.run_data import METRICS, Row, RunData, rows_of, run_of
 from flowrl.failures import LOG
-from flowrl.files import at_work
+from flowrl.files import at_work, leads_out
 
 DEEPEST = 3
 """Folders within a given folder that runs are looked for in: a comparison's lie two deep."""
@@ -49,16 +49,14 @@ class Followed:
         """Whether the rows that were there have been read once."""
         return bool(self.version)
 
-    def outward(self) -> str:
-        """The first part of the folder that is a link out of it; such a run is not read at all."""
-        home = self.folder.resolve()
-        for name in _PARTS:
-            path = self.folder / name
-            inside = [path, *path.iterdir()] if path.is_dir() else [path]
-            for part in inside:
-                if part.is_symlink() and not part.resolve().is_relative_to(home):
-                    return str(part.relative_to(self.folder))
-        return ""
+    def refuse_links(self) -> None:
+        """Refuses a run of which a part leads out of its folder: it is not read at all.
+
+        Raises:
+            ValueError: names the part.
+        """
+        if found := leads_out(self.folder, _PARTS, deep=1):
+            raise ValueError(f"{found}, which is not followed")
 
     def refresh(self) -> None:
         """Reads what was written since the last time.
@@ -68,8 +66,7 @@ class Followed:
             OSError: the folder is gone, or cannot be read.
         """
         with self.lock:
-            if link := self.outward():
-                raise ValueError(f"{link} is a link out of the run folder, which is not followed")
+            self.refuse_links()
             self._read_on()
             times = (self._time(name) for name in _PARTS if name != METRICS)
             self.version = (self.generation, self._offset, *times)

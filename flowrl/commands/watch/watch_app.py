@@ -169,8 +169,7 @@ def _log(watched: Watched, request: Request) -> Response:
 
 def _samples(watched: Watched, request: Request) -> Response:
     followed = _of(watched, request, "number")
-    if link := followed.outward():
-        raise ValueError(f"{link} is a link out of the run folder, which is not followed")
+    followed.refuse_links()
     return _since(request, samples_of(followed.folder))
 
 
