@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.files import plain
-from flowrl.training.model_files import digest_of_file, files_of, hub_commit
+from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, same_digest
 
 if TYPE_CHECKING:
     from flowrl.prompts.loading import Prompt
@@ -61,7 +61,7 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
         "config": {key: value for key, value, _ in _settings(config)},
         "prompts": found,
         "model": model_of(config),
-        "init_lora": {} if lora is None else _digests(resolve_path(lora)),
+        "init_lora": {} if lora is None else digests_of(resolve_path(lora)),
     })  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def model_of(config: TrainConfig) -> dict[str, str]:
 
     location = location_of(config.pipeline)
     if Path(location).exists():
-        return _digests(Path(location))
+        return digests_of(Path(location))
     commit = hub_commit(location)
     return {} if commit is None else {"commit": commit}
 
@@ -122,7 +122,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
         if part == "model" and not (old and new):
             continue  # on the hub, and not downloaded at one of the two times
         if part in ("model", "init_lora"):
-            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            names = [name for name in {**old, **new} if not same_digest(old.get(name), new.get(name))]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             found += [f"{part}: changed are {', '.join(names[:3])}{more}"] if names else []
             continue
@@ -165,13 +165,9 @@ def _as_read(value: Any) -> Any:
     return json.loads(json.dumps(plain(value), default=str))
 
 
-def _digests(place: Path) -> dict[str, str]:
-    return {name: digest_of_file(path) for name, path in files_of(place).items()}
-
-
 def _prompt_digest(prompt: Prompt) -> str:
     files = [*prompt.sources, *prompt.references, *prompt.clips]
-    return _row_digest([prompt.key, prompt.negative, prompt.metadata], files)
+    return _row_digest([prompt.noise_name, prompt.negative, prompt.metadata], files)
 
 
 def _row_digest(words: Sequence[Any], images: Sequence[str]) -> str:

@@ -84,7 +84,7 @@ def diversity_of(pipeline: Pipeline, items: Sequence[EvalItem], schedule: Schedu
     device = device_of(pipeline)
     distances = []
     for item in items:
-        keys = [(0, "diversity", item.prompt.key, number) for number in range(DIVERSITY_SEEDS)]
+        keys = [(0, "diversity", item.prompt.noise_name, number) for number in range(DIVERSITY_SEEDS)]
         x = sample_normals(pipeline.latent_shape, keys).to(device)
         distances.append(
             image_spread(generate(pipeline, [item.prompt] * DIVERSITY_SEEDS, x, schedule, guidance_scale=scale))
