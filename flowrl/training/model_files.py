@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from flowrl.files import content_digest, files_below
 MODEL = "model"
 """Folder of a run that trained all weights of a network: the model with them, as stock diffusers opens it."""
 _ENDS = 2**20  # bytes at both ends of a file, which are all that digests of earlier versions cover beside its length
+_LONGEST = 1024  # characters of a text that may be a path
 _AT_ONCE = 8  # files that are read beside each other
 
 
@@ -79,6 +81,24 @@ def same_digest(before: str | None, now: str | None) -> bool:
     if before is None or now is None or ("-" in before) == ("-" in now):
         return before == now
     return before.partition("-")[0] == now.partition("-")[0]
+
+
+def named_files(options: Any, name: str = "") -> dict[str, str]:
+    """A digest of every file, or folder of files, that options of a reward name on this machine, by dotted option.
+
+    What a reward says is its version may look at some of its weights alone: here all that it could load is in.
+    """
+    if isinstance(options, Mapping | list | tuple):
+        pairs = options.items() if isinstance(options, Mapping) else enumerate(options)
+        return {key: found for part, one in pairs for key, found in named_files(one, f"{name}.{part}").items()}
+    place = Path(options).expanduser() if isinstance(options, str) and 0 < len(options) <= _LONGEST else None
+    try:
+        if place is None or not place.exists():
+            return {}
+    except (OSError, ValueError):  # a text that can be no path
+        return {}
+    listed = json.dumps(digests_of(place), sort_keys=True)
+    return {name.removeprefix("."): hashlib.sha256(listed.encode()).hexdigest()[:16]}
 
 
 def encoders_digest(model: str, others: Sequence[str]) -> str:

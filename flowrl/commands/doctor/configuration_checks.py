@@ -21,8 +21,8 @@ from flowrl.failures import explain
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
-from flowrl.prompts.loading import Prompt
 from flowrl.prompts.identity import distinct
+from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.randomness import counter_normal
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
