@@ -100,7 +100,7 @@ def test_prompts_are_taken_once_and_evenly() -> None:
     assert choose(doubled, 3) == [PROMPTS[1], PROMPTS[3], PROMPTS[5]]
     assert choose(PROMPTS, 100) == PROMPTS
     other = Prompt(text=PROMPTS[0].text, metadata={"tag": "another"})
-    assert choose([*PROMPTS, other], None) == PROMPTS  # the first of a text counts
+    assert choose([*PROMPTS, other, other], None) == [*PROMPTS, other]  # a record of its own is another question
 
 
 def test_prompts_of_one_text_with_other_images_are_told_apart(tmp_path: Path) -> None:

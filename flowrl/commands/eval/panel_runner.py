@@ -95,7 +95,7 @@ def scored_by(
          **({} if (key := p.asked_for) == p.prompt else {"key": key}), "values": {}, "parts": {}, "error": {}}
         for p in images
     ]  # fmt: skip
-    for (name, reward), spec in zip(scorers.items(), specs, strict=True):
+    for (name, reward), spec in zip(scorers.items(), specs, strict=False):
         label = f"scoring {name} of {subject.label}"
         with answers_of("panel", name, reward, spec, subject.folder) as journal:
             scores = score_images(name, reward, images, journal, batch_size=batch_size, label=label)
