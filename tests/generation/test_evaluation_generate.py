@@ -111,6 +111,16 @@ def test_prompts_of_one_text_with_other_images_are_told_apart(tmp_path: Path) ->
     assert list(generate._numbers([first, first], items).values()) == [0, 1, 2, 3]
 
 
+def test_a_folder_is_not_continued_from_another_source_image(tmp_path: Path) -> None:
+    image = tmp_path / "a.png"
+    Image.new("RGB", (2, 2), (255, 0, 0)).save(image)
+    prompt = Prompt(text="a", metadata={"prompt": "a"}, sources=(str(image),))
+    drawn(tmp_path / "out", [prompt], samples=1)
+    Image.new("RGB", (2, 2), (0, 0, 255)).save(image)
+    with pytest.raises(ValueError, match="drawn with other settings: sources"):
+        drawn(tmp_path / "out", [prompt], samples=1)
+
+
 def test_records_name_images_by_absolute_paths(tmp_path: Path) -> None:
     image = str(tmp_path / "elsewhere" / "a.png")
     prompt = Prompt(text="a", metadata={"prompt": "a", "tag": "x", "references": "a.png"}, references=(image,))

@@ -11,9 +11,8 @@ from flowrl.config.strict_yaml import apply_override
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, signed
-from flowrl.prompts.identity import asked_for
 from flowrl.prompts.loading import read_prompts
-from flowrl.prompts.overlap import Overlap, overlap
+from flowrl.prompts.overlap import Overlap, overlap, request
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, claim
 
@@ -44,11 +43,11 @@ def trained_on(settings: Settings, prompts: Iterable[str]) -> Overlap | None:
 
     Args:
         settings: of the command.
-        prompts: texts, or what `flowrl.prompts.identity.asked_for` says of prompts about images.
+        prompts: texts, or what `flowrl.prompts.overlap.request` says of prompts about images.
     """
     if settings.train_prompts is None:
         return None
-    return overlap(map(asked_for, read_prompts(settings.train_prompts)), prompts)
+    return overlap(map(request, read_prompts(settings.train_prompts)), prompts)
 
 
 def metrics_of(benchmark: str, values: Mapping[str, float]) -> dict[str, float]:
