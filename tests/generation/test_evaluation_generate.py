@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import toy_pipeline
 from evaluation_folders import RECORDS
+from PIL import Image
 from toy_pipeline import Toy
 
 from flowrl.generation import generate
