@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from flowrl.files import parse_json, read_text
+from flowrl.files import files_below, parse_json, read_text
 from flowrl.prompts.source_images import BROKEN, as_rgb
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -27,7 +27,7 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        files = [file for file in files_below(path).values() if file.suffix.lower() in SUFFIXES]
         if not files:
             raise ValueError(f"the folder {source} holds no images ({', '.join(SUFFIXES)}): fill it.")
         return {None: files}

@@ -8,8 +8,9 @@ incomplete is refused: a score over the images that happen to be there is anothe
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from flowrl.files import read_json, read_json_lines
+from flowrl.files import content_digest, read_json, read_json_lines
+from flowrl.prompts.identity import contents
+from flowrl.prompts.prompt_files import MASK, REFERENCES, SOURCES, VIDEO
 from flowrl.prompts.source_images import BROKEN
 
 DRAWN = "drawn.json"
@@ -27,6 +30,7 @@ DRAWN = "drawn.json"
 IMAGES = (".png",)
 """How the names of samples end where images are expected; `flowrl.media.lossless.CLIPS` are those of clips."""
 
+_LETTERS = 16  # of digests in keys
 _NUMBER = re.compile(r"\d+")
 
 
@@ -48,13 +52,27 @@ class ImageFile:
 
     @property
     def stamp(self) -> str:
-        """File, length and time of change: a key under which what was said of this very image can be kept."""
-        status = self.path.stat()
-        return f"{self.file}:{status.st_size}:{status.st_mtime_ns}"
+        """File and content: a key under which what was said of this very image can be kept."""
+        return f"{self.file}:{content_digest(self.path)[:_LETTERS]}"
+
+    @property
+    def read_with(self) -> str:
+        """All that a reward may read beside the pixels, as text: prompt, record, and the content of images and clips
+        that belong to it."""
+        files = [contents((*given, *_named(self.record, keys))) for given, keys in (
+            (self.source_images, (*SOURCES, VIDEO, MASK)), (self.reference_images, REFERENCES),
+        )]  # fmt: skip
+        return json.dumps([self.prompt, self.record, files], sort_keys=True, default=str)
+
+    @property
+    def asked_for(self) -> str:
+        """What tells the prompts of images apart: the text, with the content of images and clips that it is about."""
+        files = contents(self.source_images or _named(self.record, (*SOURCES, VIDEO, MASK)))
+        return json.dumps([self.prompt, files], ensure_ascii=False) if files else self.prompt
 
     def key_with(self, text: str) -> str:
         """The image as it is, and a text that something was asked with."""
-        return f"{self.stamp}:{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return f"{self.stamp}:{hashlib.sha256(text.encode('utf-8', 'backslashreplace')).hexdigest()[:_LETTERS]}"
 
     def pixels(self) -> UInt8[np.ndarray, " h w 3"]:
         """The image as RGB.
@@ -69,6 +87,12 @@ class ImageFile:
             raise ValueError(
                 f"{self.path} is not a whole image ({error}): draw it again, or fetch the folder once more."
             ) from error
+
+
+def _named(record: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """The files that some keys of a record name."""
+    found = [record.get(key) or () for key in keys]
+    return [str(name) for part in found for name in ([part] if isinstance(part, str) else part)]
 
 
 def is_folder_of_images(folder: Path) -> bool:

@@ -26,6 +26,7 @@ from flowrl.media.lossless import CLIPS, LOSSLESS, save_lossless
 from flowrl.media.videos import save_mp4
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
+from flowrl.prompts.identity import contents, distinct, drawn_by
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.randomness import sample_normals
 from flowrl.training.heldout import made_of
@@ -41,11 +42,8 @@ Item = tuple[int, int]  # number of the prompt, number of the sample
 
 
 def choose(prompts: Sequence[Prompt], num_prompts: int | None) -> list[Prompt]:
-    """Each prompt (text, sources) once, in the order of the list; `num_prompts` of them spread evenly over it."""
-    first: dict[str, Prompt] = {}
-    for prompt in prompts:
-        first.setdefault(prompt.key, prompt)
-    return some(list(first.values()), num_prompts)
+    """Each row once, in the order of the list; `num_prompts` of them spread evenly over it."""
+    return some(distinct(prompts), num_prompts)
 
 
 def some(listed: Sequence[T], number: int | None) -> list[T]:
@@ -139,7 +137,7 @@ def draw_folder(
         written: list[Any] = []
         for batch in missing:
             rows = [prompts[index] for index, _ in batch]
-            keys = [(seed, "eval", row.key, numbers[item]) for row, item in zip(rows, batch, strict=True)]
+            keys = [(seed, "eval", row.noise_name, numbers[item]) for row, item in zip(rows, batch, strict=True)]
             x = sample_normals(pipeline.latent_shape, keys)
             made = made_of(pipeline, rows, x, schedule, guidance_scale=source.guidance_scale)
             clips = zip(made.images.cpu(), made.tracks(pipeline.sound_rate), strict=True)
@@ -156,11 +154,11 @@ def draw_folder(
 
 
 def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int]:
-    """The number of each image among those of the same prompt: the sample, unless one stands in the list twice."""
+    """The number of each image among those whose noise has one name: the sample, unless rows of the list share it."""
     seen: Counter[str] = Counter()
     numbers = {}
     for item in items:
-        key = prompts[item[0]].key
+        key = prompts[item[0]].noise_name
         numbers[item] = seen[key]
         seen[key] += 1
     return numbers
@@ -168,9 +166,9 @@ def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int
 
 def _encode_first(pipeline: Pipeline, prompts: Sequence[Prompt]) -> None:
     """Embeds all prompts and drops the text encoders, which may be larger than the network."""
-    distinct = {(prompt.key, prompt.negative): prompt for prompt in prompts}
-    if len(distinct) <= ENCODED_FIRST:
-        encode_all(pipeline, distinct.values())
+    different = {drawn_by(prompt): prompt for prompt in prompts}
+    if len(different) <= ENCODED_FIRST:
+        encode_all(pipeline, different.values())
         pipeline.free_text_encoders()
 
 
@@ -200,6 +198,7 @@ def _settings(
     What a key that older folders lack says by default is None, so that they can be continued.
     """
     listed = json.dumps([prompt.record for prompt in prompts], sort_keys=True)
+    files = [contents((*prompt.sources, *prompt.clips)) for prompt in prompts]
     apart = ("height", "width", "vae_slice")  # keys of their own, and one that changes last digits
     options = {name: value for name, value in source.options.items() if name not in apart}
     return {
@@ -210,8 +209,12 @@ def _settings(
         "height": source.height, "width": source.width, "options": options or None, "shift": source.shift,
         "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
         "seed": seed, "samples": samples, "num_prompts": len(prompts), "files": None if suffix == PNG else suffix,
-        "prompts": hashlib.sha256(listed.encode()).hexdigest()[:16],
+        "prompts": _short(listed), "sources": _short(json.dumps(files)) if any(files) else None,
     }  # fmt: skip
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_old(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,14 +26,12 @@ class Journal:
     dropped.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         """Opens `folder/journal-<hash of identity>.jsonl`.
 
         Args:
             folder: where journals lie.
             identity: all that an answer depends on beside its key.
-            earlier: how versions before this one wrote the same identity; a new journal begins with the answers of the
-                first that is there.
 
         Raises:
             ValueError: a line before the last cannot be read.
@@ -42,9 +40,7 @@ class Journal:
         self.path = folder / _name(identity)
         self.rows: dict[str, Row] = {}
         if not self.path.is_file():
-            before = next((path for one in earlier if (path := folder / _name(one)).is_file()), None)
-            kept = "" if before is None else before.read_text("utf-8", "replace").partition("\n")[2]
-            write_atomically(self.path, json.dumps({"identity": dict(identity)}) + "\n" + kept)
+            write_atomically(self.path, json.dumps({"identity": dict(identity)}) + "\n")
         self._read()
         self._file = self.path.open("a", encoding="utf-8")
 

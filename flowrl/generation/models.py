@@ -12,7 +12,7 @@ from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.files import read_json
 from flowrl.prompts.loading import Prompt
-from flowrl.training.model_files import MODEL, add_file, files_of, hub_commit
+from flowrl.training.model_files import MODEL, add_file, add_files, files_of, hub_commit
 
 # diffusers and peft take seconds to import, and images that exist are judged without them: functions import them.
 if TYPE_CHECKING:
@@ -312,8 +312,7 @@ def fingerprint(source: Source) -> str | None:
     location = model_location(source.model)
     folder = Path(location)
     if folder.exists():
-        for name, path in files_of(folder).items():
-            add_file(digest, path, name)
+        add_files(digest, files_of(folder))
     else:
         commit = hub_commit(location)
         if commit is None:

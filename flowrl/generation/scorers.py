@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import check_needs, score_items
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.named_rewards import reward_specs
-from flowrl.rewards import Reward
+from flowrl.rewards import Reward, addresses_of
 from flowrl.rewards.compose import build_weighted_sum
+from flowrl.rewards.judges.chat import with_identities
 from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
+from flowrl.training.model_files import named_files
 
 AT_ONCE = 512  # images whose answers are lost at most when a run is cut short
 
@@ -64,6 +67,31 @@ def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
     return rewards
 
 
+def answers_of(benchmark: str, name: str, reward: Reward, spec: Mapping[str, Any], folder: Path) -> Journal:
+    """The journal of what a reward says of the images of a subject: one for each version of it, with its options and
+    the content of files that these name.
+
+    Args:
+        benchmark: that is run.
+        name: of the reward.
+        reward: what scores.
+        spec: of the reward.
+        folder: of the subject.
+    """
+    identity = {"benchmark": benchmark, "reward": name, "version": reward.version}
+    return Journal(folder, identity | said_by(spec))
+
+
+def said_by(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What a spec says of its reward that can change a value: options, the content of files that these name, frames of
+    videos; but for where servers are."""
+    (entry,) = parse_reward_specs([spec])
+    moved = addresses_of(entry.name or "")
+    options = with_identities({option: value for option, value in entry.options.items() if option not in moved})
+    found = {"options": options, "files": named_files(entry.options), "frames": plain(entry.frames)}
+    return {part: value for part, value in found.items() if value}
+
+
 def has_prompts(items: Sequence[ImageFile], prompt: str | None) -> bool:
     """Whether prompts were given; `--prompt ""` gives the empty one on purpose."""
     return prompt is not None or any(item.prompt for item in items)
@@ -76,7 +104,7 @@ def score_images(
 
     Failures are not kept in the journal: the next run asks again.
     """
-    keys = [image.key_with(image.prompt) for image in images]
+    keys = [image.key_with(image.read_with) for image in images]
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     check_needs(reward, [images[place] for place in missing], key=name, prompts_given=True)
     found: dict[int, Row] = {}

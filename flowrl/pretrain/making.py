@@ -25,6 +25,7 @@ from flowrl.pipelines.weights.stock_loading import quiet_libraries
 from flowrl.pretrain.label_head import LabelHead
 from flowrl.pretrain.network_training import WrongCaptions, in_low_precision, save_atomically, train_denoiser
 from flowrl.progress import progress
+from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt, eval_items, read_prompts
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward
@@ -193,8 +194,7 @@ def describe(
 
     def rows(model: Path) -> list[ScoreRow]:
         pipeline = load(str(model))
-        distinct = list({row.key: row for row in read_prompts(resolve_path(prompts))}.values())
-        items = eval_items(distinct, samples_per_prompt=SAMPLES)
+        items = eval_items(distinct(read_prompts(resolve_path(prompts))), samples_per_prompt=SAMPLES)
         values = held_out_values(
             pipeline, [item.prompt for item in items], [item.sample for item in items], reward, num_steps=num_steps,
             guidance_scale=guidance_scale,
@@ -232,7 +232,7 @@ def held_out_values(
     guidance_scale: float,
 ) -> list[float]:  # fmt: skip
     """The reward of one sample per prompt; its start noise is drawn by the prompt and the number of the sample."""
-    keys = [(0, "eval", row.key, sample) for row, sample in zip(prompts, samples, strict=True)]
+    keys = [(0, "eval", row.noise_name, sample) for row, sample in zip(prompts, samples, strict=True)]
     values: list[float] = []
     for numbers, drawn in draw(pipeline, prompts, keys, num_steps, guidance_scale, "scoring"):
         part, group = prompts[numbers.start : numbers.stop], torch.tensor(numbers)

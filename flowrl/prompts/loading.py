@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.prompts.datasets import is_dataset, read_dataset
+from flowrl.prompts.identity import keys_of
 from flowrl.prompts.prompt_files import Prompt, read_file
 from flowrl.prompts.source_images import Size, read_image
 from flowrl.randomness import counter_shuffle
@@ -25,7 +26,6 @@ __all__ = [
     "Prompt",
     "eval_items",
     "load_prompts",
-    "load_references",
     "load_sources",
     "prompts_of_iteration",
     "read_prompts",
@@ -35,11 +35,22 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalItem:
-    """One image of an evaluation: which prompt, and the number of the sample among those of the same prompt."""
+    """One image of an evaluation.
+
+    Attributes:
+        prompt: its row.
+        prompt_id: number of the row among the different ones.
+        sample: number among the images of the same row.
+        key: tells the row from the others, see `flowrl.prompts.identity.keys_of`; "" takes what the row asks for.
+        noise: number among the images with one `Prompt.noise_name`; None takes `sample`, with which it agrees unless
+            rows of one text differ in something else.
+    """
 
     prompt: Prompt
     prompt_id: int
     sample: int
+    key: str = ""
+    noise: int | None = None
 
 
 def load_prompts(text: str, negative: str = "", *, resolve: Callable[[str], Path]) -> list[Prompt]:
@@ -82,11 +93,6 @@ def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor,
     return [read_image(path, size) for path in prompt.sources]
 
 
-def load_references(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor, " 3 h w"]]:
-    """The images that samples of a prompt are to resemble, as `load_sources` gives the others."""
-    return [read_image(path, size) for path in prompt.references]
-
-
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
     """Which prompts an iteration trains on: passes over the file in an order shuffled again for each pass.
 
@@ -116,17 +122,22 @@ def spread(total: int, count: int) -> list[int]:
 def eval_items(
     rows: Sequence[Prompt], *, num_prompts: int | None = None, samples_per_prompt: int = 1
 ) -> list[EvalItem]:
-    """The images of an evaluation, in file order; rows with one key (text, sources) share an id and count samples on.
+    """The images of an evaluation, in file order; the same row twice has one id, and its samples count on.
 
     `num_prompts` rows are taken evenly from the whole file, which is often sorted by task.
     """
-    chosen = range(len(rows)) if num_prompts is None else spread(len(rows), num_prompts)
+    places = range(len(rows)) if num_prompts is None else spread(len(rows), num_prompts)
+    chosen = [rows[place] for place in places]
     ids: dict[str, int] = {}
-    seen: Counter[int] = Counter()
+    seen: Counter[str] = Counter()  # by key
+    drawn: Counter[str] = Counter()  # by name of the noise
     items = []
-    for row in (rows[place] for place in chosen):
-        prompt_id = ids.setdefault(row.key, len(ids))
+    for row, key in zip(chosen, keys_of(chosen), strict=True):
         for _ in range(samples_per_prompt):
-            items.append(EvalItem(prompt=row, prompt_id=prompt_id, sample=seen[prompt_id]))
-            seen[prompt_id] += 1
+            items.append(EvalItem(
+                prompt=row, prompt_id=ids.setdefault(key, len(ids)), sample=seen[key], key=key,
+                noise=drawn[row.noise_name],
+            ))  # fmt: skip
+            seen[key] += 1
+            drawn[row.noise_name] += 1
     return items

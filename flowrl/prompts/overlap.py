@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from flowrl.prompts.identity import asked_for
 from flowrl.prompts.prompt_files import Prompt
 
 _OPPOSITE = {"and": "and", "left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -43,8 +44,15 @@ def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
 
 
 def overlap_of_rows(train: Iterable[Prompt], held_out: Iterable[Prompt]) -> Overlap:
-    """`overlap` of rows of prompt files: an instruction about another source image is another prompt."""
-    return overlap((row.key for row in train), (row.key for row in held_out))
+    """`overlap` of rows of prompt files: an instruction about another source image is another prompt, whatever the
+    files of the two are called."""
+    return overlap(map(request, train), map(request, held_out))
+
+
+def request(row: Prompt) -> str:
+    """What `overlap` compares of a row: its text, or that with the content of the files that it is about."""
+    whole = asked_for(row)
+    return whole if whole == row.text else asked_for(replace(row, text=_plain(row.text)))
 
 
 def shared_words(trained_on: int, number: int) -> str:

@@ -68,8 +68,11 @@ class Prompt:
     source_names: tuple[str, ...] = ()
 
     @property
-    def key(self) -> str:
-        """Tells this prompt from others, on every machine: its text, and what it is about where that is given."""
+    def noise_name(self) -> str:
+        """What start noise is a function of beside seed and sample: the text, and the names of what it is about.
+
+        Rows may share it: what tells them apart is made in `flowrl.prompts.identity`.
+        """
         names = self.source_names or tuple(Path(file).name for file in (*self.sources, *self.clips))
         return json.dumps([self.text, *names], ensure_ascii=False) if names else self.text
 

@@ -19,6 +19,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from flowrl.files import file_stamp
+
 Size = tuple[int, int]
 
 CACHED_IMAGES = 32
@@ -37,7 +39,7 @@ def check_image(path: str | Path) -> None:
         ValueError: Pillow cannot open it, or its pixels are of a kind that has no fixed range.
     """
     path = Path(path)
-    _check_header(path, *_stamp(path))
+    _check_header(path, _stamp(path))
 
 
 def read_image(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 h w"]:
@@ -56,7 +58,7 @@ def read_image(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 
     if size is not None and min(size) < 1:
         raise ValueError(f"size is (height, width) in pixels, each at least 1, got {size}")
     path = Path(path)
-    pixels = _pixels(path, size, *_stamp(path))
+    pixels = _pixels(path, size, _stamp(path))
     return torch.from_numpy(pixels).permute(2, 0, 1).float().div(255).contiguous()
 
 
@@ -85,17 +87,16 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """What changes when a file is written again: time and length."""
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written again."""
     try:
-        status = path.stat()
+        return file_stamp(path.stat())
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}): give an image that is there") from error
-    return status.st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=1 << 17)
-def _check_header(path: Path, changed: int, length: int) -> None:
+def _check_header(path: Path, stamp: tuple[int, ...]) -> None:
     try:
         with Image.open(path) as image:
             mode = image.mode
@@ -106,8 +107,8 @@ def _check_header(path: Path, changed: int, length: int) -> None:
 
 
 @functools.lru_cache(maxsize=CACHED_IMAGES)
-def _pixels(path: Path, size: Size | None, changed: int, length: int) -> UInt8[np.ndarray, " h w 3"]:
-    _check_header(path, changed, length)
+def _pixels(path: Path, size: Size | None, stamp: tuple[int, ...]) -> UInt8[np.ndarray, " h w 3"]:
+    _check_header(path, stamp)
     try:
         with Image.open(path) as opened:
             image = as_rgb(ImageOps.exif_transpose(opened))

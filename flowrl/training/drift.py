@@ -91,7 +91,7 @@ def distance_of(
 def _base_side(
     pipeline: Pipeline, prompts: Sequence[Prompt], base: Velocity, schedule: Schedule, *, seed: int
 ) -> BaseSide:
-    noise = sample_normals(pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in prompts])
+    noise = sample_normals(pipeline.latent_shape, [(seed, "eval", prompt.noise_name, 0) for prompt in prompts])
     x = start_state(noise.to(device_of(pipeline)), schedule)
     compared = {quarter * schedule.num_steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
     places = []

@@ -20,6 +20,7 @@ from flowrl.files import write_atomically
 from flowrl.media.kept import Sounds, write_samples
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
+from flowrl.prompts.identity import asked_for
 from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
 from flowrl.randomness import Part, counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
@@ -151,7 +152,7 @@ def evaluate(
 
 def _noise_of(item: EvalItem) -> tuple[Part, ...]:
     """What the start noise of an image is a function of, besides the seed of evaluations."""
-    return "eval", item.prompt.key, item.sample
+    return "eval", item.prompt.noise_name, item.sample if item.noise is None else item.noise
 
 
 def _scored(
@@ -171,7 +172,7 @@ def _scored(
         parts = {name.removeprefix("reward/"): _number(float(value[i])) for name, value in found.items()}
         official = parts.get(f"{geneval}/official")
         rows.append({
-            "prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.prompt.key,
+            "prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.key or asked_for(item.prompt),
             "task": item.prompt.metadata.get("tag", ""), "sample": item.sample,
             "seed": counter_seed(seed, *_noise_of(item)), "correct": None if official is None else official > 0.5,
             "graded": parts.get(f"{geneval}/graded"), "rewards": parts,

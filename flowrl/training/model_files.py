@@ -1,38 +1,48 @@
-"""What tells models, LoRAs and images on disk apart without reading gigabytes; nothing heavy is imported here."""
+"""What tells models, LoRAs and images on disk apart: their content, read once; nothing heavy is imported here."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from flowrl.config.locations import at_revision, is_path, split_revision
 from flowrl.config.sections import PipelineConfig
 from flowrl.config.train import resolve_path
+from flowrl.files import content_digest, files_below
 
 MODEL = "model"
 """Folder of a run that trained all weights of a network: the model with them, as stock diffusers opens it."""
-_ENDS = 2**20  # bytes at both ends of a file that its digest covers, beside its length
+_ENDS = 2**20  # bytes at both ends of a file, which are all that digests of earlier versions cover beside its length
+_LONGEST = 1024  # characters of a text that may be a path
+_AT_ONCE = 8  # files that are read beside each other
 
 
 def files_of(place: Path) -> dict[str, Path]:
-    """A file under its name, or all of a folder under their relative ones, but for hidden ones and texts (.md)."""
+    """A file under its name, or all of a folder under their relative ones, but for hidden ones and texts (.md).
+
+    Folders that are links are looked into: a text encoder or an autoencoder that several models share is part of each.
+    """
     if place.is_file():
         return {place.name: place}
-    found = {path.relative_to(place): path for path in sorted(place.rglob("*")) if path.is_file()}
     return {
-        name.as_posix(): path
-        for name, path in found.items()
-        if name.suffix != ".md" and not any(part.startswith(".") for part in name.parts)
+        name: path
+        for name, path in files_below(place).items()
+        if path.suffix != ".md" and not any(part.startswith(".") for part in name.split("/"))
     }
 
 
 def add_file(digest: Any, path: Path, name: str) -> None:
-    """Adds to a `hashlib` digest a file's name, its length, and a megabyte at both ends.
+    """Adds to a `hashlib` digest a file's name, its length, and its content."""
+    _add_ends(digest, path, name)
+    if path.stat().st_size > 2 * _ENDS:
+        digest.update(content_digest(path).encode())
 
-    Weights that were trained further differ there too.
-    """
+
+def _add_ends(digest: Any, path: Path, name: str) -> None:
     size = path.stat().st_size
     digest.update(f"{name}:{size}:".encode())
     with path.open("rb") as file:
@@ -43,10 +53,52 @@ def add_file(digest: Any, path: Path, name: str) -> None:
 
 
 def digest_of_file(path: Path) -> str:
-    """A short digest of a file as `add_file` sees it."""
+    """A short digest of a file's length and content; of what is more than the two megabytes at its ends, which are all
+    that seals of earlier versions cover, a second one stands behind a dash."""
     digest = hashlib.sha256()
-    add_file(digest, path, "")
-    return digest.hexdigest()[:16]
+    _add_ends(digest, path, "")
+    ends = digest.hexdigest()[:16]
+    return ends if path.stat().st_size <= 2 * _ENDS else f"{ends}-{content_digest(path)[:16]}"
+
+
+def add_files(digest: Any, files: Mapping[str, Path]) -> None:
+    """Adds each file under its name as `add_file` does; large ones are read beside each other."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(digest_of_file, files.values()))  # the content of large files is then known
+    for name, path in files.items():
+        add_file(digest, path, name)
+
+
+def digests_of(place: Path) -> dict[str, str]:
+    """`digest_of_file` of each of `files_of`; large files are read beside each other."""
+    files = files_of(place)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(files, pool.map(digest_of_file, files.values()), strict=True))
+
+
+def same_digest(before: str | None, now: str | None) -> bool:
+    """Whether two results of `digest_of_file` are of one content, as far as both say."""
+    if before is None or now is None or ("-" in before) == ("-" in now):
+        return before == now
+    return before.partition("-")[0] == now.partition("-")[0]
+
+
+def named_files(options: Any, name: str = "") -> dict[str, str]:
+    """A digest of every file, or folder of files, that options of a reward name on this machine, by dotted option.
+
+    What a reward says is its version may look at some of its weights alone: here all that it could load is in.
+    """
+    if isinstance(options, Mapping | list | tuple):
+        pairs = options.items() if isinstance(options, Mapping) else enumerate(options)
+        return {key: found for part, one in pairs for key, found in named_files(one, f"{name}.{part}").items()}
+    place = Path(options).expanduser() if isinstance(options, str) and 0 < len(options) <= _LONGEST else None
+    try:
+        if place is None or not place.exists():
+            return {}
+    except (OSError, ValueError):  # a text that can be no path
+        return {}
+    listed = json.dumps(digests_of(place), sort_keys=True)
+    return {name.removeprefix("."): hashlib.sha256(listed.encode()).hexdigest()[:16]}
 
 
 def encoders_digest(model: str, others: Sequence[str]) -> str:
@@ -68,9 +120,11 @@ def encoders_digest(model: str, others: Sequence[str]) -> str:
             )
         return f"{model}@{commit}"
     digest = hashlib.sha256()
-    for name, path in files_of(Path(model)).items():
-        if name.partition("/")[0] not in others or path.suffix == ".json":
-            add_file(digest, path, name)
+    add_files(digest, {
+        name: path
+        for name, path in files_of(Path(model)).items()
+        if name.partition("/")[0] not in others or path.suffix == ".json"
+    })  # fmt: skip
     return digest.hexdigest()
 
 

@@ -322,6 +322,8 @@ def keep_embeddings(config: TrainConfig, pipeline: Pipeline) -> None:
     if config.prompts.cache is not None:
         others = (*model_family(config.pipeline).denoisers, "scheduler", "safety_checker")
         encoders = encoders_digest(location_of(config.pipeline), others)
+        if config.pipeline.variant is not None:  # of the files in the folder, which are read
+            encoders = f"{encoders}:{config.pipeline.variant}"
         pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flowrl.media.lossless import read_clip
 from flowrl.pipelines import Pipeline
-from flowrl.prompts.loading import Prompt, load_references, load_sources
+from flowrl.prompts.loading import Prompt, load_sources
+from flowrl.prompts.source_images import read_image
 from flowrl.rewards import RewardInputs
 from flowrl.samplers import Network, Velocity
 from flowrl.samplers.guidance import TrainNegative
@@ -122,11 +123,8 @@ def reward_inputs(
     """
     video = decoded.ndim == 5
     size = (int(decoded.shape[-2]), int(decoded.shape[-1]))
-    once = {prompt.key: prompt for prompt in prompts}  # the samples of a prompt share its images
-    sources, references = (
-        {key: [image.to(decoded.device) for image in load(prompt, size)] for key, prompt in once.items()}
-        for load in (load_sources, load_references)
-    )
+    named = {file for prompt in prompts for file in (*prompt.sources, *prompt.references)}
+    loaded = {file: read_image(file, size).to(decoded.device) for file in named}  # samples of a prompt share them
     return RewardInputs(
         prompts=[prompt.text for prompt in prompts],
         images=decoded[:, 0] if video else decoded,
@@ -137,7 +135,12 @@ def reward_inputs(
         metadata=[prompt.metadata for prompt in prompts],
         group_ids=group,
         sample_ids=torch.tensor(list(numbers)),
-        source_images=[sources[prompt.key] for prompt in prompts] if any(sources.values()) else None,
-        reference_images=[references[prompt.key] for prompt in prompts] if any(references.values()) else None,
+        source_images=_of_rows(loaded, [prompt.sources for prompt in prompts]),
+        reference_images=_of_rows(loaded, [prompt.references for prompt in prompts]),
         iteration=iteration,
     )
+
+
+def _of_rows(images: Mapping[str, Tensor], rows: Sequence[Sequence[str]]) -> list[list[Tensor]] | None:
+    """The images of each row by their files; None where no row names any."""
+    return [[images[file] for file in files] for files in rows] if any(rows) else None

@@ -4,7 +4,8 @@ config     every setting by its dotted key, but for `RESUME_KEYS` and the addres
 model      its files, each with a digest, or the commit of a hub repository
 init_lora  its files
 prompts    eight letters of a digest for each row: its text, metadata, negative prompt and images
-rewards    what every reward says is its version, in which the digests of users' files are
+rewards    what every reward says is its version, in which the digests of users' files are, and those of files and
+           folders that its options name
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.files import plain
-from flowrl.training.model_files import digest_of_file, files_of, hub_commit
+from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
 
 if TYPE_CHECKING:
     from flowrl.prompts.loading import Prompt
@@ -41,6 +42,7 @@ MOVED = re.compile(r"(?:eval\.)?rewards\.\d+\.options\.url")
 ALLOW = "resume_changed"
 """The setting that lets a run go on under anything else."""
 _ROW = 8  # letters that a row of prompts takes
+_FILES = ", files of "  # between a reward and its option; versions before this one sealed none
 _NONE = object()
 
 
@@ -61,7 +63,7 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
         "config": {key: value for key, value, _ in _settings(config)},
         "prompts": found,
         "model": model_of(config),
-        "init_lora": {} if lora is None else _digests(resolve_path(lora)),
+        "init_lora": {} if lora is None else digests_of(resolve_path(lora)),
     })  # fmt: skip
 
 
@@ -71,16 +73,21 @@ def model_of(config: TrainConfig) -> dict[str, str]:
 
     location = location_of(config.pipeline)
     if Path(location).exists():
-        return _digests(Path(location))
+        return digests_of(Path(location))
     commit = hub_commit(location)
     return {} if commit is None else {"commit": commit}
 
 
 def versions_of(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
-    """What the rewards that are trained on, and those of evaluations, say they are."""
-    held_out = () if measured is None else measured.terms
-    found = {f"eval reward {term.key}": term.reward.version for term in held_out}
-    return found | {f"reward {term.key}": term.reward.version for term in reward.terms}
+    """What the rewards that are trained on, and those of evaluations, say they are, and digests of the files that
+    their options name."""
+    found = {}
+    for kind, terms in (("eval reward", () if measured is None else measured.terms), ("reward", reward.terms)):
+        for term in terms:
+            found[f"{kind} {term.key}"] = term.reward.version
+            for option, digest in named_files(term.entry.options).items():
+                found[f"{kind} {term.key}{_FILES}{option}"] = digest
+    return found
 
 
 def reproduced_in(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
@@ -122,13 +129,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
         if part == "model" and not (old and new):
             continue  # on the hub, and not downloaded at one of the two times
         if part in ("model", "init_lora"):
-            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            names = [name for name in {**old, **new} if not same_digest(old.get(name), new.get(name))]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             found += [f"{part}: changed are {', '.join(names[:3])}{more}"] if names else []
             continue
         for key in {**old, **new}:
             was, is_now = old.get(key, _NONE), new.get(key, _NONE)
-            if was == is_now or (was is _NONE and key in defaults):
+            if was == is_now or (was is _NONE and (key in defaults or (part == "rewards" and _FILES in key))):
                 continue
             if part == "prompts":
                 found.append(f"{key}: {_row_words(str(old.get(key, '')), str(new.get(key, '')))}")
@@ -165,13 +172,9 @@ def _as_read(value: Any) -> Any:
     return json.loads(json.dumps(plain(value), default=str))
 
 
-def _digests(place: Path) -> dict[str, str]:
-    return {name: digest_of_file(path) for name, path in files_of(place).items()}
-
-
 def _prompt_digest(prompt: Prompt) -> str:
     files = [*prompt.sources, *prompt.references, *prompt.clips]
-    return _row_digest([prompt.key, prompt.negative, prompt.metadata], files)
+    return _row_digest([prompt.noise_name, prompt.negative, prompt.metadata], files)
 
 
 def _row_digest(words: Sequence[Any], images: Sequence[str]) -> str:

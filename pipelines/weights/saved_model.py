@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrl.config.locations import split_revision
-from flowrl.files import read_json, sync, sync_tree
+from flowrl.files import files_below, read_json, sync, sync_tree
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
 
@@ -101,8 +101,7 @@ def take_frozen(source: Path, target: Path, trained: set[str], *, small: int) ->
     """Links the parts that the index of a stock folder names, or copies them where they have no more bytes than
     `small`; but for those that are trained."""
     parts = [name for name in read_json(source / INDEX, finite=False) if (source / name).is_dir()]
-    files = [path for name in parts if name not in trained for path in sorted((source / name).rglob("*"))]
-    files = [path for path in files if path.is_file()]
+    files = [path for name in parts if name not in trained for path in files_below(source / name).values()]
     take = shutil.copyfile if sum(path.stat().st_size for path in files) <= small else _link
     shutil.copyfile(source / INDEX, target / INDEX)
     for path in files:

@@ -24,7 +24,6 @@ from flowrl.commands.eval.named_judges import read_judge
 from flowrl.commands.eval.result import as_text
 from flowrl.commands.eval.unigenbench_estimate import SECONDS
 from flowrl.commands.eval.unigenbench_judge import read_wording
-from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import read_numbered
 from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question, check_chat, identity_of
@@ -331,37 +330,6 @@ def test_how_a_judge_is_reached_is_no_part_of_what_it_is() -> None:
     kinds = ({"image_format": "png"}, {"model": "n"}, {"structured": True})
     assert all(identity_of({**judge, **other}) != identity_of(judge) for other in kinds)
     assert identity_of({"model": "m"}) != identity_of(judge)  # weights of this process are not a server's
-
-
-def test_answers_kept_with_an_address_are_taken_over_for_that_address_alone(
-    tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Journals of earlier versions name the server, and images went there as PNG."""
-    judge = judged_by(monkeypatch, met_if_even)
-    asked = {"server": "http://127.0.0.1:1/v1", "model": "scripted"}
-    run(settings(tmp_path / "now", prompts, images, judge=str({**asked, "image_format": "png"})))
-    (now,) = (tmp_path / "now").rglob("journal-*.jsonl")
-    head, _, rows = now.read_text().partition("\n")
-    identity = json.loads(head)["identity"] | {"judge": asked}
-    folder = (tmp_path / "then" / now.relative_to(tmp_path / "now")).parent
-    with Journal(folder, identity) as then:
-        pass
-    then.path.write_text(json.dumps({"identity": identity}) + "\n" + rows)
-    assert then.path.name != now.name
-    given = (
-        {"image_format": "jpeg95"},
-        {"image_format": "png", "server": "http://127.0.0.1:2/v1"},
-        {"image_format": "png"},
-    )
-    counts = []
-    for other in given:
-        for new in folder.glob("journal-*.jsonl"):
-            if new != then.path:
-                new.unlink()
-        before = len(judge.asked)
-        run(settings(tmp_path / "then", prompts, images, judge=str({**asked, **other})))
-        counts.append(len(judge.asked) - before)
-    assert counts == [6, 6, 0]
 
 
 # ---- a dry run -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import toy_pipeline
 from evaluation_folders import RECORDS
+from PIL import Image
 from toy_pipeline import Toy
 
 from flowrl.generation import generate
@@ -100,7 +101,7 @@ def test_prompts_are_taken_once_and_evenly() -> None:
     assert choose(doubled, 3) == [PROMPTS[1], PROMPTS[3], PROMPTS[5]]
     assert choose(PROMPTS, 100) == PROMPTS
     other = Prompt(text=PROMPTS[0].text, metadata={"tag": "another"})
-    assert choose([*PROMPTS, other], None) == PROMPTS  # the first of a text counts
+    assert choose([*PROMPTS, other, other], None) == [*PROMPTS, other]  # a record of its own is another question
 
 
 def test_prompts_of_one_text_with_other_images_are_told_apart(tmp_path: Path) -> None:
@@ -109,6 +110,16 @@ def test_prompts_of_one_text_with_other_images_are_told_apart(tmp_path: Path) ->
     items = [(index, sample) for index in range(2) for sample in range(2)]
     assert list(generate._numbers([first, second], items).values()) == [0, 1, 0, 1]
     assert list(generate._numbers([first, first], items).values()) == [0, 1, 2, 3]
+
+
+def test_a_folder_is_not_continued_from_another_source_image(tmp_path: Path) -> None:
+    image = tmp_path / "a.png"
+    Image.new("RGB", (2, 2), (255, 0, 0)).save(image)
+    prompt = Prompt(text="a", metadata={"prompt": "a"}, sources=(str(image),))
+    drawn(tmp_path / "out", [prompt], samples=1)
+    Image.new("RGB", (2, 2), (0, 0, 255)).save(image)
+    with pytest.raises(ValueError, match="drawn with other settings: sources"):
+        drawn(tmp_path / "out", [prompt], samples=1)
 
 
 def test_records_name_images_by_absolute_paths(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_images_in_columns_become_files_with_names_of_their_content(tmp_path: Pa
     assert [Path(row.sources[0]).name for row in saved] == [row.metadata["source"] for row in saved]
     assert saved[1].metadata == {"prompt": "x", "source": saved[1].metadata["source"], "n": 2}  # nulls, other media go
     assert [item.prompt_id for item in eval_items(saved)] == [0, 1, 2]
-    assert str(Path(saved[0].sources[0]).parent) not in saved[0].key
+    assert str(Path(saved[0].sources[0]).parent) not in saved[0].noise_name
 
 
 def test_lists_of_images_and_rows_without_one(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from flowrl.prompts.loading import (
     Prompt,
     eval_items,
     load_prompts,
-    load_references,
     load_sources,
     prompts_of_iteration,
     read_prompts,
     spread,
 )
+from flowrl.prompts.source_images import read_image
 from flowrl.randomness import counter_choice
 
 
@@ -99,7 +99,7 @@ def test_images_of_a_prompt_come_in_its_order_and_size(tmp_path: Path) -> None:
     assert blue.shape == red.shape == (3, 4, 6)
     assert (blue[:, 0, 0].tolist(), red[:, 0, 0].tolist()) == ([0, 0, 1], [1, 0, 0])
     assert [tuple(image.shape) for image in load_sources(row, (8, 2))] == [(3, 8, 2), (3, 8, 2)]
-    assert [image[:, 1, 1].tolist() for image in load_references(row, (2, 2))] == [[1, 0, 0]]
+    assert [read_image(path, (2, 2))[:, 1, 1].tolist() for path in row.references] == [[1, 0, 0]]
     assert load_sources(Prompt(text="a", metadata={})) == []
 
 

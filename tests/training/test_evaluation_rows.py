@@ -10,6 +10,7 @@ import pytest
 from toy_pipeline import quick_run, toy_config, write_toy
 
 from flowrl.pipelines import PIPELINES
+from flowrl.prompts.identity import asked_for
 from flowrl.prompts.loading import Prompt
 from flowrl.statistics.means import partners
 from flowrl.training.evaluation_rows import read_rows, score_rows
@@ -47,8 +48,8 @@ def test_rows_are_paired_by_prompt_and_seed_whatever_their_places(
 def test_edits_of_different_images_are_different_prompts() -> None:
     prompts = [Prompt(text="make it blue", metadata={}, sources=(f"/images/{name}.png",)) for name in "ab"]
     rows = [
-        {"prompt_id": 0, "prompt": prompt.text, "key": prompt.key, "seed": 5, "rewards": {"brightness": 0.5}}
+        {"prompt_id": 0, "prompt": prompt.text, "key": asked_for(prompt), "seed": 5, "rewards": {"brightness": 0.5}}
         for prompt in prompts
     ]
     assert len(score_rows(rows, METRIC)) == 2
-    assert len(json.loads(prompts[0].key)) == 2
+    assert json.loads(asked_for(prompts[0]))[0] == "make it blue"

@@ -22,9 +22,10 @@ from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.randomness import sample_normals
 from flowrl.training.drift import KL_PROMPTS, base_sides, spread, velocity_distances
 from flowrl.training.heldout import generate
-from flowrl.training.model_files import MODEL
+from flowrl.training.model_files import MODEL, digests_of
 from flowrl.training.parts import at_eval_size, encode_everything, eval_schedule, load_pipeline, read_prompts
 from flowrl.training.prompting import RunPrompts, device_of
+from flowrl.training.seal import digest_of, inputs_of
 from flowrl.trajectory import Schedule
 
 DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16
@@ -49,17 +50,20 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
     config = load_config(run_folder / "config.yaml")
     full, kept = config.policy.train == "full", run_folder / "measure.json"
     saved = run_folder / (MODEL if full else "lora")
-    if kept.is_file() and kept.stat().st_mtime >= max(path.stat().st_mtime for path in saved.rglob("*")):
-        found: dict[str, float] = read_json(kept, "delete it, it is measured again")
-        if not base or "base_diversity" in found:
+    assert config.prompts.eval is not None
+    prompts = read_prompts(config.prompts, config.prompts.eval)
+    inputs = inputs_of(config, RunPrompts(train=(), held_out=tuple(prompts)))
+    mark = digest_of(inputs | {"saved": digests_of(saved)})
+    if kept.is_file():
+        found = read_json(kept, "delete it, it is measured again")
+        if found.pop("of", None) == mark and (not base or "base_diversity" in found):
             return found
     later = config.pipeline.free_text_encoders
     trained = load_pipeline(config.pipeline, find_device(config.pipeline.device), Loading(later=later))
     pipeline = at_eval_size(config, trained)
-    assert config.prompts.eval is not None
-    items = eval_items(read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts)
-    prompts = [item for item in items if item.sample == 0]  # each once
-    compared, drawn = spread(prompts, KL_PROMPTS), spread(prompts, DIVERSITY_PROMPTS)
+    items = eval_items(prompts, num_prompts=config.eval.num_prompts)
+    distinct = [item for item in items if item.sample == 0]  # each once
+    compared, drawn = spread(distinct, KL_PROMPTS), spread(distinct, DIVERSITY_PROMPTS)
     if later:
         asked = tuple(item.prompt for item in (*compared, *drawn))
         encode_everything(trained, pipeline, RunPrompts(train=(), held_out=asked))
@@ -75,7 +79,7 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
     if base:
         with policy.under("reference"):
             result["base_diversity"] = diversity_of(pipeline, drawn, schedule, scale=scale)
-    write_atomically(kept, json.dumps(result) + "\n")
+    write_atomically(kept, json.dumps(result | {"of": mark}) + "\n")
     return result
 
 
@@ -84,7 +88,7 @@ def diversity_of(pipeline: Pipeline, items: Sequence[EvalItem], schedule: Schedu
     device = device_of(pipeline)
     distances = []
     for item in items:
-        keys = [(0, "diversity", item.prompt.key, number) for number in range(DIVERSITY_SEEDS)]
+        keys = [(0, "diversity", item.prompt.noise_name, number) for number in range(DIVERSITY_SEEDS)]
         x = sample_normals(pipeline.latent_shape, keys).to(device)
         distances.append(
             image_spread(generate(pipeline, [item.prompt] * DIVERSITY_SEEDS, x, schedule, guidance_scale=scale))

@@ -21,6 +21,7 @@ from flowrl.failures import explain
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
+from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.randomness import counter_normal
@@ -66,11 +67,10 @@ def _prompts(config: TrainConfig) -> tuple[Sequence[Prompt], Check]:
         prompts = checked_prompts(config)
     except (ValueError, OSError) as error:
         return (), faulty("prompts", explain(error))
-    train, held_out = [row.key for row in prompts.train], [row.key for row in prompts.held_out]
     shared = overlap_of_rows(prompts.train, prompts.held_out)
-    said = f"{len(train)} to train on, {len(held_out)} to evaluate on"
-    if len(set(train)) < len(train):
-        said += f"; {len(train) - len(set(train))} of the first are there more than once"
+    said = f"{len(prompts.train)} to train on, {len(prompts.held_out)} to evaluate on"
+    if again := len(prompts.train) - len(distinct(prompts.train)):
+        said += f"; {again} of the first are there more than once"
     if shared.exact:
         return prompts.train, Check(
             name="prompts", state="warning", found=f"{said}; {shared_words(len(shared.exact), shared.total)}",

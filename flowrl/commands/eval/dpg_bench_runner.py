@@ -11,6 +11,7 @@ In the subject's folder: `dpg_bench/<item>.png`, and the journal of the answers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,11 @@ from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.named_judges import check_alive, check_tokens, earlier_identities, read_judge
+from flowrl.commands.eval.named_judges import check_alive, check_tokens, read_judge, weights_of
 from flowrl.commands.eval.runner_parts import metrics_of, options_of
 from flowrl.commands.terminal_text import Table
 from flowrl.config.train import resolve_path
+from flowrl.files import read_json, write_atomically
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import images_of, some
 from flowrl.generation.journal import Journal
@@ -40,6 +42,8 @@ from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import mean_interval
 
 FOLDER = "dpg_bench"
+MADE_OF = "dpg_bench_grids.json"
+"""In the subject's folder: the images of which the grids were made."""
 GRID = 4
 ASKED = "{question}\nAnswer with one word, yes or no."
 MAX_TOKENS = 8
@@ -120,16 +124,20 @@ def run(settings: Settings) -> Result:
 
 
 def write_grids(subject: Subject, items: Sequence[Item], images: Sequence[ImageFile]) -> None:
-    """`dpg_bench/<item>.png` of every four images, row by row; those that are there stay."""
-    folder = subject.folder / FOLDER
+    """`dpg_bench/<item>.png` of every four images, row by row; those that are there and are of these images stay."""
+    folder, note = subject.folder / FOLDER, subject.folder / MADE_OF
+    known = read_json(note, "delete it, the grids are made again") if note.is_file() else {}
     for place, item in enumerate(items):
-        path = folder / f"{item.id}.png"
-        if path.is_file():
+        path, shown = folder / f"{item.id}.png", images[place * GRID : (place + 1) * GRID]
+        stamps = [image.stamp for image in shown]
+        if path.is_file() and known.get(item.id) == stamps:
             continue
-        four = [image.pixels() for image in images[place * GRID : (place + 1) * GRID]]
+        four = [image.pixels() for image in shown]
         grid = np.concatenate([np.concatenate(four[:2], axis=1), np.concatenate(four[2:], axis=1)], axis=0)
         assert boxes((grid.shape[1], grid.shape[0]))[3][2:] == (grid.shape[1], grid.shape[0])
         save_png(Image.fromarray(grid), path)
+        known[item.id] = stamps
+    write_atomically(note, json.dumps(known) + "\n")
 
 
 def ask_items(chat: Chat, plan: Plan, images: Sequence[ImageFile], subject: Subject, *, show: bool = True) -> Answers:
@@ -143,8 +151,11 @@ def ask_items(chat: Chat, plan: Plan, images: Sequence[ImageFile], subject: Subj
         for place, item in enumerate(plan.items) for crop in range(plan.crops) for question in item.questions
     ]  # fmt: skip
     keys = [image.key_with(text) for _, _, text, image in work]
-    identity = {"benchmark": "dpg_bench", "version": _VERSION, "judge": identity_of(plan.judge), "asked": ASKED}
-    with Journal(subject.folder, identity, earlier_identities(identity, plan.judge)) as journal:
+    identity = {
+        "benchmark": "dpg_bench", "version": _VERSION, "judge": identity_of(plan.judge), "asked": ASKED,
+        **weights_of(plan.judge, chat.version),
+    }  # fmt: skip
+    with Journal(subject.folder, identity) as journal:
         missing = [place for place, key in enumerate(keys) if key not in journal.rows]
         batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
         with progress(f"judging {subject.label}", len(batches), enabled=show) as advance:

@@ -34,6 +34,7 @@ from flowrl.generation.subject import Settings, Subject
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
+from flowrl.training.model_files import named_files
 from flowrl.world.scenes import SHAPES
 
 WORLD, PUBLISHED = "world", "published"
@@ -70,7 +71,7 @@ def run(settings: Settings) -> Result:
     rows = []
     for subject, of_subject in zip(settings.subjects, images, strict=True):
         start = time.monotonic()
-        rows.append(judge_images(of_subject, judge, subject, show=settings.show))
+        rows.append(judge_images(of_subject, judge, subject, files=named_files(settings.options), show=settings.show))
         seconds[subject.label]["judging"] = round(time.monotonic() - start, 2)
         write_atomically(subject.folder / "results.jsonl", published_text(rows[-1], of_subject))
     return result_of(
@@ -126,13 +127,20 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
     return given
 
 
-def judge_images(images: Sequence[ImageFile], judge: Detector, subject: Subject, *, show: bool = True) -> list[Row]:
+def judge_images(
+    images: Sequence[ImageFile], judge: Detector, subject: Subject, *, files: Mapping[str, str] | None = None,
+    show: bool = True,
+) -> list[Row]:  # fmt: skip
     """One row per image, in their order; answers of an earlier run are taken from the journal.
+
+    `files` are digests of those that the judge's options name.
 
     Raises:
         ValueError: an image cannot be read.
     """
-    identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version}
+    identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version} | (
+        {"files": files} if files else {}
+    )
     with Journal(subject.folder, identity) as journal:
         keys = [image.key_with(json.dumps(image.record, sort_keys=True)) for image in images]
         missing = [(key, image) for key, image in zip(keys, images, strict=True) if key not in journal.rows]

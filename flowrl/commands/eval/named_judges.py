@@ -14,7 +14,8 @@ from typing import Any
 
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import parse_yaml, read_mapping
-from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, check_chat, is_server
+from flowrl.rewards.judges.chat import NO_TOKENS, Answer, check_chat, is_server
+from flowrl.training.model_files import named_files
 
 
 def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owner: str) -> dict[str, Any]:
@@ -44,18 +45,14 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
     return judge
 
 
-def earlier_identities(identity: Mapping[str, Any], judge: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """How versions whose identity of a judge held its address wrote the same one, which was asked at the same address.
+def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """What an answer of a judge in this process depends on beside its name: a folder may come to hold other weights.
 
-    Images went as PNG then where `image_format` did not say otherwise.
+    Args:
+        judge: as `read_judge` gives it; one on a server is known by its name alone.
+        version: that it says it is once it is loaded.
     """
-    if not is_server(judge) or not isinstance(judge["server"], str) or judge.get("structured"):
-        return []
-    known = ("server", "model", "image_format", "tokens_key", "seed", "extra_body")
-    said = {key: judge[key] for key in known if key in judge}
-    unsaid = {key: value for key, value in said.items() if key != "image_format"}
-    forms = {"png": [said, unsaid]}.get(said.get("image_format", DEFAULT_FORMAT), [said] if said != unsaid else [])
-    return [{**identity, "judge": form} for form in forms]
+    return {} if is_server(judge) else {"weights": version, "files": named_files(judge)}
 
 
 def check_tokens(errors: Iterable[str | None]) -> None:

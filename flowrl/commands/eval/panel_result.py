@@ -33,7 +33,8 @@ class Scored:
 
     @property
     def prompts(self) -> list[str]:
-        return [image.prompt for image in self.images]
+        """What tells the prompts of the images apart."""
+        return [image.asked_for for image in self.images]
 
 
 def result_of(
@@ -62,7 +63,7 @@ def result_of(
     found = [{name: mean.interval for name, mean in part.items()} for part in means]
     for place, part in enumerate(spread):
         found[place][DIVERSITY] = part.interval
-        first = {row["prompt"]: row for row in reversed(scored[place].rows)}
+        first = dict(reversed(list(zip(scored[place].prompts, scored[place].rows, strict=True))))
         for prompt, row in first.items():  # one row of each prompt has it: comparisons pair prompts
             row[DIVERSITY] = part.by_prompt.get(prompt)
     change = _change(settings, scored, spread) if len(scored) > 1 else {}
@@ -93,7 +94,8 @@ def result_of(
 def _change(settings: Settings, scored: Sequence[Scored], spread: Sequence[Diversity]) -> dict[str, Interval]:
     """Subject minus base for every scorer and the diversity, paired."""
     subject, base = scored
-    if [(p.prompt, p.sample) for p in subject.images] != [(p.prompt, p.sample) for p in base.images]:
+    sides = [[(prompt, p.sample) for prompt, p in zip(part.prompts, part.images, strict=True)] for part in scored]
+    if sides[0] != sides[1]:
         raise ValueError(
             "subject and base have images of different prompts or samples, so that they cannot be compared: draw the "
             "same ones."

@@ -26,9 +26,8 @@ from flowrl.generation.features import DISTANCE, Features, check_features, featu
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
 from flowrl.generation.generate import choose, images_of
 from flowrl.generation.image_folder import read_items
-from flowrl.generation.journal import Journal
 from flowrl.generation.models import WORLD_MODELS
-from flowrl.generation.scorers import load_scorers, score_images, scorer_names, scorer_specs, values_of
+from flowrl.generation.scorers import answers_of, load_scorers, score_images, scorer_names, scorer_specs, values_of
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward
@@ -72,7 +71,7 @@ def run(settings: Settings) -> Result:
     ]  # fmt: skip
     scorers = load_scorers(plan.specs, settings.device) if plan.specs else {}
     scored = [
-        scored_by(scorers, subject, part, batch_size=settings.batch_size)
+        scored_by(scorers, plan.specs, subject, part, batch_size=settings.batch_size)
         for subject, part in zip(settings.subjects, images, strict=True)
     ]
     versions = {name: reward.version for name, reward in scorers.items()}
@@ -80,32 +79,25 @@ def run(settings: Settings) -> Result:
     if plan.features is not None:
         for part in images:
             vectors, versions["features"] = features_of(part, plan.features, plan.feature_model)
-            prompts = [image.prompt for image in part]
-            spread.append(diversity(vectors, prompts, distance=DISTANCE[plan.features]))
+            spread.append(diversity(vectors, [image.asked_for for image in part], distance=DISTANCE[plan.features]))
     own = settings.benchmark not in PANELS or scorer_names(plan.specs) == list(plan.panel.rewards)
     return result_of(settings, plan.panel, scored, spread, versions, own_scorers=own)
 
 
 def scored_by(
-    scorers: Mapping[str, Reward], subject: Subject, images: Sequence[ImageFile], *, batch_size: int
-) -> Scored:
+    scorers: Mapping[str, Reward], specs: Sequence[Mapping[str, Any]], subject: Subject, images: Sequence[ImageFile],
+    *, batch_size: int,
+) -> Scored:  # fmt: skip
     """What every scorer says of a subject's images, taken from the journal where it is known."""
     values = {}
     rows: list[dict[str, Any]] = [
-        {
-            "file": p.file,
-            "index": p.index,
-            "sample": p.sample,
-            "prompt": p.prompt,
-            "values": {},
-            "parts": {},
-            "error": {},
-        }
+        {"file": p.file, "index": p.index, "sample": p.sample, "prompt": p.prompt,
+         **({} if (key := p.asked_for) == p.prompt else {"key": key}), "values": {}, "parts": {}, "error": {}}
         for p in images
-    ]
-    for name, reward in scorers.items():
+    ]  # fmt: skip
+    for (name, reward), spec in zip(scorers.items(), specs, strict=False):
         label = f"scoring {name} of {subject.label}"
-        with Journal(subject.folder, {"benchmark": "panel", "reward": name, "version": reward.version}) as journal:
+        with answers_of("panel", name, reward, spec, subject.folder) as journal:
             scores = score_images(name, reward, images, journal, batch_size=batch_size, label=label)
         values[name] = values_of(scores)
         for row, score in zip(rows, scores, strict=True):

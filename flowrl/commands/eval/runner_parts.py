@@ -12,7 +12,7 @@ from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, signed
 from flowrl.prompts.loading import read_prompts
-from flowrl.prompts.overlap import Overlap, overlap
+from flowrl.prompts.overlap import Overlap, overlap, request
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, claim
 
@@ -39,10 +39,15 @@ def option_values(settings: Settings) -> dict[str, Any]:
 
 
 def trained_on(settings: Settings, prompts: Iterable[str]) -> Overlap | None:
-    """Which prompts the subject was trained on; None where its training prompts are not known."""
+    """Which prompts the subject was trained on; None where its training prompts are not known.
+
+    Args:
+        settings: of the command.
+        prompts: texts, or what `flowrl.prompts.overlap.request` says of prompts about images.
+    """
     if settings.train_prompts is None:
         return None
-    return overlap((prompt.text for prompt in read_prompts(settings.train_prompts)), prompts)
+    return overlap(map(request, read_prompts(settings.train_prompts)), prompts)
 
 
 def metrics_of(benchmark: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -92,6 +97,6 @@ def score_table(
 def claim_of(images: Mapping[str, Sequence[ImageFile]]) -> str:
     """What the intervals of images, by the task that they answer, speak of (`flowrl.statistics.means.claim`)."""
     return claim(
-        ScoreRow(task=task, prompt=image.prompt, sample=image.sample, value=0.0)
+        ScoreRow(task=task, prompt=image.asked_for, sample=image.sample, value=0.0)
         for task, listed in images.items() for image in listed
     )  # fmt: skip

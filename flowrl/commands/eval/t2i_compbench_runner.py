@@ -32,9 +32,8 @@ from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import images_of, some
-from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import put
-from flowrl.generation.scorers import load_scorers, score_images, scorer_specs, values_of
+from flowrl.generation.scorers import answers_of, load_scorers, score_images, scorer_specs, values_of
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import number, plural
 from flowrl.prompts.loading import Prompt, read_prompts
@@ -83,10 +82,11 @@ def run(settings: Settings) -> Result:
     subjects = settings.subjects
     placed = [_placed(settings, subject, categories) for subject in subjects]
     if "non_spatial" in categories:
-        ((name, reward),) = load_scorers(_specs(settings), settings.device).items()
+        (spec,) = _specs(settings)
+        ((name, reward),) = load_scorers([spec], settings.device).items()
         for subject, of_subject in zip(subjects, placed, strict=True):
             images = of_subject["non_spatial"]
-            with Journal(subject.folder, {"benchmark": FOLDER, "reward": name, "version": reward.version}) as journal:
+            with answers_of(FOLDER, name, reward, spec, subject.folder) as journal:
                 rows = score_images(name, reward, images, journal, batch_size=settings.batch_size, label="scoring")
             scores = {place: float(value) for place, value in enumerate(values_of(rows)) if value == value}
             target = subject.folder / FOLDER / "non_spatial" / RESULTS["non_spatial"]

@@ -24,7 +24,7 @@ from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, rea
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
 from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.named_judges import earlier_identities, read_judge
+from flowrl.commands.eval.named_judges import read_judge, weights_of
 from flowrl.commands.eval.runner_parts import options_of
 from flowrl.commands.eval.unigenbench_estimate import estimate_of
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording, ask_images, read_wording, reply_of
@@ -205,7 +205,7 @@ def judged(subject: Subject, images: Sequence[ImageFile], plan: Plan, chat: Chat
     """Asks about every image and writes the result files in the published format."""
     by_index = {item.index: item for item in plan.items}
     work = [(image, by_index[image.index]) for image in images]
-    with Journal(subject.folder, plan.identity, earlier_identities(plan.identity, plan.judge)) as journal:
+    with Journal(subject.folder, plan.identity | weights_of(plan.judge, chat.version)) as journal:
         answers = ask_images(chat, plan.wording, work, journal, plan.asking, label=subject.label, show=show)
     rows = [_judged(image, item, row) for (image, item), row in zip(work, answers, strict=True)]
     scores = aggregate(score_rows(rows))

@@ -21,6 +21,7 @@ from flowrl.media.images import grid, save_png
 from flowrl.media.videos import contact_sheet, save_mp4
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
+from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.prompts.source_images import check_image
 from flowrl.randomness import counter_normal
@@ -140,7 +141,7 @@ def wanted_prompts(parsed: argparse.Namespace, negative: str) -> list[Prompt]:
         check_image(image)
     rows = [Prompt(text=text, metadata={}, negative=negative, sources=images) for text in parsed.prompt]
     rows += load_prompts(parsed.prompts, negative, resolve=resolve_path) if parsed.prompts else []
-    return list({row.key: row for row in rows}.values())
+    return distinct(rows)
 
 
 def load_drawing(

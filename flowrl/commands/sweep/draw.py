@@ -120,7 +120,7 @@ def draw_prompts(
 def start_noise(model: Model, prompts: Sequence[Prompt], *, samples: int, count: int, seed: int) -> Tensor:
     """[P * K, N, *latent] start noise on the model's device."""
     keys = [
-        (seed, "eval", prompt.key, k, *(("candidate", n) if n else ()))
+        (seed, "eval", prompt.noise_name, k, *(("candidate", n) if n else ()))
         for prompt in prompts for k in range(samples) for n in range(count)
     ]  # fmt: skip
     return sample_normals(model.pipeline.latent_shape, keys).to(device_of(model.pipeline)).unflatten(0, (-1, count))

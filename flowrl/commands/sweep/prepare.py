@@ -23,6 +23,7 @@ from flowrl.generation.models import (
     find_source,
     label_of,
 )
+from flowrl.prompts.identity import keys_of
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.training.model_files import MODEL
 
@@ -66,6 +67,11 @@ class Sweep:
         """LoRA folders: under "" that of the swept model, under their names those of other runs."""
         assert self.source.lora is not None
         return {"": self.source.lora, **{name: lora_of(folder) for name, folder in self.question.others}}
+
+    @property
+    def rows(self) -> dict[str, Prompt]:
+        """The prompts by the keys under which journals keep what came of them."""
+        return dict(zip(keys_of(self.prompts), self.prompts, strict=True))
 
     def evaluations(self, setting: Setting) -> int:
         """Of the network, for one image that is kept."""

@@ -29,12 +29,12 @@ from flowrl.files import locked, refuse_foreign, write_atomically
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import fingerprint, load_source, schedule_of
 from flowrl.generation.rlg import add_experts
-from flowrl.generation.scorers import load_rewards
+from flowrl.generation.scorers import load_rewards, said_by
 from flowrl.media.images import save_png
 from flowrl.progress import Advance, progress
+from flowrl.prompts.identity import contents
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards import Reward
-from flowrl.training.model_files import model_location
 
 STRIP = 6  # prompts whose images the page shows
 Journals = Mapping[Setting, Journal]
@@ -54,6 +54,8 @@ def run(parsed: argparse.Namespace) -> int:
         refuse_foreign(asked.folder / name, own=(asked.folder / "settings").is_dir())
     judges, versions = load_judges(asked)
     with locked(asked.folder, "another sweep"), ExitStack() as stack:
+        if fingerprint(base := replace(asked.source, lora=None)) is None:
+            load_source(base, device="cpu")  # of a hub, whose commit is known once it was fetched
         shared = conditions(asked, versions)
         journals = {one: stack.enter_context(_journal(asked, one, shared, versions)) for one in asked.question.settings}
         distances = stack.enter_context(Journal(asked.folder / "settings" / "drift", shared))
@@ -62,8 +64,7 @@ def run(parsed: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("\nStopped. The same command resumes from here.", file=sys.stderr)
             return 130
-        keys = [prompt.key for prompt in asked.prompts]
-        rows = {one: [journals[one].rows[key] for key in keys] for one in asked.question.settings}
+        rows = {one: [journals[one].rows[key] for key in asked.rows] for one in asked.question.settings}
         results = results_of(
             {one: columns_of(rows[one], asked.question.measures) for one in rows}, asked.question.measures,
             evaluations={one: asked.evaluations(one) for one in rows}, notes=notes_of(asked),
@@ -121,16 +122,24 @@ def _check_reward(name: str, reward: Reward, prompts: Sequence[Prompt], *, measu
 def conditions(asked: Sweep, versions: Mapping[str, str]) -> dict[str, Any]:
     """All that the values of every setting depend on."""
     source = asked.source
-    local = Path(model_location(source.model)).is_dir()
-    texts = json.dumps([[prompt.key, prompt.negative, prompt.metadata] for prompt in asked.prompts], sort_keys=True)
+    texts = json.dumps([[row.noise_name, row.negative, row.metadata] for row in asked.prompts], sort_keys=True)
+    images = [contents((*prompt.sources, *prompt.references)) for prompt in asked.prompts]
+    options = [said_by(spec) for spec in asked.question.specs]
+    # Each is left out where it says what is usual: sweeps of earlier versions, which had none of them, then go on.
+    more = {
+        "images": images if any(images) else None, "variant": source.variant,
+        "quantize": None if source.quantize == "none" else source.quantize,
+        "reward_options": options if any(options) else None,
+    }  # fmt: skip
     return {
-        "model": source.model, "weights": fingerprint(replace(source, lora=None)) if local else None,
+        "model": source.model, "weights": fingerprint(replace(source, lora=None)),
         "family": source.family, "options": source.options, "steps": source.num_steps, "grid": source.grid,
         "shift": source.shift, "training_size": source.training_size, "guidance": source.guidance_scale,
         "base_guidance": asked.base_guidance, "dtype": source.dtype,
         "max_sequence_length": source.max_sequence_length, "seed": asked.seed, "samples": asked.samples,
         "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16], "features": asked.features,
         "rewards": {measure.reward: versions[measure.reward] for measure in asked.question.measures},
+        **{part: value for part, value in more.items() if value},
     }  # fmt: skip
 
 
@@ -156,10 +165,11 @@ def _journal(asked: Sweep, setting: Setting, shared: Mapping[str, Any], versions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Settings that are drawn together, the prompts they lack, and the cost of a prompt in that of a plain one."""
+    """Settings that are drawn together, keys of the prompts they lack, and the cost of a prompt in that of a plain
+    one."""
 
     settings: tuple[Setting, ...]
-    missing: tuple[Prompt, ...]
+    missing: tuple[str, ...]
     cost: int
 
 
@@ -169,11 +179,11 @@ def jobs_of(asked: Sweep, journals: Journals) -> list[Job]:
     for setting in asked.question.settings:
         groups.setdefault(("best_of", setting.scale) if setting.kind == "best_of" else setting, []).append(setting)
     plain = asked.evaluations(Setting(kind="rlg", scale=1.0))
-    jobs = []
+    jobs, keys = [], tuple(asked.rows)
     for settings in groups.values():
-        lacking = [one for one in settings if any(prompt.key not in journals[one].rows for prompt in asked.prompts)]
+        lacking = [one for one in settings if any(key not in journals[one].rows for key in keys)]
         chosen = tuple(lacking or settings)
-        missing = tuple(p for p in asked.prompts if any(p.key not in journals[one].rows for one in chosen))
+        missing = tuple(key for key in keys if any(key not in journals[one].rows for one in chosen))
         cost = max(1, round(max(asked.evaluations(one) for one in chosen) / plain))
         jobs.append(Job(settings=chosen, missing=missing, cost=cost))
     return jobs
@@ -209,20 +219,22 @@ def load_model(asked: Sweep) -> Model:
 
 
 def _draw(asked: Sweep, model: Model, judges: Judges, job: Job, journals: Journals, advance: Advance) -> None:
-    shown = {prompt.key: place for place, prompt in strip_prompts(asked)}
+    prompts, keys = asked.rows, list(asked.rows)
+    shown = {keys[place]: place for place, _ in strip_prompts(asked)}
     count = asked.samples * max(setting.plan.num_candidates for setting in job.settings)
     size = max(1, asked.batch_size // count)
     for start in range(0, len(job.missing), size):
-        prompts = job.missing[start : start + size]
-        drawn = draw_prompts(model, judges, job.settings, prompts, samples=asked.samples, seed=asked.seed)
+        part = job.missing[start : start + size]
+        listed = [prompts[key] for key in part]
+        drawn = draw_prompts(model, judges, job.settings, listed, samples=asked.samples, seed=asked.seed)
         for setting, (images, rows) in drawn.items():
             journal = journals[setting]
-            for prompt, row, image in zip(prompts, rows, images[:, 0], strict=True):
-                if prompt.key in shown:
-                    save_png(image, image_path(journal, shown[prompt.key]))
-                if prompt.key not in journal.rows:
-                    journal.add(prompt.key, row)
-        for _ in range(job.cost * len(prompts)):
+            for key, row, image in zip(part, rows, images[:, 0], strict=True):
+                if key in shown:
+                    save_png(image, image_path(journal, shown[key]))
+                if key not in journal.rows:
+                    journal.add(key, row)
+        for _ in range(job.cost * len(part)):
             advance(job.settings[-1].label)
 
 

@@ -169,7 +169,7 @@ def test_rows_of_a_prompt_file_name_video_mask_and_references(folders: dict[str,
     (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     (prompt,) = read_prompts(tmp_path / "p.jsonl")
     assert prompt.clips == (str(tmp_path / "run.mp4"), str(tmp_path / "where.mp4"))
-    assert json.loads(prompt.key) == [PROMPTS[0], "fox.png", "run.mp4", "where.mp4"]
+    assert json.loads(prompt.noise_name) == [PROMPTS[0], "fox.png", "run.mp4", "where.mp4"]
     pipeline = tiny(folders["vace"], num_references=1)
     given = [read_clip(tmp_path / "run.mp4"), read_clip(tmp_path / "where.mp4"), image(2, 40, 30)]
     found, wanted = encode_prompts(pipeline, [prompt]), pipeline.encode(PROMPTS[:1], [given])

@@ -13,6 +13,7 @@ from PIL import Image
 
 from flowrl.benchmarks.judged.cases import Ask, Case, Judgement, Protocol
 from flowrl.commands.eval.kept_answers import Tries, ask_kept
+from flowrl.files import content_digest
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
 from flowrl.prompts.source_images import read_image
@@ -105,8 +106,9 @@ def ask_cases(
 
     def build(place: int, attempt: int, temperature: float) -> Question:
         case, image, ask = work[place]
-        shown = [_source(str(case.source))] if ask.source else []
-        shown.append(_result(image.path, image.stamp, str(case.source) if protocol.resize else None))
+        source = None if case.source is None else (case.source, content_digest(case.source))
+        shown = [_source(*source)] if ask.source and source is not None else []
+        shown.append(_result(image.path, image.stamp, source if protocol.resize else None))
         if ask.forms:
             return words.templates[ask.words].question(shown, ask.fields, top_logprobs=TOP_LOGPROBS)
         seed = counter_seed("judged", asking.seed, case.key, ask.name, attempt) % 2**31
@@ -141,23 +143,23 @@ def _judgement(case: Case, rows: Sequence[Row]) -> Judgement:
 
 
 def _key(case: Case, image: ImageFile, ask: Ask, words: WordsOf) -> str:
-    source = None if case.source is None else [case.source.name, case.source.stat().st_size]
+    source = None if case.source is None else content_digest(case.source)
     asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source]
     return image.key_with(json.dumps(asked))
 
 
 @lru_cache(maxsize=8)  # the questions about one image stand together
-def _source(path: str) -> Pixels:
+def _source(path: Path, content: str) -> Pixels:
     return pixels_of(read_image(path))
 
 
 @lru_cache(maxsize=64)
-def _result(path: Path, stamp: str, source: str | None) -> Pixels:
+def _result(path: Path, stamp: str, source: tuple[Path, str] | None) -> Pixels:
     """The image, brought to its source's size where that is given, as Pillow does by default."""
     pixels = ImageFile(file=stamp, path=path, prompt="", index=0).pixels()
     if source is None:
         return pixels
-    height, width = _source(source).shape[:2]
+    height, width = _source(*source).shape[:2]
     if pixels.shape[:2] == (height, width):
         return pixels
     return np.asarray(Image.fromarray(pixels).resize((width, height)))

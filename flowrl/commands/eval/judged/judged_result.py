@@ -19,6 +19,8 @@ from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
 from flowrl.html.embedded_images import image_element
 from flowrl.html.markup import bounds, esc, number, plural, section
+from flowrl.prompts.loading import Prompt
+from flowrl.prompts.overlap import request
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import (
     ScoreRow,
@@ -238,7 +240,10 @@ def _notes(
     if len(judged) > 1 and not partners(*(score_rows(first, part.judgements) for part in judged))[0]:
         notes.append(f"{judged[0].label} and {judged[1].label} have no image in common that has scores, so there is no "
                      f"difference.")  # fmt: skip
-    if shared := trained_on(settings, (one.case.prompt for one in judged[0].judgements)):
+    cases = [one.case for one in judged[0].judgements]
+    sources = [() if case.source is None else (str(case.source),) for case in cases]
+    asked = [Prompt(text=case.prompt, metadata={}, sources=own) for case, own in zip(cases, sources, strict=True)]
+    if shared := trained_on(settings, map(request, asked)):
         count = len(shared.exact) + len(shared.swapped)
         notes.append(f"{count} of {shared.total} prompts were trained on: the score is not one of unseen prompts.")
     return notes

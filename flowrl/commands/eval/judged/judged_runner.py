@@ -25,7 +25,7 @@ from flowrl.benchmarks.judged.protocols import PROTOCOLS
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.judged.judged_questions import Asking, WordsOf, ask_cases, find_words
 from flowrl.commands.eval.judged.judged_result import Judged, result_of
-from flowrl.commands.eval.named_judges import read_judge
+from flowrl.commands.eval.named_judges import read_judge, weights_of
 from flowrl.commands.eval.runner_parts import options_of
 from flowrl.config.train import resolve_path
 from flowrl.files import replacing, write_atomically
@@ -37,7 +37,7 @@ from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import plural
 from flowrl.prompts.datasets import is_dataset
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.judges.chat import build_chat, identity_of, is_server
+from flowrl.rewards.judges.chat import build_chat, identity_of
 
 SOURCES = "sources"
 """In the command's folder: source images that a dataset holds."""
@@ -83,11 +83,10 @@ class Plan:
         A judge in this process is known by its version, with its weights, as a folder may come to hold others.
         """
         assert self.judge is not None
-        weights = {} if is_server(self.judge) else {"weights": version}
         return {
             "benchmark": self.protocol.title, "version": _VERSION, "judge": identity_of(self.judge),
             "attempts": self.asking.tries.attempts, "temperature": self.asking.tries.temperature,
-            "max_tokens": self.asking.max_tokens, "seed": self.asking.seed, **weights,
+            "max_tokens": self.asking.max_tokens, "seed": self.asking.seed, **weights_of(self.judge, version),
         }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
+from flowrl.files import write_atomically
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Subject
 from flowrl.html.embedded_images import clip_addresses, image_element
@@ -83,10 +84,12 @@ def _shot(subject: Subject, clip: ImageFile) -> Shot | None:
     name = f"{clip.index:05d}_{clip.sample:05d}"
     place, row = subject.folder / "shown" / f"{name}.mp4", subject.folder / "shown" / f"{name}.png"
     try:
-        if not (place.is_file() and row.is_file() and place.stat().st_mtime_ns >= clip.path.stat().st_mtime_ns):
+        mark = place.with_suffix(".txt")
+        if not (place.is_file() and row.is_file() and mark.is_file() and mark.read_text("utf-8") == clip.stamp):
             video = read_clip(clip.path)
             save_png(contact_row(video), row)
             save_mp4(video, place, read_rate(clip.path) or FPS)
+            write_atomically(mark, clip.stamp)
     except ValueError:
         return None
     return Shot(label=subject.label, clip=place, row=row)

@@ -73,7 +73,7 @@ def run(settings: Settings) -> Result:
     scorers = load_scorers(plan.specs, settings.device) if plan.specs else {}
     pairs = list(zip(settings.subjects, clips, strict=True))
     scored = with_columns(
-        [scored_by(scorers, subject, part, batch_size=settings.batch_size) for subject, part in pairs],
+        [scored_by(scorers, plan.specs, subject, part, batch_size=settings.batch_size) for subject, part in pairs],
         [diagnosed(subject, part, show=settings.show) for subject, part in pairs],
     )
     versions = {**{name: reward.version for name, reward in scorers.items()}, "diagnostics": VERSION}

@@ -1,0 +1,73 @@
+"""What tells prompts apart: digests of all that a row says, and of the content of the images and clips that it names.
+
+Three questions have three answers, all made here. Paths and names of files answer none of them.
+
+    identity    whether two rows are the same row: text, negative prompt, record, sources, references, clips
+    drawn_by    whether two rows ask for the same images: text, negative prompt, sources, clips
+    asked_for   whether two rows are the same request, whatever guides and scores it: text, sources, clips
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrl.files import content_digest
+from flowrl.prompts.prompt_files import Prompt
+
+_LETTERS = 32
+
+
+def identity(prompt: Prompt) -> str:
+    """A digest of everything that a row says, its files by their content: equal for the same row twice alone."""
+    return _digest(drawn_by(prompt), prompt.metadata, contents(prompt.references))
+
+
+def drawn_by(prompt: Prompt) -> str:
+    """A digest of what the images of a row are drawn from, beside model and noise."""
+    return _digest(asked_for(prompt), prompt.negative)
+
+
+def asked_for(prompt: Prompt) -> str:
+    """The text; of a prompt about images or clips, the text with digests of their content."""
+    files = (contents(prompt.sources), contents(prompt.clips))
+    return json.dumps([prompt.text, *files], ensure_ascii=False) if any(files) else prompt.text
+
+
+def keys_of(prompts: Sequence[Prompt]) -> list[str]:
+    """A key for each row of a list: equal for the same row twice, different for others, the same on every machine.
+
+    It is `asked_for` where that tells a row from all others of the list, so that files can be read in which plain texts
+    were the keys.
+    """
+    asked, own = [asked_for(prompt) for prompt in prompts], [identity(prompt) for prompt in prompts]
+    several: dict[str, set[str]] = {}
+    for text, row in zip(asked, own, strict=True):
+        several.setdefault(text, set()).add(row)
+    return [
+        json.dumps([text, row], ensure_ascii=False) if len(several[text]) > 1 else text
+        for text, row in zip(asked, own, strict=True)
+    ]
+
+
+def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Each row once, in their order."""
+    found: dict[str, Prompt] = {}
+    for prompt in prompts:
+        found.setdefault(identity(prompt), prompt)
+    return list(found.values())
+
+
+def contents(files: Iterable[str | Path]) -> list[str]:
+    """Digests of the content of files, in their order; one that is not there goes by its path, and whoever opens it
+    says so."""
+    paths = [Path(file) for file in files]
+    return [content_digest(path)[:_LETTERS] if path.is_file() else str(path) for path in paths]
+
+
+def _digest(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_LETTERS]
