@@ -27,6 +27,7 @@ from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
 from flowrl.pipelines.family_embeddings import FamilyEmbeddings
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.places.model_folders import check_parts, no_pipeline
 from flowrl.pipelines.prompt_embeddings import Sources, num_cut
 from flowrl.pipelines.sounds import Sound, decoded_sound
 from flowrl.pipelines.weights import stock_loading
@@ -63,6 +64,8 @@ class Family:
     """Parts that denoise: one, or experts of which a checkpoint may have fewer."""
     exact: tuple[str, ...] = ("vae",)
     """Parts in float32 whatever the dtype."""
+    spared: tuple[str, ...] = ()
+    """Parts that a checkpoint may be saved without."""
     options: type[ImageOptions] = ImageOptions
     """What can be chosen of it."""
     length: int = 512
@@ -199,9 +202,12 @@ class Family:
         card = self.card(model)
         if card is None:
             return
-        if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
-            raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
+        if Path(model).is_dir() and not card.index:
+            raise ValueError(no_pipeline(model))
         cards.check_class(card, self.name, self.stock)
+        if Path(model).is_dir():
+            needed = {self.denoisers[0], *self.encoders, "vae", "scheduler"} - set(self.spared)
+            check_parts(model, card.index, needed=needed, given=self.stock_options or {})
         scheduler = cards.read_part(model, "scheduler/scheduler_config.json")
         if scheduler is not None:
             self.check_scheduler(model, scheduler)
@@ -248,9 +254,10 @@ class Family:
             cards.check_class(card, self.name, self.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
+        gone = [part for part in self.spared if card.index.get(part, "there")[0] is None]
         read: Read = partial(
             stock_loading.load_stock, self.stock_class(card, chosen) or self.stock[0], model, title=self.title,
-            dtype=dtype, how=how, exact=self.exact, **(self.stock_options or {}),
+            dtype=dtype, how=how, exact=self.exact, **(self.stock_options or {}), **dict.fromkeys(gone),
         )  # fmt: skip
         away = (*self.denoisers, *(self.encoders if how.later else ()))
         pipe = read(**dict.fromkeys(away))

@@ -30,6 +30,7 @@ from flowrl.pipelines.generic.stock_classes import (
 from flowrl.pipelines.generic.stock_recording import Recorder, recorder
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.places.model_folders import check_index, check_parts, no_pipeline
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.precision import refuse_unable
@@ -77,7 +78,9 @@ class GenericFamily:
         known = published(model)
         found = known.index if known is not None else cards.read_part(model, "model_index.json")
         if found is None and Path(model).is_dir():
-            raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
+            raise ValueError(no_pipeline(model))
+        if found is not None and Path(model).is_dir():
+            check_index(model, found)
         return dict(found or {})
 
     def _stock_class(self, model: str, index: Mapping[str, Any]) -> Any:
@@ -95,6 +98,8 @@ class GenericFamily:
         if not index:  # of a hub id while nothing can be asked
             return
         cls = self._stock_class(model, index)
+        if Path(model).is_dir():
+            check_parts(model, index, given={})
         if published(model) is None and not denoiser_parts(index):
             raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
         for part in GUIDER_PARTS:
