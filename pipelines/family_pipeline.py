@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
-from flowrl.pipelines import cards, common, known_checkpoints
+from flowrl.pipelines import cards, common, known_checkpoints, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
 from flowrl.pipelines.arithmetic.compiling import check_compile
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
@@ -130,8 +130,8 @@ class Family:
     """Refuses checkpoints that look like the family's and are not."""
     suits: Callable[[Card, Any], None] = lambda card, options: None
     """Refuses options that the checkpoint does not have."""
-    check_scheduler: Callable[[str, Mapping[str, Any]], None] = lambda model, config: None
-    """Refuses schedulers of another kind."""
+    check_scheduler: Callable[[str, Mapping[str, Any]], None] = stock_schedules.check_euler_scheduler
+    """Refuses schedulers whose levels `schedule` does not visit."""
     stock_class: Callable[[Card, Any], str | None] = lambda card, options: card.stock
     """The stock class to load with."""
     prepare: Callable[[FamilyPipeline], None] = lambda p: None

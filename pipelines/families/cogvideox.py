@@ -15,7 +15,7 @@ import torch
 from diffusers import CogVideoXTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common
+from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.families import sd
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
@@ -84,7 +84,14 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    return sd.own_levels(p.model, plain_config(p.pipe.scheduler.config), num_steps, grid, shift)
+    scheduler = p.pipe.scheduler
+    return sd.own_levels(p.model, scheduler, plain_config(scheduler.config), num_steps, grid, shift)
+
+
+def _check_scheduler(model: str, config: Mapping[str, Any]) -> None:
+    """Refuses noise levels that are not built here."""
+    whole = stock_schedules.made(model, config).config
+    stock_schedules.check_diffusion_scheduler(model, config, plain_config(whole))
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,5 +138,5 @@ FAMILY = Family(
     options=VideoOptions, encoders=("text_encoder",), own_size=_own_size, grid=_grid, factors=_factors, embed=embed,
     arguments=_arguments, read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
     constants=lambda p: sd.levels_on(p.device, plain_config(p.pipe.scheduler.config)), positions=_positions,
-    evaluate=sd.evaluate, schedule=_schedule, refuse=_refuse, tokens=_tokens,
+    evaluate=sd.evaluate, schedule=_schedule, check_scheduler=_check_scheduler, refuse=_refuse, tokens=_tokens,
 )  # fmt: skip

@@ -16,12 +16,12 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.placement import widest
 from flowrl.samplers.flow_coordinates import (
-    diffusion_schedule,
     flow_levels,
     prediction_of,
     sigma_at,
@@ -83,8 +83,10 @@ def levels_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Tens
     return {"levels": levels.to(device) if widest(device) == levels.dtype else levels}
 
 
-def own_levels(model: str, config: Mapping[str, Any], num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """A diffusion model's levels: grid "diffusers" in the scheduler's spacing, "linspace" evenly over all timesteps.
+def own_levels(
+    model: str, scheduler: Any, config: Mapping[str, Any], num_steps: int, grid: str, shift: float | None
+) -> Schedule:  # fmt: skip
+    """A diffusion model's levels: grid "diffusers" as the scheduler visits them, "linspace" evenly over all timesteps.
 
     Raises:
         ValueError: a shift was given.
@@ -94,11 +96,12 @@ def own_levels(model: str, config: Mapping[str, Any], num_steps: int, grid: str,
             f"{model} is a diffusion model with fixed noise levels, which have no shift (got {shift:g}): remove the "
             "shift, or choose grid diffusers or linspace"
         )
-    return diffusion_schedule(config, num_steps, grid=grid)
+    return stock_schedules.diffusion_levels(model, scheduler, config, num_steps, grid)
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    return own_levels(p.model, p.pipe.scheduler.config, num_steps, grid, shift)
+    scheduler = p.pipe.scheduler
+    return own_levels(p.model, scheduler, scheduler.config, num_steps, grid, shift)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -106,7 +109,7 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 
 def _check_scheduler(model: str, config: Mapping[str, Any]) -> None:
     """Refuses noise levels that are not built here."""
-    flow_levels(config)
+    stock_schedules.check_diffusion_scheduler(model, config, config)
 
 
 def _refuse(card: Card) -> None:

@@ -27,10 +27,12 @@ from flowrl.pipelines.generic.stock_classes import (
     stock_class,
     takes_frames,
 )
+from flowrl.pipelines.generic.stock_levels import is_flow
 from flowrl.pipelines.generic.stock_recording import Recorder, recorder
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.places.model_folders import check_index, check_parts, no_pipeline
+from flowrl.pipelines.stock_schedules import check_diffusion_scheduler
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.precision import refuse_unable
@@ -100,6 +102,9 @@ class GenericFamily:
         cls = self._stock_class(model, index)
         if Path(model).is_dir():
             check_parts(model, index, given={})
+            levels = cards.read_part(model, "scheduler/scheduler_config.json")
+            if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
+                check_diffusion_scheduler(model, levels, levels)
         if published(model) is None and not denoiser_parts(index):
             raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
         for part in GUIDER_PARTS:

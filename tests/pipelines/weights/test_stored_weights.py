@@ -1,4 +1,4 @@
-"""Every weight of a part's files is read, is left over, or is refused by name; eight-bit floats come with their scales."""
+"""Every weight of a part's files is read, left over, or refused by name; eight-bit floats come with their scales."""
 
 from __future__ import annotations
 
