@@ -21,7 +21,7 @@ from flowrl.pipelines.generic.stock_classes import stock_class
 from flowrl.pipelines.known_checkpoints import published, tables
 from flowrl.pipelines.places.hub_files import INDEX, ask, refusal, small_json
 from flowrl.pipelines.places.model_folders import no_pipeline, read_index
-from flowrl.pipelines.places.single_files import config_of, is_single_file, small_part
+from flowrl.pipelines.places.single_files import check_plain, config_of, is_single_file, small_part
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -219,6 +219,7 @@ def known_family(model: str) -> str | None:
     if Path(model).is_dir() and (Path(model) / INDEX).is_file():
         return family_of_class(read_index(model)["_class_name"], model)
     if is_single_file(model):
+        check_plain(model)
         index = small_part(model, INDEX)
         return family_of_class(f"file like {config_of(model)}" if index is None else index.get("_class_name"), model)
     if Path(model).exists():

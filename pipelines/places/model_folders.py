@@ -10,11 +10,13 @@ from typing import Any
 from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.prompts.tokenizer_checks import check_tokenizer_files
 
 _NETWORKS = re.compile(r"(vae|unet|transformer|text_encoder|image_encoder)(_\d+)?")
 _PARTS = re.compile(
     r"(vae|unet|transformer|scheduler|tokenizer|text_encoder|image_encoder|feature_extractor|processor)(_\d+)?"
 )
+_READS_TEXT = re.compile(r"Tokenizer|(?<!Image)(?<!Video)Processor")
 _WEIGHTS = re.compile(r"\.(safetensors|bin)$")
 _VARIANT = re.compile(r"\w+(-\d+-of-\d+)?\.(?P<variant>[A-Za-z]\w*)(-\d+-of-\d+)?\.(safetensors|bin)")
 _PICKLES = (".ckpt", ".pt", ".pth", ".bin")
@@ -94,6 +96,11 @@ def check_parts(
             raise Faulty(
                 f"{model} has no folder {part}, which its {INDEX} names ({entry[1]}): {AGAIN}, with that folder"
             )
+        if _READS_TEXT.search(str(entry[1])):
+            try:
+                check_tokenizer_files(Path(model) / part, AGAIN)
+            except ValueError as error:
+                raise Faulty(str(error)) from error
         settings = "scheduler_config.json" if part == "scheduler" else "config.json"
         has_settings = part == "scheduler" or _NETWORKS.fullmatch(part) is not None
         if has_settings and not (Path(model) / part / settings).is_file():

@@ -28,6 +28,7 @@ from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
 from flowrl.pipelines.weights.stock_parts import lacks, read_networks
+from flowrl.prompts.tokenizer_checks import check_tokenizer
 
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
@@ -171,12 +172,24 @@ def load_stock(
             + (AGAIN if fault else "give a folder written by save_pretrained, or a hub id that this machine can reach "
                "and is allowed to read")
         ) from error  # fmt: skip
+    for part, words in _tokenizers(pipe).items():
+        if options.get(part) is None:
+            check_tokenizer(words, f"{model}/{part}", AGAIN)
     for part, module in pipe.components.items():
         weights = module.named_parameters() if isinstance(module, nn.Module) else ()
         if lacking := [key for key, weight in weights if weight.is_meta]:
             raise ValueError(lacks(f"{model}/{part}", lacking))
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _tokenizers(pipe: Any) -> dict[str, Any]:
+    """Tokenizers of a stock pipeline, and those of processors of words and images, by the names of their parts."""
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+    parts = pipe.components.items()
+    found = {name: vars(part).get("tokenizer") if isinstance(part, ProcessorMixin) else part for name, part in parts}
+    return {name: part for name, part in found.items() if isinstance(part, PreTrainedTokenizerBase)}
 
 
 def _fault(folder: Path) -> str:

@@ -33,22 +33,6 @@ _MARK, _FORM = "scaled_fp8", "comfy_quant"
 _FORMS = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Names of eight-bit floats in a file's header, and those that say the form of a layer."""
 _FORM_KEYS = {"format", "full_precision_matrix_mult"}
-_BESIDE = ("bias", "running_mean", "running_var", "num_batches_tracked")
-"""What lies beside a weight and does not change what it means."""
-
-
-def beside_weights(keys: Collection[str]) -> list[str]:
-    """Keys that change what weights beside them mean: scales and other remains of few bits, by their places alone.
-
-    No layer has anything beside `weight` but a bias and running statistics.
-    """
-    known, found = set(keys), []
-    for key in sorted(known):
-        layer, _, last = key.rpartition(".")
-        odd = last in (*_SCALES, *_INPUT_SCALES, _MARK, _FORM)
-        if odd or (f"{layer}.weight" in known and last not in ("weight", *_BESIDE)) or f"{layer}" in known:
-            found.append(key)
-    return found
 
 
 class Stored:

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from flowrl.failures import out_of_memory
 from flowrl.precision import network_autocast
+from flowrl.prompts.tokenizer_checks import check_tokenizer
 from flowrl.rewards.networks.blanks import blanked
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
@@ -149,12 +150,19 @@ def load_processor(
     """What goes with a network, an object of the class `kind`: a tokenizer, an image processor, or both.
 
     Raises:
-        ValueError: if it cannot be had.
+        ValueError: if it cannot be had, or its tokenizer has no words.
     """
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
     try:
-        return kind.from_pretrained(expanded(model), revision=revision)
+        found = kind.from_pretrained(expanded(model), revision=revision)
     except Exception as error:
         raise cannot_load(model, error, owner=owner, option=option, what=what) from error
+    words = vars(found).get("tokenizer") if isinstance(found, ProcessorMixin) else found
+    if isinstance(words, PreTrainedTokenizerBase):
+        advice = f"give {option}: a folder that holds all files of a {what} model's tokenizer, or a hub id"
+        check_tokenizer(words, f"{owner}: {model}", advice)
+    return found
 
 
 def check_file(source: str, *, option: str, owner: str = "") -> None:
