@@ -210,7 +210,8 @@ class Family:
             check_parts(model, card.index, needed=needed, given=self.stock_options or {})
         scheduler = cards.read_part(model, "scheduler/scheduler_config.json")
         if scheduler is not None:
-            self.check_scheduler(model, scheduler)
+            named = dict(zip(("", "_class_name"), card.index.get("scheduler") or (), strict=False))
+            self.check_scheduler(model, scheduler | named)  # stock goes by the index
         if card.network is None:
             return
         self.refuse(card)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flowrl.samplers.flow_coordinates import diffusion_schedule, diffusion_timesteps, flow_levels
+from flowrl.samplers.flow_coordinates import alpha_bars, diffusion_schedule, diffusion_timesteps, flow_levels
 from flowrl.samplers.schedules import build_schedule, dynamic_mu
 from flowrl.trajectory import Schedule
 
@@ -145,25 +145,36 @@ def made(model: str, config: Mapping[str, Any]) -> Any:
             logging.set_verbosity(loud)
 
 
-def check_diffusion_scheduler(model: str, config: Mapping[str, Any], levels: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler of a diffusion model whose levels are not visited one by one.
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A diffusion scheduler's configuration as `samplers/flow_coordinates.py` reads it: CogVideoX' levels written out.
 
-    Args:
-        model: for the message.
-        config: as the folder has it.
-        levels: the same with its noise levels, as `flow_levels` reads them.
+    With A the usual alpha_bar and k = snr_shift_scale, `A <- A / (k + (1 - k) A)`, which divides the signal-to-noise
+    ratio by k; then, with rescale_betas_zero_snr, `sqrt(A)` is moved and stretched so that the last is 0 and the first
+    stays (Lin et al., arXiv 2305.08891, algorithm 1).
+    """
+    if "snr_shift_scale" not in config:
+        return dict(config)
+    usual, scale = alpha_bars({**config, "rescale_betas_zero_snr": False}), float(config.get("snr_shift_scale", 1.0))
+    a = usual / (scale + (1 - scale) * usual)
+    if config.get("rescale_betas_zero_snr"):
+        root = a.sqrt()
+        a = ((root - root[-1]) * root[0] / (root[0] - root[-1])).square()
+    beta = 1 - a / torch.cat([a.new_ones(1), a[:-1]])
+    return {**config, "trained_betas": beta.tolist(), "rescale_betas_zero_snr": False}
+
+
+def check_diffusion_scheduler(model: str, config: Mapping[str, Any]) -> None:
+    """Refuses the configuration of a scheduler of a diffusion model whose levels are not visited one by one.
 
     Raises:
         ValueError: as `diffusion_levels`.
     """
-    flow_levels(levels)
+    flow_levels(config)
     if "_class_name" in config:
-        diffusion_levels(model, made(model, config), levels, _TRIED)
+        diffusion_levels(model, made(model, config), _TRIED)
 
 
-def diffusion_levels(
-    model: str, scheduler: Any, config: Mapping[str, Any], num_steps: int, grid: str = "diffusers"
-) -> Schedule:  # fmt: skip
+def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "diffusers") -> Schedule:
     """The levels that a stock scheduler of a diffusion model visits, or ("linspace") evenly spaced ones.
 
     The scheduler itself is asked for its timesteps, since classes space them differently under the same settings. A
@@ -172,6 +183,7 @@ def diffusion_levels(
     Raises:
         ValueError: it visits levels that are between or beside those of the training timesteps.
     """
+    config = plain_config(scheduler.config)
     if grid != "diffusers":
         return diffusion_schedule(config, num_steps, grid=grid)
     name = type(scheduler).__name__

@@ -100,16 +100,16 @@ class GenericFamily:
         if not index:  # of a hub id while nothing can be asked
             return
         cls = self._stock_class(model, index)
-        if Path(model).is_dir():
-            check_parts(model, index, given={})
-            levels = cards.read_part(model, "scheduler/scheduler_config.json")
-            if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
-                check_diffusion_scheduler(model, levels, levels)
         if published(model) is None and not denoiser_parts(index):
             raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
         for part in GUIDER_PARTS:
             if (index.get(part) or [None])[0] is not None:
                 check_guider(cls.__name__, str(index[part][1]), {})
+        if Path(model).is_dir():
+            check_parts(model, index, given={})
+            levels = cards.read_part(model, "scheduler/scheduler_config.json")
+            if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
+                check_diffusion_scheduler(model, levels)
         denoiser = self.meta_denoiser(model)
         if denoiser is not None:
             for network in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):

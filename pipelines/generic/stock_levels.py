@@ -68,7 +68,12 @@ class Levels:
                 "flow: take the scheduler folder of the published checkpoint"
             )
         inverted = bool(flow and config.get("invert_sigmas"))
-        return Levels(scheduler=scheduler, flow=flow, inverted=inverted, table=None if flow else flow_levels(config))
+        return Levels(
+            scheduler=scheduler,
+            flow=flow,
+            inverted=inverted,
+            table=None if flow else flow_levels(stock_schedules.plain_config(config)),
+        )
 
     def sigma(self, timestep: Tensor) -> Tensor:
         """Share of noise at timesteps."""
@@ -125,7 +130,7 @@ class Levels:
                 "model's own levels"
             )
         if not self.flow:
-            return stock_schedules.diffusion_levels("this pipeline", self.scheduler, config, num_steps, grid)
+            return stock_schedules.diffusion_levels("this pipeline", self.scheduler, num_steps, grid)
         mu = named.get("mu")
         if grid == "linspace" and not self.inverted:
             own = config.get("flow_shift", config.get("shift", 1.0)) or 1.0

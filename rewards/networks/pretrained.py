@@ -36,6 +36,7 @@ from flowrl.failures import out_of_memory
 from flowrl.precision import network_autocast
 from flowrl.prompts.tokenizer_checks import check_tokenizer
 from flowrl.rewards.networks.blanks import blanked
+from flowrl.rewards.networks.looked_for import look_for_model
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -52,6 +53,7 @@ def check_model(model: str, *, what: str, owner: str = "", option: str = "model"
         )
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(f"{start}the package transformers is missing: pip install transformers.")
+    look_for_model(model, start=start, option=option, what=what)
 
 
 def expanded(model: str) -> str:
@@ -171,6 +173,7 @@ def check_file(source: str, *, option: str, owner: str = "") -> None:
     if local and not Path(source).expanduser().exists():
         start = f"{owner}, " if owner else ""
         raise ValueError(f"{start}option {option}: there is no file or folder {source!r}: give one, or a hub id.")
+    look_for_model(source, start=f"{owner}: " if owner else "", option=option, what="reward")
 
 
 def fetch_file(source: str, name: str | None, *, revision: str | None = None, owner: str, option: str) -> Path:
