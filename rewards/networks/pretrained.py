@@ -116,6 +116,14 @@ def load_network(
                 f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would "
                 f"be random numbers: give {option}: a complete {what} checkpoint."
             )
+        weights = {name for name, _ in network.named_parameters() if name.endswith(".weight")}
+        unread = {key: f"{key.rpartition('.')[0]}.weight" for key in info["unexpected_keys"]}
+        read = {key: own for key, own in unread.items() if own not in unread}  # else of a tower that is left out
+        if odd := sorted(key for key, own in read.items() if any(own.endswith(name) for name in weights)):
+            raise ValueError(
+                f"{owner}: {model!r} holds {len(odd)} weights beside those of a {what} model that are not read (first: "
+                f"{odd[0]}), such as scales of weights in few bits: give {option}: a checkpoint in 16 or 32 bits."
+            )
         return network.to(device).eval().requires_grad_(False)
 
     return shared_network((kind, model, revision, str(device), dtype), load) if shared else load()
