@@ -131,7 +131,7 @@ def made(model: str, config: Mapping[str, Any]) -> Any:
     import diffusers
 
     name = str(config.get("_class_name"))
-    kind = getattr(diffusers, name, None)
+    kind: Any = getattr(diffusers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)):
         raise ValueError(f"the scheduler of {model} is {name}, and diffusers has none of that name")
     logging = diffusers.utils.logging

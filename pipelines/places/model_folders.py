@@ -72,7 +72,7 @@ def check_index(model: str, index: Mapping[str, Any]) -> None:
 def check_parts(
     model: str, index: Mapping[str, Any], *, needed: Collection[str] = (), given: Mapping[str, Any]
 ) -> None:
-    """Refuses a folder that lacks a part.
+    """Refuses a folder with weights that lacks a part.
 
     Args:
         model: the folder.
@@ -83,6 +83,8 @@ def check_parts(
     Raises:
         Faulty: names the part, and the folder that is not there.
     """
+    if not any(_WEIGHTS.search(path.name) for path in Path(model).glob("*/*")):
+        return  # small files alone, of which a plan can be made
     for part in needed:
         if not _texts(index.get(part)):
             raise Faulty(
