@@ -106,7 +106,8 @@ class GenericFamily:
             if (index.get(part) or [None])[0] is not None:
                 check_guider(cls.__name__, str(index[part][1]), {})
         if Path(model).is_dir():
-            check_parts(model, index, given={})
+            away = dict.fromkeys(part for part in index if not (Path(model) / part).is_dir())
+            check_parts(model, index, given=away)  # a plan says what it does not know of those, and loading refuses
             levels = cards.read_part(model, "scheduler/scheduler_config.json")
             if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
                 check_diffusion_scheduler(model, levels)

@@ -39,7 +39,5 @@ def test_a_tower_of_a_whole_model_loads(folder: Path) -> None:
 def test_a_tokenizer_without_words_is_refused(folder: Path) -> None:
     for name in ("tokenizer.json", "vocab.json", "merges.txt"):
         (folder / name).unlink(missing_ok=True)
-    with pytest.raises(
-        ValueError, match=r"is a tokenizer of \d+ entries|could not load the CLIP"
-    ):
+    with pytest.raises(ValueError, match=r"is a tokenizer of \d+ entries|could not load the CLIP"):
         load_clip(str(folder), **GIVEN)
