@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from flowrl.config.locations import is_path
 from flowrl.config.options import entry_of
-from flowrl.files import read_json
 from flowrl.pipelines.generic.stock_classes import stock_class
-from flowrl.pipelines.known_checkpoints import AGAIN, published, tables
+from flowrl.pipelines.known_checkpoints import published, tables
 from flowrl.pipelines.places.hub_files import INDEX, ask, refusal, small_json
-from flowrl.pipelines.places.single_files import config_of, is_single_file, small_part
+from flowrl.pipelines.places.model_folders import no_pipeline, read_index
+from flowrl.pipelines.places.single_files import check_plain, config_of, is_single_file, small_part
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -217,12 +217,13 @@ def known_family(model: str) -> str | None:
         ValueError: as `family_of`.
     """
     if Path(model).is_dir() and (Path(model) / INDEX).is_file():
-        return family_of_class(read_json(Path(model) / INDEX, AGAIN, finite=False).get("_class_name"), model)
+        return family_of_class(read_index(model)["_class_name"], model)
     if is_single_file(model):
+        check_plain(model)
         index = small_part(model, INDEX)
         return family_of_class(f"file like {config_of(model)}" if index is None else index.get("_class_name"), model)
     if Path(model).exists():
-        raise ValueError(f"{model} is not a diffusers pipeline: it has no {INDEX}")
+        raise ValueError(no_pipeline(model))
     known = published(model)
     if known is not None:
         return known.family
@@ -242,7 +243,7 @@ def family_of_class(stock: Any, model: str) -> str:
     Raises:
         ValueError: no family loads it, and the call of the class, if there is one, cannot be stepped from outside.
     """
-    if stock in STOCK:
+    if isinstance(stock, str) and stock in STOCK:
         return STOCK[stock]
     if isinstance(stock, str) and stock.isidentifier():
         stock_class(stock, model)

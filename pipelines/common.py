@@ -248,6 +248,23 @@ def pixels_per_latent(vae: Mapping[str, Any], key: str = "block_out_channels", u
     return int(2 ** ((usual if levels is None else len(levels)) - 1))
 
 
+# ---- stock pipelines -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def standing_in(owner: Any, **members: Any) -> Iterator[None]:
+    """Attributes of this object alone, taken back at the end; a stock pipeline's configuration hears nothing of it."""
+    own = vars(owner)
+    before = {name: own[name] for name in members if name in own}
+    own.update(members)
+    try:
+        yield
+    finally:
+        for name in members:
+            own.pop(name)
+        own.update(before)
+
+
 # ---- LoRA ------------------------------------------------------------------------------------------------------------
 
 

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
-from flowrl.pipelines import cards, common, known_checkpoints
+from flowrl.pipelines import cards, common, known_checkpoints, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
 from flowrl.pipelines.arithmetic.compiling import check_compile
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
 from flowrl.pipelines.family_embeddings import FamilyEmbeddings
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.places.model_folders import check_parts, no_pipeline
 from flowrl.pipelines.prompt_embeddings import Sources, num_cut
 from flowrl.pipelines.sounds import Sound, decoded_sound
 from flowrl.pipelines.weights import stock_loading
@@ -63,6 +64,8 @@ class Family:
     """Parts that denoise: one, or experts of which a checkpoint may have fewer."""
     exact: tuple[str, ...] = ("vae",)
     """Parts in float32 whatever the dtype."""
+    spared: tuple[str, ...] = ()
+    """Parts that a checkpoint may be saved without."""
     options: type[ImageOptions] = ImageOptions
     """What can be chosen of it."""
     length: int = 512
@@ -127,8 +130,8 @@ class Family:
     """Refuses checkpoints that look like the family's and are not."""
     suits: Callable[[Card, Any], None] = lambda card, options: None
     """Refuses options that the checkpoint does not have."""
-    check_scheduler: Callable[[str, Mapping[str, Any]], None] = lambda model, config: None
-    """Refuses schedulers of another kind."""
+    check_scheduler: Callable[[str, Mapping[str, Any]], None] = stock_schedules.check_euler_scheduler
+    """Refuses schedulers whose levels `schedule` does not visit."""
     stock_class: Callable[[Card, Any], str | None] = lambda card, options: card.stock
     """The stock class to load with."""
     prepare: Callable[[FamilyPipeline], None] = lambda p: None
@@ -199,12 +202,16 @@ class Family:
         card = self.card(model)
         if card is None:
             return
-        if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
-            raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
+        if Path(model).is_dir() and not card.index:
+            raise ValueError(no_pipeline(model))
         cards.check_class(card, self.name, self.stock)
+        if Path(model).is_dir():
+            needed = {self.denoisers[0], *self.encoders, "vae", "scheduler"} - set(self.spared)
+            check_parts(model, card.index, needed=needed, given=self.stock_options or {})
         scheduler = cards.read_part(model, "scheduler/scheduler_config.json")
         if scheduler is not None:
-            self.check_scheduler(model, scheduler)
+            named = dict(zip(("", "_class_name"), card.index.get("scheduler") or (), strict=False))
+            self.check_scheduler(model, scheduler | named)  # stock goes by the index
         if card.network is None:
             return
         self.refuse(card)
@@ -248,9 +255,10 @@ class Family:
             cards.check_class(card, self.name, self.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
+        gone = [part for part in self.spared if card.index.get(part, "there")[0] is None]
         read: Read = partial(
             stock_loading.load_stock, self.stock_class(card, chosen) or self.stock[0], model, title=self.title,
-            dtype=dtype, how=how, exact=self.exact, **(self.stock_options or {}),
+            dtype=dtype, how=how, exact=self.exact, **(self.stock_options or {}), **dict.fromkeys(gone),
         )  # fmt: skip
         away = (*self.denoisers, *(self.encoders if how.later else ()))
         pipe = read(**dict.fromkeys(away))

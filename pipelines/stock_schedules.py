@@ -5,10 +5,27 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
+import torch
+
+from flowrl.samplers.flow_coordinates import alpha_bars, diffusion_schedule, diffusion_timesteps, flow_levels
 from flowrl.samplers.schedules import build_schedule, dynamic_mu
 from flowrl.trajectory import Schedule
+
+EULER = "FlowMatchEulerDiscreteScheduler"
+_MULTISTEP = (
+    "UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "DEISMultistepScheduler",
+    "SASolverScheduler",
+)  # fmt: skip
+"""Schedulers that can have the sigmas of a flow, and visit each once."""
+_MOVED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas", "thresholding")
+"""Settings of theirs that move levels or change predictions."""
+_TRIED = 10
+"""Steps in which a folder's scheduler is tried before anything loads."""
+_SAME = 1e-5
+"""Difference of sigmas that are the same."""
 
 
 def with_shift(config: Mapping[str, Any], shift: float | None) -> dict[str, Any]:
@@ -60,18 +77,153 @@ def stock_schedule(
     return build_schedule(config, num_steps, grid=grid, mu=mu if shift is None else math.log(shift))
 
 
-def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler that does not step along sigmas of a flow.
+def check_euler_scheduler(model: str, config: Mapping[str, Any]) -> None:
+    """Refuses the configuration of a scheduler other than FlowMatchEulerDiscreteScheduler, whose levels are built here.
 
     Raises:
-        ValueError: says what the scheduler is.
+        ValueError: says what the scheduler is, or which of its settings is not followed.
     """
     name = str(config.get("_class_name"))
-    if not name.startswith("FlowMatch") and not config.get("use_flow_sigmas"):
+    if name != EULER:
         raise ValueError(
-            f"the scheduler of {model} is {name} without use_flow_sigmas, and this family is a flow model: take the "
+            f"the scheduler of {model} is {name}, and this family visits the noise levels of {EULER}: take the "
             "scheduler folder of the published checkpoint"
         )
+    build_schedule(config, 4, mu=1.0 if config.get("use_dynamic_shifting") else None)
+
+
+def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
+    """Refuses the configuration of a scheduler whose levels `flow_schedule` does not have.
+
+    Raises:
+        ValueError: says what the scheduler is, or which of its settings is not followed.
+    """
+    name = str(config.get("_class_name"))
+    if name == EULER:
+        check_euler_scheduler(model, config)
+        return
+    what = f"the scheduler of {model} is {name}"
+    cure = "take the scheduler folder of the published checkpoint"
+    if name not in _MULTISTEP or not config.get("use_flow_sigmas"):
+        raise ValueError(f"{what} without use_flow_sigmas, and this family is a flow model: {cure}")
+    if config.get("prediction_type") != "flow_prediction":
+        raise ValueError(
+            f"{what} with prediction_type {config.get('prediction_type', 'epsilon')!r}, and the network of this family "
+            f"predicts flow_prediction: {cure}"
+        )
+    if moved := [key for key in _MOVED if config.get(key)]:
+        raise ValueError(f"{what} with {', '.join(moved)}, which is not followed here: set it to false, or {cure}")
+    try:
+        levels = flow_schedule(made(model, config), 4, "diffusers", mu=1.0)
+        whole = len(levels.timestep) == 4
+    except ValueError as error:
+        raise ValueError(f"{what}, and its levels cannot be visited ({error}): {cure}") from error
+    if not whole:
+        raise ValueError(f"{what}, which visits {len(levels.timestep)} levels where 4 are asked for: {cure}")
+
+
+def made(model: str, config: Mapping[str, Any]) -> Any:
+    """A stock scheduler of a configuration.
+
+    Raises:
+        ValueError: diffusers has no such scheduler, or cannot make it.
+    """
+    import diffusers
+
+    name = str(config.get("_class_name"))
+    kind: Any = getattr(diffusers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)):
+        raise ValueError(f"the scheduler of {model} is {name}, and diffusers has none of that name")
+    logging = diffusers.utils.logging
+    loud = logging.get_verbosity()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # schedulers hand tensors to NumPy the old way
+        logging.set_verbosity_error()  # of keys of other classes, which folders are full of
+        try:
+            return kind.from_config(dict(config))
+        finally:
+            logging.set_verbosity(loud)
+
+
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A diffusion scheduler's configuration as `samplers/flow_coordinates.py` reads it: CogVideoX' levels written out.
+
+    With A the usual alpha_bar and k = snr_shift_scale, `A <- A / (k + (1 - k) A)`, which divides the signal-to-noise
+    ratio by k; then, with rescale_betas_zero_snr, `sqrt(A)` is moved and stretched so that the last is 0 and the first
+    stays (Lin et al., arXiv 2305.08891, algorithm 1).
+    """
+    if "snr_shift_scale" not in config:
+        return dict(config)
+    usual, scale = alpha_bars({**config, "rescale_betas_zero_snr": False}), float(config.get("snr_shift_scale", 1.0))
+    a = usual / (scale + (1 - scale) * usual)
+    if config.get("rescale_betas_zero_snr"):
+        root = a.sqrt()
+        a = ((root - root[-1]) * root[0] / (root[0] - root[-1])).square()
+    beta = 1 - a / torch.cat([a.new_ones(1), a[:-1]])
+    return {**config, "trained_betas": beta.tolist(), "rescale_betas_zero_snr": False}
+
+
+def check_diffusion_scheduler(model: str, config: Mapping[str, Any]) -> None:
+    """Refuses the configuration of a scheduler of a diffusion model whose levels are not visited one by one.
+
+    Raises:
+        ValueError: as `diffusion_levels`.
+    """
+    flow_levels(config)
+    if "_class_name" in config:
+        diffusion_levels(model, made(model, config), _TRIED)
+
+
+def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "diffusers") -> Schedule:
+    """The levels that a stock scheduler of a diffusion model visits, or ("linspace") evenly spaced ones.
+
+    The scheduler itself is asked for its timesteps, since classes space them differently under the same settings. A
+    solver that goes back to a level has it once here.
+
+    Raises:
+        ValueError: it visits levels that are between or beside those of the training timesteps.
+    """
+    config = plain_config(scheduler.config)
+    if grid != "diffusers":
+        return diffusion_schedule(config, num_steps, grid=grid)
+    name = type(scheduler).__name__
+    stock = made(model, {**scheduler.config, "_class_name": name})
+    diffusion_timesteps(num_steps, len(flow_levels(config)) - 1, "linspace")  # refuses a number that cannot be had
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # schedulers hand tensors to NumPy the old way
+            stock.set_timesteps(num_steps)
+        asked, ratios = (torch.as_tensor(one).double().cpu() for one in (stock.timesteps, _ratios(stock)))
+    except Exception as error:  # classes refuse settings of theirs with errors of every kind
+        raise ValueError(_not_followed(model, name, num_steps, str(error))) from error
+    times = [float(one) for one, before in zip(asked, [None, *asked], strict=False) if before is None or one != before]
+    falling = all(one > other for one, other in pairwise(times))
+    if len(times) != num_steps or not falling or times[0] >= len(flow_levels(config)) - 1 or times[-1] < 0:
+        raise ValueError(_not_followed(model, name, num_steps, f"it visits timesteps {times[:3]} .. {times[-1]}"))
+    found = diffusion_schedule(config, num_steps, timesteps=times)
+    # A level that is noise alone has an infinite ratio, for which some classes write a large one.
+    first = 1 if config.get("rescale_betas_zero_snr") else 0
+    if len(ratios) != num_steps + 1:
+        if (known := vars(stock).get("alphas_cumprod")) is None:
+            raise ValueError(_not_followed(model, name, num_steps, "it has no noise levels of a diffusion model"))
+        ratios = (1 / torch.as_tensor(known).double()[torch.tensor([*times, 0]).long()] - 1).sqrt()
+    away = (ratios / (1 + ratios) - found.sigma.double())[first:-1].abs()
+    if len(away) and float(away.max()) > _SAME:
+        raise ValueError(_not_followed(model, name, num_steps, "its levels lie between those of training timesteps"))
+    return found
+
+
+def _ratios(stock: Any) -> Any:
+    """Noise over data at each level, of schedulers that have them; empty of others."""
+    return vars(stock).get("sigmas", [])
+
+
+def _not_followed(model: str, name: str, num_steps: int, why: str) -> str:
+    return (
+        f"the scheduler of {model}, {name}, cannot be followed in {num_steps} steps ({why}): name DDIMScheduler or "
+        "EulerDiscreteScheduler, with the same betas, in scheduler/scheduler_config.json and model_index.json, or set "
+        "sampler.grid=linspace"
+    )
 
 
 def flow_schedule(
@@ -109,6 +261,8 @@ def flow_schedule(
         own = config.get("shift", 1.0) if shift is None else shift
         return build_schedule({**config, "flow_shift": own}, num_steps, grid=grid)
     own = config["flow_shift"] if shift is None else shift
+    if shift is None and mu is not None and config.get("use_dynamic_shifting"):
+        own = math.exp(mu)
     if grid == "diffusers" and num_steps > 0:
         stock = type(scheduler).from_config(config, flow_shift=own)
         with warnings.catch_warnings():

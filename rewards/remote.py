@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, is_back, wrong
 from flowrl.rewards.serving.retries import Failed, check_calls, check_server, open_session
 from flowrl.rewards.serving.server_pool import ServerPool
@@ -96,6 +97,7 @@ class Remote:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
         check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
+        look_for_servers(self.urls, option="url")
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ infinite at the lower end, and at the upper one where the last level is noise al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -223,7 +223,9 @@ def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset
     return [int(step) for step in steps]
 
 
-def diffusion_schedule(config: Mapping[str, Any], num_steps: int, *, grid: str = "diffusers") -> Schedule:
+def diffusion_schedule(
+    config: Mapping[str, Any], num_steps: int, *, grid: str = "diffusers", timesteps: Sequence[float] | None = None
+) -> Schedule:  # fmt: skip
     """The noise levels that a diffusers scheduler visits, in flow coordinates.
 
     The last step ends at clean data (sigma 0), as with set_alpha_to_one. Stable Diffusion 1's published schedulers end
@@ -235,6 +237,7 @@ def diffusion_schedule(config: Mapping[str, Any], num_steps: int, *, grid: str =
         config: the scheduler's, see `alpha_bars`; also timestep_spacing and steps_offset.
         num_steps: T.
         grid: "diffusers" (the scheduler's own spacing), or "linspace" (evenly over all timesteps).
+        timesteps: T falling ones, in place of those of the grid.
 
     Raises:
         ValueError: unknown grid, T steps do not fit, or a setting that is not supported.
@@ -244,7 +247,9 @@ def diffusion_schedule(config: Mapping[str, Any], num_steps: int, *, grid: str =
     levels = flow_levels(config)
     spacing: Spacing = "linspace" if grid == "linspace" else config.get("timestep_spacing", "leading")
     offset = int(config.get("steps_offset", 0))
-    timestep = torch.tensor(diffusion_timesteps(num_steps, len(levels) - 1, spacing, offset))
+    if timesteps is None:
+        timesteps = diffusion_timesteps(num_steps, len(levels) - 1, spacing, offset)
+    timestep = torch.tensor(timesteps)
     sigma = sigma_at(timestep, levels)
     return Schedule(
         sigma=torch.cat([sigma, sigma.new_zeros(1)]).float(),

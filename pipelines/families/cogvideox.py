@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from diffusers import CogVideoXTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common
+from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.families import sd
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.private_names import get_3d_rotary_pos_embed
-from flowrl.samplers.flow_coordinates import alpha_bars
-from flowrl.trajectory import Conditioning, Schedule
+from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 """The projections of the attention over text and video."""
@@ -83,26 +81,6 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {"embeds": common.meta(1, tokens, p.card.network.text_embed_dim)}
 
 
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    return sd.own_levels(p.model, plain_config(p.pipe.scheduler.config), num_steps, grid, shift)
-
-
-def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A CogVideoX scheduler's configuration with its noise levels written out, for `samplers/flow_coordinates.py`.
-
-    With A the usual alpha_bar and k = snr_shift_scale, `A <- A / (k + (1 - k) A)`, which divides the signal-to-noise
-    ratio by k; then, with rescale_betas_zero_snr, `sqrt(A)` is moved and stretched so that the last is 0 and the first
-    stays (Lin et al., arXiv 2305.08891, algorithm 1).
-    """
-    usual, scale = alpha_bars({**config, "rescale_betas_zero_snr": False}), float(config.get("snr_shift_scale", 1.0))
-    a = usual / (scale + (1 - scale) * usual)
-    if config.get("rescale_betas_zero_snr"):
-        root = a.sqrt()
-        a = ((root - root[-1]) * root[0] / (root[0] - root[-1])).square()
-    beta = 1 - a / torch.cat([a.new_ones(1), a[:-1]])
-    return {**config, "trained_betas": beta.tolist(), "rescale_betas_zero_snr": False}
-
-
 def _refuse(card: Card) -> None:
     if card.network.patch_size_t is not None:
         raise ValueError(
@@ -130,6 +108,7 @@ FAMILY = Family(
     name="cogvideox", title="CogVideoX", network=CogVideoXTransformer3DModel, lora_targets=LORA_TARGETS,
     options=VideoOptions, encoders=("text_encoder",), own_size=_own_size, grid=_grid, factors=_factors, embed=embed,
     arguments=_arguments, read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
-    constants=lambda p: sd.levels_on(p.device, plain_config(p.pipe.scheduler.config)), positions=_positions,
-    evaluate=sd.evaluate, schedule=_schedule, refuse=_refuse, tokens=_tokens,
+    constants=lambda p: sd.levels_on(p.device, stock_schedules.plain_config(p.pipe.scheduler.config)),
+    positions=_positions, evaluate=sd.evaluate, schedule=sd.own_levels,
+    check_scheduler=stock_schedules.check_diffusion_scheduler, refuse=_refuse, tokens=_tokens,
 )  # fmt: skip

@@ -99,6 +99,7 @@ FAMILY = Family(
     name="sana", title="Sana", network=SanaTransformer2DModel, lora_targets=LORA_TARGETS, options=SanaOptions,
     encoders=("text_encoder",), length=300, own_size=sample_size, factors=_factors, grid=_grid, embed=_embed,
     arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule, encode=_encode,
+    check_scheduler=stock_schedules.check_flow_scheduler,
     refuse=_refuse, prepare=_prepare, prepare_encoders=prepare_gemma,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

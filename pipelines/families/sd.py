@@ -16,12 +16,12 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.placement import widest
 from flowrl.samplers.flow_coordinates import (
-    diffusion_schedule,
     flow_levels,
     prediction_of,
     sigma_at,
@@ -83,30 +83,21 @@ def levels_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Tens
     return {"levels": levels.to(device) if widest(device) == levels.dtype else levels}
 
 
-def own_levels(model: str, config: Mapping[str, Any], num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """A diffusion model's levels: grid "diffusers" in the scheduler's spacing, "linspace" evenly over all timesteps.
+def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
+    """A diffusion model's levels: grid "diffusers" as the scheduler visits them, "linspace" evenly over all timesteps.
 
     Raises:
         ValueError: a shift was given.
     """
     if shift is not None:
         raise ValueError(
-            f"{model} is a diffusion model with fixed noise levels, which have no shift (got {shift:g}): remove the "
+            f"{p.model} is a diffusion model with fixed noise levels, which have no shift (got {shift:g}): remove the "
             "shift, or choose grid diffusers or linspace"
         )
-    return diffusion_schedule(config, num_steps, grid=grid)
-
-
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    return own_levels(p.model, p.pipe.scheduler.config, num_steps, grid, shift)
+    return stock_schedules.diffusion_levels(p.model, p.pipe.scheduler, num_steps, grid)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
-
-
-def _check_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses noise levels that are not built here."""
-    flow_levels(config)
 
 
 def _refuse(card: Card) -> None:
@@ -143,9 +134,10 @@ FAMILY = Family(
     name="sd", title="Stable Diffusion 1 or 2", network=UNet2DConditionModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), denoisers=("unet",), own_size=sample_size,
     grid=lambda config: Grid(channels=config.in_channels), embed=_embed, arguments=arguments,
-    conditioning=given("cross_attention_dim"), schedule=_schedule, evaluate=evaluate,
-    constants=lambda p: levels_on(p.device, p.pipe.scheduler.config), check_scheduler=_check_scheduler, refuse=_refuse,
-    tokens=_tokens, attention=Attends(head_sizes=_head_sizes),
+    conditioning=given("cross_attention_dim"), schedule=own_levels, evaluate=evaluate,
+    constants=lambda p: levels_on(p.device, p.pipe.scheduler.config),
+    check_scheduler=stock_schedules.check_diffusion_scheduler, refuse=_refuse, tokens=_tokens,
+    attention=Attends(head_sizes=_head_sizes),
     stock_options={
         "safety_checker": None, "feature_extractor": None, "image_encoder": None, "requires_safety_checker": False,
     },

@@ -12,7 +12,9 @@ published recipes train the joint attention alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from diffusers import SD3Transformer2DModel
@@ -24,7 +26,6 @@ from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
-from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Conditioning, Schedule
 
 
@@ -33,10 +34,12 @@ def _grid(config: Any) -> Grid:
 
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, _none, pooled, _none = p.pipe.encode_prompt(
-        [prompt], [prompt], [prompt],
-        device=p.device, do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length,
-    )  # fmt: skip
+    asked = SimpleNamespace(config=p.card.network)  # without T5 stock has zeros as wide as its network reads
+    with nullcontext() if p.pipe.text_encoder_3 is not None else common.standing_in(p.pipe, transformer=asked):
+        embeds, _none, pooled, _none = p.pipe.encode_prompt(
+            [prompt], [prompt], [prompt],
+            device=p.device, do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length,
+        )  # fmt: skip
     return {"embeds": embeds.to(p.dtype), "pooled": pooled.to(p.dtype)}
 
 
@@ -68,7 +71,9 @@ def _guided(
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """Grid "diffusers" is the stock pipeline's; "linspace" is shifted once (`samplers/schedules.py`)."""
-    return build_schedule(stock_schedules.with_shift(p.pipe.scheduler.config, shift), num_steps, grid=grid)
+    scheduler, (height, width), side = p.pipe.scheduler, p.latent_shape[1:], p.card.network.patch_size
+    mu = stock_schedules.own_mu(scheduler.config, (height // side) * (width // side))
+    return stock_schedules.flow_schedule(scheduler, num_steps, grid, shift, mu=mu)
 
 
 def _seen_tokens(card: Card, length: int) -> int:
@@ -78,7 +83,9 @@ def _seen_tokens(card: Card, length: int) -> int:
 
 FAMILY = Family(
     name="sd3", title="Stable Diffusion 3", network=SD3Transformer2DModel, lora_targets=JOINT_ATTENTION,
-    encoders=("text_encoder", "text_encoder_2", "text_encoder_3"), length=128, own_size=sample_size, grid=_grid,
-    embed=_embed, arguments=_arguments, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
-    guided=_guided, schedule=_schedule, seen_tokens=_seen_tokens, prepare=lambda p: dispatched(p.pipe.transformer),
+    encoders=("text_encoder", "text_encoder_2", "text_encoder_3"), spared=("text_encoder_3", "tokenizer_3"), length=128,
+    own_size=sample_size, grid=_grid, embed=_embed, arguments=_arguments,
+    conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"), guided=_guided, schedule=_schedule,
+    check_scheduler=stock_schedules.check_flow_scheduler, seen_tokens=_seen_tokens,
+    prepare=lambda p: dispatched(p.pipe.transformer),
 )  # fmt: skip

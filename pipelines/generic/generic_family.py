@@ -27,9 +27,12 @@ from flowrl.pipelines.generic.stock_classes import (
     stock_class,
     takes_frames,
 )
+from flowrl.pipelines.generic.stock_levels import is_flow
 from flowrl.pipelines.generic.stock_recording import Recorder, recorder
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.places.model_folders import check_index, check_parts, no_pipeline
+from flowrl.pipelines.stock_schedules import check_diffusion_scheduler
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.precision import refuse_unable
@@ -77,7 +80,9 @@ class GenericFamily:
         known = published(model)
         found = known.index if known is not None else cards.read_part(model, "model_index.json")
         if found is None and Path(model).is_dir():
-            raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
+            raise ValueError(no_pipeline(model))
+        if found is not None and Path(model).is_dir():
+            check_index(model, found)
         return dict(found or {})
 
     def _stock_class(self, model: str, index: Mapping[str, Any]) -> Any:
@@ -100,6 +105,12 @@ class GenericFamily:
         for part in GUIDER_PARTS:
             if (index.get(part) or [None])[0] is not None:
                 check_guider(cls.__name__, str(index[part][1]), {})
+        if Path(model).is_dir():
+            away = dict.fromkeys(part for part in index if not (Path(model) / part).is_dir())
+            check_parts(model, index, given=away)  # a plan says what it does not know of those, and loading refuses
+            levels = cards.read_part(model, "scheduler/scheduler_config.json")
+            if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
+                check_diffusion_scheduler(model, levels)
         denoiser = self.meta_denoiser(model)
         if denoiser is not None:
             for network in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):

@@ -204,7 +204,7 @@ class GenericPipeline:
             scale = 1.0 if self.scale_name is None else 2.0
             given = self.arguments(times, scale, negative=True)
             named: dict[str, Any] = {key: [text] * times for key in ("prompt", "negative_prompt") if key in given}
-            with stock_call.standing_in(self.pipe, encode_prompt=ending):
+            with common.standing_in(self.pipe, encode_prompt=ending):
                 return stock_call.call(self.pipe, {**given, **named})
 
         self.texts.keep(text, returned(1), partial(returned, 2))
@@ -258,7 +258,7 @@ class GenericPipeline:
             self.pipe.register_modules(**gone)
             yield
         else:
-            with stock_call.standing_in(self.pipe, **gone):
+            with common.standing_in(self.pipe, **gone):
                 yield
 
     # ---- guidance and levels -----------------------------------------------------------------------------------------
@@ -354,8 +354,8 @@ class GenericPipeline:
             return stock(z.float(), *args, **kwargs)
 
         with (
-            stock_call.standing_in(self.pipe, scheduler=scheduler, encode_prompt=encode),
-            stock_call.standing_in(vae, decode=exactly),
+            common.standing_in(self.pipe, scheduler=scheduler, encode_prompt=encode),
+            common.standing_in(vae, decode=exactly),
         ):
             images = stock_call.call(self.pipe, given)[0]
         found = torch.stack(list(images)) if isinstance(images, (list, tuple)) else images

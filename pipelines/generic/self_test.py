@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.randomness import counter_normal
 from flowrl.trajectory import Schedule, start_state
@@ -71,7 +72,7 @@ def _stock(p: Any, prompt: str, noise: Tensor, schedule: Schedule, scale: float)
     given = p.arguments(1, scale, negative=True, steps=2)
     texts = {key: [text] for key, text in (("prompt", prompt), ("negative_prompt", "")) if key in given}
     start = levels.latents(start_state(noise, schedule), levels.timestep(float(schedule.timestep[0]), p.device))
-    with stock_call.standing_in(p.pipe, scheduler=scheduler), torch.no_grad():
+    with common.standing_in(p.pipe, scheduler=scheduler), torch.no_grad():
         result = stock_call.call(p.pipe, {**given, **texts, "latents": start.to(p.dtype)})
     if not isinstance(result, Tensor):
         raise ValueError(f"{type(p.pipe).__name__} did not take two steps where it was asked for two")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.pipelines import common
 from flowrl.pipelines.generic.stock_classes import undecorated
 
 POSITIVE, NEGATIVE = "the prompt", "the negative prompt"
@@ -45,20 +46,6 @@ class Asked:
     shape: tuple[int, ...]
     levels: dict[str, Any]
     negative: bool
-
-
-@contextmanager
-def standing_in(owner: Any, **members: Any) -> Iterator[None]:
-    """Attributes of this object alone, taken back at the end; a stock pipeline's configuration hears nothing of it."""
-    own = vars(owner)
-    before = {name: own[name] for name in members if name in own}
-    own.update(members)
-    try:
-        yield
-    finally:
-        for name in members:
-            own.pop(name)
-        own.update(before)
 
 
 def with_members(scheduler: Any, **members: Any) -> Any:
@@ -115,7 +102,7 @@ def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
     """
     guider = {key: value for key, value in arguments.items() if key == "guider"}
     arguments = {key: value for key, value in arguments.items() if key not in guider}
-    with standing_in(pipe, **guider), warnings.catch_warnings():
+    with common.standing_in(pipe, **guider), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)  # of Mochi in float32
         try:
             return undecorated(type(pipe).__call__)(pipe, **arguments)
@@ -145,7 +132,7 @@ def evaluated(
     """
     levels = torch.tensor([sigma, 0.0], device=timestep.device)
     scheduler = scheduler_like(pipe.scheduler, timestep, levels, reached)
-    with standing_in(pipe, scheduler=scheduler, encode_prompt=encode):
+    with common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode):
         output = call(pipe, arguments)
     if not isinstance(output, Tensor):
         raise ValueError(
@@ -201,7 +188,9 @@ def asked(
         for network in denoisers:
             hook = network.register_forward_pre_hook(partial(reached, None))
             stack.callback(hook.remove)
-        stack.enter_context(standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared))
+        stack.enter_context(
+            common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared)
+        )
         call(pipe, arguments)
     if not levels or len(shapes) != 1:
         raise ValueError(

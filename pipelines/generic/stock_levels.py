@@ -18,7 +18,6 @@ from torch import Tensor
 
 from flowrl.pipelines import stock_schedules
 from flowrl.samplers.flow_coordinates import (
-    diffusion_schedule,
     flow_levels,
     prediction_of,
     sigma_at,
@@ -58,10 +57,23 @@ class Levels:
         Raises:
             ValueError: it is of a diffusion model whose levels are not known here.
         """
-        config = dict(scheduler.config)
-        flow = is_flow(type(scheduler).__name__, config)
+        config, name = dict(scheduler.config), type(scheduler).__name__
+        flow = is_flow(name, config)
+        has = (
+            name.startswith("FlowMatch") or "use_flow_sigmas" in inspect.signature(type(scheduler).__init__).parameters
+        )
+        if flow and (not has or config.get("prediction_type", "flow_prediction") != "flow_prediction"):
+            raise ValueError(
+                f"the scheduler {name} with prediction_type {config.get('prediction_type')!r} does not step along a "
+                "flow: take the scheduler folder of the published checkpoint"
+            )
         inverted = bool(flow and config.get("invert_sigmas"))
-        return Levels(scheduler=scheduler, flow=flow, inverted=inverted, table=None if flow else flow_levels(config))
+        return Levels(
+            scheduler=scheduler,
+            flow=flow,
+            inverted=inverted,
+            table=None if flow else flow_levels(stock_schedules.plain_config(config)),
+        )
 
     def sigma(self, timestep: Tensor) -> Tensor:
         """Share of noise at timesteps."""
@@ -118,7 +130,7 @@ class Levels:
                 "model's own levels"
             )
         if not self.flow:
-            return diffusion_schedule(config, num_steps, grid=grid)
+            return stock_schedules.diffusion_levels("this pipeline", self.scheduler, num_steps, grid)
         mu = named.get("mu")
         if grid == "linspace" and not self.inverted:
             own = config.get("flow_shift", config.get("shift", 1.0)) or 1.0
@@ -134,7 +146,7 @@ class Levels:
                 given["mu"] = math.log(shift)
             else:
                 changes = {key: shift for key in ("shift", "flow_shift") if key in config}
-        stock = type(self.scheduler).from_config(config, **changes)
+        stock = stock_schedules.made("this pipeline", {**config, **changes, "_class_name": name})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # DPM-Solver hands tensors to NumPy the old way
             accepted = inspect.signature(stock.set_timesteps).parameters

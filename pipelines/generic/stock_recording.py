@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import cards
+from flowrl.pipelines import cards, common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
 from flowrl.pipelines.generic.stock_call import Reached
@@ -117,12 +117,12 @@ class Recorder:
         def decode(*args: Any, **named: Any) -> Any:
             raise Reached([(on_meta(args), on_meta(named))])  # of which `_decoded` takes the first
 
-        with stock_call.standing_in(vae, decode=decode), torch.no_grad():
+        with common.standing_in(vae, decode=decode), torch.no_grad():
             scheduler = stock_call.scheduler_like(p.pipe.scheduler, torch.zeros(0), torch.zeros(1), stock_call.reached)
             row = [next(iter(p.texts.rows))]
             encode = p.texts.standing_in(row, None, p.device, [], torch.float32)
             given = {**p.arguments(1, 1.0, negative=False), "latents": torch.zeros(1, *p.asked(2, 1.0).shape)}
-            with stock_call.standing_in(p.pipe, scheduler=scheduler, encode_prompt=encode):
+            with common.standing_in(p.pipe, scheduler=scheduler, encode_prompt=encode):
                 found = stock_call.call(p.pipe, given)
         if not (isinstance(found, list) and len(found) == 1):
             raise ValueError(f"{type(p.pipe).__name__} does not decode by the decode of its vae")

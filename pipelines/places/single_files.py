@@ -22,6 +22,8 @@ from flowrl.pipelines.places.hub_files import INDEX
 ENDING = ".safetensors"
 _SMALL = ("*.json", "**/*.json", "*.txt", "**/*.txt", "**/*.model")
 _NOISE = "model.diffusion_model.input_blocks.0.0.weight"  # of Stable Diffusion 1: diffusers takes all else for it
+_MARKS = ("scaled_fp8", "comfy_quant", "scale_weight", "weight_scale", "scale_input", "input_scale")
+_BESIDE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _VAE = ("first_stage_model.", "vae.")
 
 
@@ -32,6 +34,30 @@ class FilesMissing(ValueError):
 def is_single_file(model: str) -> bool:
     """Whether a location is a file of weights."""
     return model.endswith(ENDING) and Path(model).is_file()
+
+
+def check_plain(model: str) -> None:
+    """Refuses a file whose weights are scaled, or otherwise not what they say by themselves: loaders drop the scales.
+
+    No layer has anything beside `weight` but a bias and running statistics.
+
+    Raises:
+        ValueError: names keys.
+    """
+    keys = header(model)
+    layers = {key.removesuffix(".weight") for key in keys if key.endswith(".weight")}
+    weights = {f"{layer}.weight" for layer in layers}
+    scaled = []
+    for key in keys:
+        layer, _, last = key.rpartition(".")
+        if last in _MARKS or layer in weights or (layer in layers and last not in _BESIDE):
+            scaled.append(key)
+    if scaled:
+        raise ValueError(
+            f"{model} holds scales or other remains of few bits beside its weights ({len(scaled)}, first "
+            f"{', '.join(sorted(scaled)[:3])}), which loaders of single files drop: take the model's file in bfloat16 "
+            "or float16, or its diffusers folder"
+        )
 
 
 def config_of(model: str) -> str:
@@ -103,10 +129,11 @@ def load_single(
         options: parts that are there already, or None for those that are not read.
 
     Raises:
-        ValueError: small files are missing.
+        ValueError: small files are missing, or weights are scaled.
     """
     import diffusers
 
+    check_plain(model)
     folder, given = small_folder(model), dict(options)
     index = read_json(Path(folder) / INDEX, AGAIN, finite=False)
     inside = any(key.startswith(_VAE) for key in header(model))

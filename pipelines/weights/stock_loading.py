@@ -22,10 +22,13 @@ from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.meta_masks import callable_on_meta
+from flowrl.pipelines.places.model_folders import Faulty, check_parts, read_index
 from flowrl.pipelines.places.single_files import FilesMissing, is_single_file, load_single, small_folder
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
+from flowrl.pipelines.weights.stock_parts import lacks, read_networks
+from flowrl.prompts.tokenizer_checks import check_tokenizer
 
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
@@ -104,6 +107,16 @@ def _place(model: str) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": name, **({} if revision is None else {"revision": revision})}
 
 
+def _folder(cls: Any, model: str, variant: str | None, options: Mapping[str, Any]) -> str:
+    """The folder of a model: its own, or where the hub's cache has it, with what is read of it fetched."""
+    folder = model
+    if not Path(model).is_dir():
+        name, revision = split_revision(model)
+        folder = str(cls.download(name, revision=revision, variant=variant, **options))
+    check_parts(folder, read_index(folder), given=options)
+    return folder
+
+
 def quiet_libraries() -> None:
     """Silences loading bars and the stock warning that prints every padded prompt of a short context."""
     import transformers  # a second, which what only plans or checks does without
@@ -139,18 +152,15 @@ def load_stock(
         ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the file or part.
     """
     quiet_libraries()
-    parts = {"default": dtype, **dict.fromkeys(exact, torch.float32)}
+    parts, cls = {"default": dtype, **dict.fromkeys(exact, torch.float32)}, getattr(diffusers, name)
     try:
-        chosen = {} if how.variant is None else {"variant": how.variant}
         if is_single_file(model):
-            pipe = load_single(getattr(diffusers, name), model, dtype=dtype, exact=exact, options=options)
+            pipe = load_single(cls, model, dtype=dtype, exact=exact, options=options)
         else:
-            encoders = _encoders(model, dtype, options, chosen) if (Path(model) / "model_index.json").is_file() else {}
-            place = _place(model)
-            pipe = getattr(diffusers, name).from_pretrained(**place, dtype=parts, **chosen, **encoders, **options)
-    except _Incomplete as error:
-        raise ValueError(str(error)) from error
-    except FilesMissing:
+            folder = _folder(cls, model, how.variant, options)
+            networks = read_networks(folder, dtypes=parts, given=options, variant=how.variant)
+            pipe = cls.from_pretrained(folder, dtype=parts, **networks, **options)
+    except (Faulty, FilesMissing):
         raise
     except Exception as error:  # damaged files and foreign ones make the libraries raise errors of every kind
         if out_of_memory(error):
@@ -162,51 +172,24 @@ def load_stock(
             + (AGAIN if fault else "give a folder written by save_pretrained, or a hub id that this machine can reach "
                "and is allowed to read")
         ) from error  # fmt: skip
+    for part, words in _tokenizers(pipe).items():
+        if options.get(part) is None:
+            check_tokenizer(words, f"{model}/{part}", AGAIN)
     for part, module in pipe.components.items():
         weights = module.named_parameters() if isinstance(module, nn.Module) else ()
         if lacking := [key for key, weight in weights if weight.is_meta]:
-            raise ValueError(_lacks(f"{model}/{part}", lacking))
+            raise ValueError(lacks(f"{model}/{part}", lacking))
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-class _Incomplete(Exception):
-    """Weights are missing that a library would fill with random numbers."""
+def _tokenizers(pipe: Any) -> dict[str, Any]:
+    """Tokenizers of a stock pipeline, and those of processors of words and images, by the names of their parts."""
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-
-def _encoders(
-    model: str, dtype: torch.dtype, options: Mapping[str, Any], chosen: Mapping[str, str]
-) -> dict[str, nn.Module]:
-    """The networks of a pipeline's folder that transformers loads: it would make up what their files lack.
-
-    Raises:
-        _Incomplete: names the part and a weight.
-    """
-    import transformers
-
-    found: dict[str, nn.Module] = {}
-    for part, entry in read_json(Path(model) / "model_index.json", finite=False).items():
-        kind: Any = getattr(transformers, str(entry[1]), None) if isinstance(entry, list) and len(entry) == 2 else None
-        is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-        if part in options or not is_network:
-            continue
-        network, info = kind.from_pretrained(
-            model, subfolder=part, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
-            **chosen,
-        )  # fmt: skip
-        if wrong := [key for key, *_ in info["mismatched_keys"]]:
-            raise _Incomplete(
-                f"{model}/{part} holds weights of another shape than its config.json says ({len(wrong)}, first "
-                f"{wrong[0]}): {AGAIN}"
-            )
-        if lacking := set(info["missing_keys"]) & {key for key, _ in network.named_parameters()}:
-            raise _Incomplete(_lacks(f"{model}/{part}", sorted(lacking)))
-        found[part] = network
-    return found
-
-
-def _lacks(part: str, keys: Sequence[str]) -> str:
-    return f"{part} lacks weights that its config.json asks for ({len(keys)}, first {keys[0]}): {AGAIN}"
+    parts = pipe.components.items()
+    found = {name: vars(part).get("tokenizer") if isinstance(part, ProcessorMixin) else part for name, part in parts}
+    return {name: part for name, part in found.items() if isinstance(part, PreTrainedTokenizerBase)}
 
 
 def _fault(folder: Path) -> str:

@@ -26,6 +26,7 @@ from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, Chat, 
 from flowrl.rewards.judges.image_urls import EncodedImages
 from flowrl.rewards.judges.server_lines import DOWN, Line, Lines
 from flowrl.rewards.judges.usage import USAGE
+from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.retries import Failed, await_with_retries, check_calls, check_server
 
 OWN_KEYS = frozenset({
@@ -100,6 +101,7 @@ class ServerChat:
         given = set(self.extra_body or {})
         if taken := sorted(given & (OWN_KEYS | ({"response_format"} if self.structured else set()))):
             raise ValueError(f"extra_body must leave {', '.join(taken)} to the reward: take it out.")
+        look_for_servers(self.servers, option="server")
 
     @property
     def servers(self) -> tuple[str, ...]:

@@ -34,7 +34,9 @@ from torch import Tensor
 
 from flowrl.failures import out_of_memory
 from flowrl.precision import network_autocast
+from flowrl.prompts.tokenizer_checks import check_tokenizer
 from flowrl.rewards.networks.blanks import blanked
+from flowrl.rewards.networks.looked_for import look_for_model
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -51,6 +53,7 @@ def check_model(model: str, *, what: str, owner: str = "", option: str = "model"
         )
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(f"{start}the package transformers is missing: pip install transformers.")
+    look_for_model(model, start=start, option=option, what=what)
 
 
 def expanded(model: str) -> str:
@@ -113,6 +116,14 @@ def load_network(
                 f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would "
                 f"be random numbers: give {option}: a complete {what} checkpoint."
             )
+        weights = {name for name, _ in network.named_parameters() if name.endswith(".weight")}
+        unread = {key: f"{key.rpartition('.')[0]}.weight" for key in info["unexpected_keys"]}
+        read = {key: own for key, own in unread.items() if own not in unread}  # else of a tower that is left out
+        if odd := sorted(key for key, own in read.items() if any(own.endswith(name) for name in weights)):
+            raise ValueError(
+                f"{owner}: {model!r} holds {len(odd)} weights beside those of a {what} model that are not read (first: "
+                f"{odd[0]}), such as scales of weights in few bits: give {option}: a checkpoint in 16 or 32 bits."
+            )
         return network.to(device).eval().requires_grad_(False)
 
     return shared_network((kind, model, revision, str(device), dtype), load) if shared else load()
@@ -149,12 +160,19 @@ def load_processor(
     """What goes with a network, an object of the class `kind`: a tokenizer, an image processor, or both.
 
     Raises:
-        ValueError: if it cannot be had.
+        ValueError: if it cannot be had, or its tokenizer has no words.
     """
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
     try:
-        return kind.from_pretrained(expanded(model), revision=revision)
+        found = kind.from_pretrained(expanded(model), revision=revision)
     except Exception as error:
         raise cannot_load(model, error, owner=owner, option=option, what=what) from error
+    words = vars(found).get("tokenizer") if isinstance(found, ProcessorMixin) else found
+    if isinstance(words, PreTrainedTokenizerBase):
+        advice = f"give {option}: a folder that holds all files of a {what} model's tokenizer, or a hub id"
+        check_tokenizer(words, f"{owner}: {model}", advice)
+    return found
 
 
 def check_file(source: str, *, option: str, owner: str = "") -> None:
@@ -163,6 +181,7 @@ def check_file(source: str, *, option: str, owner: str = "") -> None:
     if local and not Path(source).expanduser().exists():
         start = f"{owner}, " if owner else ""
         raise ValueError(f"{start}option {option}: there is no file or folder {source!r}: give one, or a hub id.")
+    look_for_model(source, start=f"{owner}: " if owner else "", option=option, what="reward")
 
 
 def fetch_file(source: str, name: str | None, *, revision: str | None = None, owner: str, option: str) -> Path:

@@ -79,7 +79,7 @@ def no_json_index(folder: Path) -> None:
     [
         ("transformer", without_one, "transformer lacks weights that its config.json asks for (1, first "),
         ("text_encoder", without_one, "text_encoder lacks weights that its config.json asks for (1, first "),
-        ("transformer", of_another_shape, "expected shape"),
+        ("transformer", of_another_shape, "transformer holds weights of another shape"),
         ("text_encoder", of_another_shape, "text_encoder holds weights of another shape"),
         ("vae", cut_short, "vae/diffusion_pytorch_model.safetensors is damaged or cut short"),
         ("text_encoder_2", cut_short, "text_encoder_2/model.safetensors is damaged or cut short"),

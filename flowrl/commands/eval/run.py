@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from flowrl.generation.models import (
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.lossless import CLIPS
 from flowrl.rewards import load_target
+from flowrl.rewards.networks.looked_for import looked_for
 
 BASE = "base"
 MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json", "adapter_config.json")
@@ -84,7 +86,9 @@ def evaluated(parsed: argparse.Namespace) -> Evaluated:
         for subject in (settings.subject, settings.base):
             if subject is not None and subject.source is not None:
                 check_source(subject.source, judging="flowrl eval", videos=parsed.benchmark in OF_VIDEOS)
-        check(settings)
+        fresh = any(one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
+        with looked_for() if fresh and not parsed.dry_run else nullcontext():
+            check(settings)
     for out in dict.fromkeys([plans[0].out if len(plans) == 1 else plans[0].out.parent, *(one.out for one in plans)]):
         refuse_foreign_result(out)
     command = shlex.join(["flowrl", *sys.argv[1:]])

@@ -15,8 +15,9 @@ from flow_family import bare, edited, published
 from tiny_cogvideox import OPTIONS, save_tiny_cogvideox
 from torch import Tensor
 
+from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.cards import Size
-from flowrl.pipelines.families.cogvideox import FAMILY, plain_config
+from flowrl.pipelines.families.cogvideox import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.samplers.flow_coordinates import alpha_bars, flow_sigma
@@ -67,7 +68,7 @@ def test_noise_levels_are_the_stock_schedulers(scale: float, zero_snr: bool) -> 
     stock = CogVideoXDDIMScheduler(
         prediction_type="v_prediction", rescale_betas_zero_snr=zero_snr, snr_shift_scale=scale, clip_sample=False
     )
-    found = alpha_bars(plain_config(stock.config))
+    found = alpha_bars(stock_schedules.plain_config(stock.config))
     torch.testing.assert_close(flow_sigma(found), flow_sigma(stock.alphas_cumprod.double()), atol=1e-9, rtol=0)
 
 

@@ -11,7 +11,7 @@ import diffusers
 import pytest
 import torch
 from diffusers.loaders.single_file_utils import DIFFUSERS_TO_LDM_MAPPING
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_sd import save_tiny_sd
 from torch import Tensor
 
@@ -112,6 +112,17 @@ def test_a_single_file_gives_what_its_folder_gives(stock: Path, file: Path, late
         assert all(torch.equal(whole[key], single[key]) for key in whole)
     for one, other in zip(*map(drawn, pipelines), strict=True):
         assert (one - other).abs().max() <= 1e-5 * one.abs().max()  # weights lie elsewhere in memory: other kernels
+
+
+@pytest.mark.parametrize("beside", ["scale_weight", "weight_scale_inv", "comfy_quant", "weight.absmax", "lora_A"])
+def test_scaled_weights_are_refused_by_name(beside: str, file: Path, tmp_path: Path) -> None:
+    """A loader of single files takes the weights and leaves the scales."""
+    key = "model.diffusion_model.input_blocks.1.1.proj_in"
+    shutil.copytree(file.with_suffix(""), tmp_path / "config")
+    save_file(load_file(file) | {f"{key}.{beside}": torch.ones(1)}, tmp_path / "few.safetensors")
+    for ask in (family_of, lambda model: family("sd").load(model, dtype=torch.float32)):
+        with pytest.raises(ValueError, match=rf"beside its weights \(1, first {key}\.{beside}\)"):
+            ask(str(tmp_path / "few.safetensors"))
 
 
 def test_a_wrong_family_of_a_file_is_refused(file: Path) -> None:

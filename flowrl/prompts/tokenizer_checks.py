@@ -1,0 +1,81 @@
+"""Whether a tokenizer tells texts apart: libraries make an empty one where the files with its words are missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_WORDS = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json")
+_WORD_ENDINGS = (".model", ".tiktoken")
+_WORDLESS = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
+"""Classes whose tokens are bytes or characters, which need no file of words."""
+_HANDFUL = 8
+_LARGE = 1 << 16  # bytes of a tokenizer.json that has many words for certain
+_TEXTS = ("a red circle", "two blue squares")
+_TRIED = 8
+
+
+def check_tokenizer_files(folder: Path, advice: str) -> None:
+    """Refuses a tokenizer's folder without its words, as far as names and small files tell.
+
+    Args:
+        folder: of a tokenizer, or of a processor that has one.
+        advice: what to do, for the message.
+
+    Raises:
+        ValueError: names the folder and the missing files.
+    """
+    names = {path.name for path in folder.glob("*")} | {path.name for path in folder.glob("tokenizer/*")}
+    kind = _read(folder / "tokenizer_config.json").get("tokenizer_class")
+    if kind in _WORDLESS:
+        return
+    whole = folder / "tokenizer.json"
+    few = whole.is_file() and whole.stat().st_size < _LARGE and _few(_read(whole))
+    words = {name for name in names if name in _WORDS or name.endswith(_WORD_ENDINGS)}
+    if few or not words:
+        what = "tokenizer.json has no words" if few else "it has none of tokenizer.json, vocab.json, vocab.txt, *.model"
+        raise ValueError(f"{folder} is a tokenizer without words: {what}, and all prompts would be the same; {advice}")
+    if words == {"vocab.json"} and "merges.txt" not in names:
+        raise ValueError(
+            f"{folder} has vocab.json and no merges.txt (or tokenizer.json, which holds both): its words would be read "
+            f"letter by letter; {advice}"
+        )
+
+
+def check_tokenizer(tokenizer: Any, place: str, advice: str) -> None:
+    """Refuses a loaded tokenizer that gives different texts the same tokens.
+
+    Special tokens do not count. Texts are two of words and some that its own entries stand for.
+
+    Args:
+        tokenizer: of transformers.
+        place: where it is from, for the message.
+        advice: what to do, for the message.
+
+    Raises:
+        ValueError: names the place.
+    """
+    special, size = {*tokenizer.all_special_ids, tokenizer.unk_token_id}, len(tokenizer)
+    own = [tokenizer.decode([one]) for one in range(0, size, max(1, size // _TRIED)) if one not in special]
+    found = {frozenset(tokenizer(text)["input_ids"]) - special for text in (*_TEXTS, *filter(str.strip, own))}
+    if len(found - {frozenset()}) < 2:
+        raise ValueError(
+            f"{place} is a tokenizer of {size} entries, which gives {_TEXTS[0]!r} and {_TEXTS[1]!r} the same tokens: "
+            f"its tokenizer.json, or vocab.json and merges.txt, or .model file, is missing or empty; {advice}"
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A small JSON object; empty of what is no such, which the library itself refuses."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _few(whole: dict[str, Any]) -> bool:
+    model = whole.get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    return words is not None and len(words) <= _HANDFUL

@@ -1,0 +1,127 @@
+"""The networks of a stock model folder, each read with an account of every weight."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.failures import out_of_memory
+from flowrl.files import read_json
+from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.pipelines.places.model_folders import Faulty, check_weight_files, part_class, part_entries, variant_of
+from flowrl.pipelines.weights.stored_weights import Stored
+
+_SHOWN = 3
+
+
+def read_networks(
+    folder: str, *, dtypes: Mapping[str, torch.dtype], given: Collection[str], variant: str | None
+) -> dict[str, nn.Module]:
+    """The networks of a model folder on the host, by the names of their parts.
+
+    Args:
+        folder: the model.
+        dtypes: of parts, and of all others under "default".
+        given: parts that are there already, or are not to be read.
+        variant: which files of weights are read of those parts that have them, as stock pipelines do; None takes those
+            without an ending.
+
+    Raises:
+        Faulty: a part lacks weights or a file of them, holds some that its network does not read, or some of another
+            shape; names part and weight.
+    """
+    found: dict[str, nn.Module] = {}
+    kinds = {part: part_class(*entry) for part, entry in part_entries(folder).items()}
+    networks = {part: kind for part, kind in kinds.items() if kind is not None and issubclass(kind, nn.Module)}
+    variants = {part: {variant_of(path.name) for path in (Path(folder) / part).glob("*")} for part in networks}
+    if variant is not None and not any(variant in there for there in variants.values()):
+        raise Faulty(
+            f"no part of {folder} has files of weights of the variant {variant} ({', '.join(variants)}): correct "
+            "pipeline.variant, or remove it"
+        )
+    for part, kind in networks.items():
+        if part not in given:
+            own = variant if variant in variants[part] else None
+            check_weight_files(folder, part, own)
+            found[part] = _read(kind, folder, part, dtypes.get(part, dtypes["default"]), own)
+    return found
+
+
+def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | None) -> nn.Module:
+    import transformers
+
+    own = issubclass(kind, transformers.PreTrainedModel)
+    try:
+        network, told = kind.from_pretrained(
+            folder, subfolder=part, output_loading_info=True, ignore_mismatched_sizes=True,
+            **{"dtype" if own else "torch_dtype": dtype}, **({} if variant is None else {"variant": variant}),
+        )  # fmt: skip
+    except Exception as error:
+        if not out_of_memory(error) and (said := _quantised(Path(folder) / part)):
+            raise Faulty(said) from error
+        raise
+    place = f"{folder}/{part}"
+    if wrong := sorted(key for key, *_ in told["mismatched_keys"]):
+        raise Faulty(f"{place} holds weights of another shape than its config.json says ({_some(wrong)}): {AGAIN}")
+    if lacking := sorted(set(told["missing_keys"]) & _from_files(network)):
+        raise Faulty(lacks(place, lacking))
+    if unread := set(told["unexpected_keys"]):
+        _account(network, unread, Path(place), variant, towers=own)
+    return network  # type: ignore[no-any-return]
+
+
+def _account(network: nn.Module, unread: set[str], place: Path, variant: str | None, *, towers: bool) -> None:
+    """Takes scales that no network reads into its weights, and refuses all else that is more than left over."""
+    stored = Stored(_read_files(place, variant))
+    left = unread - stored.unscale(unread, network)
+    if left := left - stored.left_over(left, network, towers=towers):
+        raise Faulty(
+            f"{place} holds weights that its network, a {type(network).__name__}, does not read "
+            f"({_some(sorted(left))}): without them it computes something else than the file was made for; take a file "
+            "of weights that are not kept in few bits, or the config.json that belongs to this one"
+        )
+
+
+def _read_files(place: Path, variant: str | None) -> list[Path]:
+    """The files that libraries read of a part: safetensors before pickles, those of a variant or those without one."""
+    for ending in (".safetensors", ".bin"):
+        files = sorted(place.glob(f"*{ending}"))
+        if chosen := [path for path in files if variant_of(path.name) == variant]:
+            return chosen
+    return []
+
+
+def _from_files(network: nn.Module) -> set[str]:
+    """What of a network has to come from files: its parameters, and statistics that it holds places for."""
+    held = network.state_dict()
+    return {name for name, _ in network.named_parameters()} | {
+        name for name, one in network.named_buffers()
+        if name in held and one.is_floating_point() and one.numel() > 1 and bool((one == one.flatten()[0]).all())
+    }  # fmt: skip
+
+
+def _quantised(place: Path) -> str:
+    """Why a part that is kept in few bits by another library could not be read; empty of others."""
+    config = place / "config.json"
+    said = read_json(config, finite=False).get("quantization_config") if config.is_file() else None
+    if not isinstance(said, dict):
+        return ""
+    method = said.get("quant_method", "another library")
+    return (
+        f"{place} is kept in few bits by {method} (quantization_config in its config.json), which is not read here: "
+        "take the folder of the model in bfloat16, float16 or float32, and set pipeline.quantize to have it kept in "
+        "few bits"
+    )
+
+
+def lacks(place: str, keys: Sequence[str]) -> str:
+    """That a part lacks weights."""
+    return f"{place} lacks weights that its config.json asks for ({_some(keys)}): {AGAIN}"
+
+
+def _some(keys: Sequence[str]) -> str:
+    return f"{len(keys)}, first {', '.join(keys[:_SHOWN])}"

@@ -1,0 +1,99 @@
+"""Whether models and servers that rewards name can be had, asked before anything is drawn for them.
+
+Options of rewards are checked without a look at the hub or at a server, since most of what reads them needs neither.
+Within `looked_for` the same checks look: for a model on the hub in its cache, and else on the hub; for a server at its
+address. What is there in part, or answers and then fails, is told when it is loaded or asked.
+"""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from urllib.parse import urlsplit
+
+TIMEOUT = 5.0
+"""Seconds that a hub or a server has to answer."""
+_LOOKING: ContextVar[bool] = ContextVar("looking", default=False)
+
+
+@contextmanager
+def looked_for() -> Iterator[None]:
+    """Inside, checks of options look for what they name."""
+    token = _LOOKING.set(True)
+    try:
+        yield
+    finally:
+        _LOOKING.reset(token)
+
+
+def look_for_model(model: str, *, start: str, option: str, what: str) -> None:
+    """Refuses a model that is neither here, nor in the hub's cache, nor on a hub that answers.
+
+    Args:
+        model: a folder, a file, or an id on the hub.
+        start: who wants it, for the message.
+        option: the option that names it.
+        what: the kind of model.
+
+    Raises:
+        ValueError: says which, and how to get it.
+    """
+    if not _LOOKING.get() or Path(model).expanduser().exists():
+        return
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.file_download import repo_folder_name
+
+    kept = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model") / "snapshots"
+    if any(kept.glob("*/*")):
+        return
+    if constants.is_offline_mode():
+        why = "HF_HUB_OFFLINE is set"
+    else:
+        try:
+            HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=TIMEOUT)
+            return
+        except GatedRepoError:
+            why = "its licence is to be accepted on the hub, with HF_TOKEN set"
+        except (RepositoryNotFoundError, HFValidationError):
+            why = "the hub has no such model, or HF_TOKEN does not let you see it"
+        except Exception:  # the transport raises errors of every kind
+            why = f"{constants.ENDPOINT} does not answer"
+    raise ValueError(
+        f"{start}the {what} model {model!r} is not on this machine, and {why}: give {option}: a folder that holds it, "
+        f"or fetch it beforehand with `hf download {model}`."
+    )
+
+
+def look_for_servers(servers: Sequence[str], *, option: str) -> None:
+    """Refuses servers none of which takes a connection; one behind a proxy is not asked.
+
+    Args:
+        servers: addresses.
+        option: that names them.
+
+    Raises:
+        ValueError: names them.
+    """
+    if not _LOOKING.get() or any(_listens(server) for server in servers):
+        return
+    raise ValueError(
+        f"no server listens at {', '.join(servers)}: start it, or correct the address, option {option}; nothing was "
+        "drawn yet."
+    )
+
+
+def _listens(server: str) -> bool:
+    parts = urlsplit(server)
+    host = parts.hostname or ""
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return True
+    try:
+        with socket.create_connection((host, parts.port or (443 if parts.scheme == "https" else 80)), timeout=TIMEOUT):
+            return True
+    except OSError:
+        return False

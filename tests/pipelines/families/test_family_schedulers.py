@@ -1,0 +1,125 @@
+"""Every family with every scheduler of diffusers in its folder: its levels are visited, or it is refused in words."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+
+from flowrl.pipelines import PIPELINES, family
+from flowrl.pipelines.generic.stock_levels import Levels
+from flowrl.pipelines.stock_schedules import EULER
+
+FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
+DIFFUSION = {
+    "beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "clip_sample": False, "steps_offset": 1,
+    "skip_prk_steps": True, "set_alpha_to_one": False, "snr_shift_scale": 1.0,
+}  # fmt: skip
+CONFIGS = {"plain": {}, "flow": FLOW} | {f"spaced {one}": {**DIFFUSION, "timestep_spacing": one}
+                                         for one in ("leading", "trailing", "linspace")}  # fmt: skip
+KINDS = [name for name in sorted(dir(diffusers)) if name.endswith("Scheduler") and not name.startswith("Flax")]
+STEPS = 6
+DIFFUSERS = ("sd", "sdxl", "cogvideox")
+MULTISTEP = ("sd3", "sana", "sana_video", "wan", "wan_vace", "hunyuan_video", "hunyuan_video15", "ltx_video", "ltx2")
+
+
+def stocks() -> dict[tuple[str, str], Any]:
+    """Every scheduler in every configuration that it can be made in."""
+    found = {}
+    diffusers.utils.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in KINDS:
+            for label, config in CONFIGS.items():
+                try:
+                    found[name, label] = getattr(diffusers, name).from_config(dict(config))
+                except Exception:  # some need arguments, a library, or other settings
+                    continue
+    return found
+
+
+STOCKS = stocks()
+
+
+def visited(stock: Any) -> list[float]:
+    """Shares of noise that a stock scheduler visits, each once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stock.set_timesteps(STEPS)
+    times = np.asarray(stock.timesteps, dtype=np.float64)
+    once = [i for i in range(len(times)) if i == 0 or times[i] != times[i - 1]]
+    if isinstance(vars(stock).get("sigmas"), torch.Tensor) and len(stock.sigmas) == len(times) + 1:
+        sigma = stock.sigmas.double().numpy()[once]
+        flow = type(stock).__name__.startswith("FlowMatch") or stock.config.get("use_flow_sigmas")
+        return list(sigma if flow else sigma / (1 + sigma))
+    a = np.asarray(stock.alphas_cumprod, dtype=np.float64)[times[once].astype(int)]
+    return list(np.sqrt(1 - a) / (np.sqrt(a) + np.sqrt(1 - a)))
+
+
+def told(stock: Any) -> dict[str, Any]:
+    return {"_class_name": type(stock).__name__, **stock.config}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
+    known, followed = family(name), set()
+    shape = (4, 3, 32, 32) if known.videos else (4, 32, 32)
+    network = SimpleNamespace(patch_size=2)
+    for (kind, label), stock in STOCKS.items():
+        if kind == EULER:
+            continue  # pipelines hand it sigmas; a test of each family holds it
+        p = SimpleNamespace(
+            pipe=SimpleNamespace(scheduler=stock), latent_shape=shape, grid_shape=shape, model="MODEL",
+            card=SimpleNamespace(network=network, index={}, model="MODEL"),
+        )  # fmt: skip
+        try:
+            known.check_scheduler("MODEL", told(stock))  # type: ignore[attr-defined]
+            levels = known.schedule(p, STEPS, "diffusers", None)  # type: ignore[attr-defined]
+        except ValueError:
+            continue
+        followed.add(kind)
+        np.testing.assert_allclose(levels.sigma[:-1].double(), visited(stock), atol=1e-5, err_msg=f"{kind} {label}")
+    if name in DIFFUSERS:
+        assert {"DDIMScheduler", "DDPMScheduler", "LCMScheduler"} <= followed
+    elif name in MULTISTEP:
+        assert {"UniPCMultistepScheduler", "DPMSolverMultistepScheduler"} <= followed
+        assert not any("DDIM" in kind or kind.startswith("Euler") for kind in followed)
+    else:
+        assert followed == set()
+
+
+def test_published_diffusion_schedulers_are_followed() -> None:
+    for kind in ("PNDMScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "DDIMScheduler",
+                 "DPMSolverMultistepScheduler", "TCDScheduler", "UniPCMultistepScheduler"):  # fmt: skip
+        family("sd").check_scheduler("MODEL", told(STOCKS[kind, "spaced leading"]))  # type: ignore[attr-defined]
+
+
+def test_the_generic_route_follows_them_or_refuses() -> None:
+    for (kind, label), stock in STOCKS.items():
+        flow = kind.startswith("FlowMatch") or label == "flow"
+        try:
+            levels = Levels.of(stock).schedule(STEPS, "diffusers", None, {"num_inference_steps": STEPS})
+        except (ValueError, KeyError, AssertionError):  # which loading tells as a refusal
+            continue
+        if kind != EULER and not (flow and "Helios" in kind):
+            np.testing.assert_allclose(levels.sigma[:-1].double(), visited(stock), atol=1e-5, err_msg=f"{kind} {label}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_karras_sigmas": True}, "use_karras_sigmas"),
+        ({"prediction_type": "epsilon"}, "predicts flow_prediction"),
+        ({"use_flow_sigmas": False}, "without use_flow_sigmas"),
+        ({"final_sigmas_type": "sigma_min"}, "cannot be visited"),
+    ],
+)
+def test_settings_of_flow_schedulers_that_are_not_followed(changes: dict[str, Any], said: str) -> None:
+    config = {"_class_name": "DPMSolverMultistepScheduler", **FLOW, **changes}
+    with pytest.raises(ValueError, match=said):
+        family("sd3").check_scheduler("MODEL", config)  # type: ignore[attr-defined]
