@@ -111,6 +111,7 @@ NAMES: Mapping[str, Private] = {
     "BaseTunerLayer": Private("peft.tuners.tuners_utils:BaseTunerLayer", "layers with adapters of any kind"),
     "LoraLayer": Private("peft.tuners.lora:LoraLayer", "layers with a LoRA"),
     "PeftLoraLinear": Private("peft.tuners.lora:Linear", "the layer that `LoraLinear` computes in fewer operations"),
+    "get_pattern_key": Private("peft.utils.other:get_pattern_key", "which key of `alpha_pattern` a layer goes by"),
     # torch
     "TorchDispatchMode": Private(
         "torch.utils._python_dispatch:TorchDispatchMode", "sees every operation, which counts and plans go by"
