@@ -86,6 +86,7 @@ NAMES: Mapping[str, Private] = {
         "splits and joins tokens; `enable_parallelism` takes the whole world for the group",
     ),
     # diffusers: the rest
+    "LoraBaseMixin": Private("diffusers.loaders.lora_base:LoraBaseMixin", "which stock classes read names of LoRAs"),
     "CacheMixin": Private("diffusers.models.cache_utils:CacheMixin", "networks that may cache, refused under guidance"),
     "TimestepEmbedding": Private(
         "diffusers.models.embeddings:TimestepEmbedding", "Wan's, which gets a subclass that stays in float32"

@@ -241,6 +241,8 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
     Raises:
         ValueError: names the first layer and both shapes.
     """
+    from flowrl.private_names import LoraLayer
+
     layers = dict(network.named_modules())
     name, all_of_it = type(network).__name__, f"{len(lora.layers)} layers"
     if isinstance(network, nn.ModuleDict):
@@ -253,6 +255,7 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
         )
     for layer in lora.layers:
         module = layers[layer]
+        module = module.get_base_layer() if isinstance(module, LoraLayer) else module
         if not isinstance(module, nn.Linear):
             raise ValueError(
                 f"the LoRA in {lora.place} is on {layer}, a {type(module).__name__}: only linear layers are trained"

@@ -39,8 +39,8 @@ _UNREAD: tuple[tuple[str, str], ...] = (
 )
 """What a name is of that is no part of a LoRA that is read, the first that fits."""
 _MERGED = (
-    "only a LoRA on linear layers of the denoiser is read; merge this into the model with the program that made it, save "
-    "that as a diffusers folder and set pipeline.model to it"
+    "only a LoRA on linear layers of the denoiser is read; merge this into the model with the program that made it, "
+    "save that as a diffusers folder and set pipeline.model to it"
 )
 _ENCODER = re.compile(
     r"(?:base_model\.model\.)?(?:text_encoders?(?:_\d)?\.|lora_te\d?_|lora_prior_te_|te\d?\.|text_model\.|clip_[lg]\.|t5xxl\.|"
@@ -132,7 +132,9 @@ def _converted(
     scale, given = _even(alone)
     size, said = _size(given), ""
     reader = None if stock is None else _reader(stock)
-    for attempt in _attempts(given) if reader is not None else ():
+    for attempt in _attempts(given):
+        if reader is None:
+            break
         try:
             found = _spelt({name: t for name, t in reader(attempt).items() if not name.endswith(".alpha")})
         except _READER_FAILS as error:
@@ -169,7 +171,8 @@ def _attempts(given: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 def _reader(stock: Stock) -> Any:
     """What converts names for a stock class; None where it has none."""
     import diffusers
-    from diffusers.loaders.lora_base import LoraBaseMixin
+
+    from flowrl.private_names import LoraBaseMixin
 
     cls: Any = getattr(diffusers, stock.name, None)
     if not issubclass(cls or object, LoraBaseMixin):
