@@ -241,22 +241,19 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
         run = Path(source.model).parent
         raise ValueError(f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={run}'")
     family(source.family).check(model_location(source.model), None)
+    if judging is not None and family_for(source.family, source.model).videos != videos:
+        if videos:
+            raise ValueError(
+                f"{source.model} makes images (family {source.family}) and {judging} judges videos: give a model that "
+                "makes videos."
+            )
+        raise ValueError(
+            f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that "
+            "makes images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' and by a "
+            "run's own evaluations (eval.rewards)."
+        )
     if source.lora is not None:
         check_lora(source.lora, source)
-    if judging is None:
-        return
-    if family_for(source.family, source.model).videos == videos:
-        return
-    if videos:
-        raise ValueError(
-            f"{source.model} makes images (family {source.family}) and {judging} judges videos: give a model that "
-            "makes videos."
-        )
-    raise ValueError(
-        f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that makes "
-        "images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' and by a "
-        "run's own evaluations (eval.rewards)."
-    )
 
 
 def check_lora(place: Path, source: Source) -> None:

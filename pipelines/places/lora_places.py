@@ -43,7 +43,7 @@ def lora_files(place: Path) -> dict[str, Path]:
             )
         return {"": folder}
     if not folder.is_dir():
-        raise ValueError(f"there is no {place}: give the file of a LoRA, its folder or a run folder")
+        raise ValueError(f"there is no folder {place}, nor a file: give the file of a LoRA, its folder or a run folder")
     if (folder / "config.yaml").is_file():
         return lora_files(_of_run(folder))
     if _named(second):

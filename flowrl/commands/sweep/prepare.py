@@ -148,11 +148,11 @@ def lora_of(folder: Path) -> Path:
 
 def _check_other(name: str, folder: Path, source: Source) -> None:
     config = config_of(folder)
-    check_lora(lora_of(folder), source)
     if config is not None and at_revision(config.pipeline.model, config.pipeline.revision) != source.model:
         raise ValueError(
             f"--also {folder}: {name} was trained on {config.pipeline.model}, this sweep is of {source.model}."
         )
+    check_lora(lora_of(folder), source)
 
 
 def _prompts(
