@@ -71,8 +71,7 @@ def loaded(name: str, model: Path) -> FamilyPipeline:
 @torch.no_grad()
 def said(pipeline: FamilyPipeline) -> Tensor:
     """What its network says of two noises."""
-    cond, negative = pipeline.encode(PROMPTS), pipeline.encode(["", ""])
-    velocity = pipeline.guided(pipeline.network, cond, negative, 3.0)
+    velocity = pipeline.guided(pipeline.network, pipeline.encode(PROMPTS), None, 1.0)
     return velocity(start_noise(pipeline), torch.tensor(0.7), torch.tensor(700.0))
 
 
@@ -127,7 +126,7 @@ def single(name_of: Callable[[str], str], pairs: Pairs, folder: Path, *, down: s
     tensors = {}
     for layer, (a, b) in pairs.items():
         stem = name_of(layer)
-        tensors |= {f"{stem}.{down}.weight": a.contiguous(), f"{stem}.{up}.weight": b.contiguous()}
+        tensors |= {f"{stem}.{down}.weight": a.clone(), f"{stem}.{up}.weight": b.clone()}
         if alpha is not None:
             tensors[f"{stem}.alpha"] = torch.tensor(alpha)
     folder.mkdir(parents=True, exist_ok=True)
@@ -252,12 +251,11 @@ def exported_again(form: str, name: str, pairs: Pairs, room: Path) -> float:
     place = export(form, name, pairs, room)
     [back] = saved_loras(place, stock_of(name, "model")).values()
     assert back.layers.keys() == pairs.keys()
-    return max(
-        float(
-            (back.scale(layer) * back.layers[layer][1] @ back.layers[layer][0] - ALPHA / RANK * up @ down).abs().max()
-        )
+    differences = [
+        back.scale(layer) * back.layers[layer][1] @ back.layers[layer][0] - ALPHA / down.shape[0] * up @ down
         for layer, (down, up) in pairs.items()
-    )
+    ]
+    return max(float(difference.abs().max()) for difference in differences)
 
 
 def _own(name: str, form: str, stock: str = "diffusers") -> Form:
