@@ -40,7 +40,7 @@ def main() -> None:
             worst = max(value for key, value in found.items() if key != "effect")
             rows.append({
                 "form": form.name, "family": form.family, "written": form.written is not None, "read": True,
-                "stock": form.stock, **found, "largest": worst,
+                "reader": form.stock, **found, "largest": worst,
                 "verdict": "right" if worst < 1e-5 and found["effect"] > 0.1 else "wrong",
             })  # fmt: skip
             arguments.out.write_text(json.dumps({**origin(), "rows": rows}, indent=1) + "\n", encoding="utf-8")

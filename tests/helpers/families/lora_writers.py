@@ -266,7 +266,7 @@ def _own(name: str, form: str, stock: str = "diffusers") -> Form:
 
 UNREAD = "not by diffusers"
 FORMS = (
-    *(_own(name, "diffusers") for name in ("sd3", "flux", "sdxl", "sd", "wan", "qwen_image", "z_image", "sana")),
+    *(_own(name, "diffusers") for name in ("sd3", "flux", "sdxl", "sd", "wan", "qwen_image")),
     *(_own(name, "peft", "peft") for name in ("sd3", "wan")),
     *(_own(name, "comfyui") for name in ("sd3", "flux", "sdxl", "wan", "qwen_image")),
     *(_own(name, "kohya") for name in ("sdxl", "sd", "qwen_image")),
