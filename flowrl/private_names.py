@@ -86,6 +86,7 @@ NAMES: Mapping[str, Private] = {
         "splits and joins tokens; `enable_parallelism` takes the whole world for the group",
     ),
     # diffusers: the rest
+    "LoraBaseMixin": Private("diffusers.loaders.lora_base:LoraBaseMixin", "which stock classes read names of LoRAs"),
     "CacheMixin": Private("diffusers.models.cache_utils:CacheMixin", "networks that may cache, refused under guidance"),
     "TimestepEmbedding": Private(
         "diffusers.models.embeddings:TimestepEmbedding", "Wan's, which gets a subclass that stays in float32"
@@ -111,6 +112,7 @@ NAMES: Mapping[str, Private] = {
     "BaseTunerLayer": Private("peft.tuners.tuners_utils:BaseTunerLayer", "layers with adapters of any kind"),
     "LoraLayer": Private("peft.tuners.lora:LoraLayer", "layers with a LoRA"),
     "PeftLoraLinear": Private("peft.tuners.lora:Linear", "the layer that `LoraLinear` computes in fewer operations"),
+    "get_pattern_key": Private("peft.utils.other:get_pattern_key", "which key of `alpha_pattern` a layer goes by"),
     # torch
     "TorchDispatchMode": Private(
         "torch.utils._python_dispatch:TorchDispatchMode", "sees every operation, which counts and plans go by"

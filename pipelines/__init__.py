@@ -17,11 +17,14 @@ from torch import Tensor, nn
 
 from flowrl.config.locations import is_path
 from flowrl.config.options import entry_of
+from flowrl.files import read_json
+from flowrl.pipelines.cards import read_part
 from flowrl.pipelines.generic.stock_classes import stock_class
 from flowrl.pipelines.known_checkpoints import published, tables
 from flowrl.pipelines.places.hub_files import INDEX, ask, refusal, small_json
 from flowrl.pipelines.places.model_folders import no_pipeline, read_index
 from flowrl.pipelines.places.single_files import check_plain, config_of, is_single_file, small_part
+from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -235,6 +238,16 @@ def known_family(model: str) -> str | None:
     if asked.why == "offline":
         return None
     raise ValueError(refusal(model, asked, list(PIPELINES)))
+
+
+def stock_of(family: str, model: str) -> Stock | None:
+    """The stock pipeline whose reader of LoRAs is asked for a model; None where nothing is known of it."""
+    index = read_part(model, INDEX) if family in GENERIC else {"_class_name": tables()["families"][family]["stock"][0]}
+    name = (index or {}).get("_class_name")
+    if not isinstance(name, str):
+        return None
+    unet = read_part(model, "unet/config.json") or {} if family in ("sd", "sdxl") else {}
+    return Stock(name=name, layers_per_block=unet.get("layers_per_block") or 2)
 
 
 def family_of_class(stock: Any, model: str) -> str:

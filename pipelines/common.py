@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.wide_products import WideProducts, has_products
-from flowrl.pipelines.lora import LORA_FILE, lora_ready_for_diffusers
+from flowrl.pipelines.lora import lora_ready_for_diffusers
+from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning

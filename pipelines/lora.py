@@ -13,22 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flowrl.files import parse_json, read_json
+from flowrl.pipelines.weights.lora_files import Lora, read_lora
+from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.pipelines.weights.trained_weights import changed, move_towards
 from flowrl.placement import widest
 from flowrl.private_names import switch_adapters
 from flowrl.randomness import counter_normal
 
 ADAPTER = "default"
-_PARTS: tuple[str, ...] = ("transformer.", "unet.")  # before a layer's name in stock files
-_MAGNITUDE = ".lora_magnitude_vector"
-_PEFT_PARTS: tuple[str, ...] = ("base_model.model.",)
-LORA_FILE, _PEFT_FILE = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
-
 
 VARIANTS: dict[str, dict[str, bool]] = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 """What PEFT calls the kinds of LoRA.
@@ -201,158 +195,78 @@ class Policy:
         state = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
         return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
-    def initialise_from(self, folder: Path) -> None:
-        """Continues from a LoRA on disk, in diffusers' or PEFT's (flow_grpo's) layout.
+    def initialise_from(self, lora: Lora) -> None:
+        """Continues from a LoRA that was read.
 
         Raises:
-            ValueError: no LoRA there, it binds to other layers, its rank or alpha differ, or it is not finite.
+            ValueError: it binds to other layers, its variant, rank or alpha differ, or it is not finite.
         """
         from peft import get_peft_model_state_dict
 
-        tensors, alpha = read_lora(folder)
-        refuse_other_variant(folder, self.variant)
-        refuse_not_finite(tensors, f"the LoRA in {folder}", "take an earlier one")
+        refuse_other_variant(lora, self.variant)
+        refuse_not_finite(lora.tensors, f"the LoRA in {lora.place}", "take an earlier one")
         own = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
-        check_same(own, tensors, what=f"the LoRA in {folder}")
-        if alpha != self.config["lora_alpha"]:
+        check_same(own, lora.tensors, what=f"the LoRA in {lora.place}")
+        if lora.alpha != self.config["lora_alpha"]:
             raise ValueError(
-                f"the LoRA in {folder} has alpha {alpha}, policy.lora_alpha is {self.config['lora_alpha']}: the same "
-                f"weights would act {self.config['lora_alpha'] / alpha:g} times as strongly; set "
-                f"policy.lora_alpha={alpha}"
+                f"the LoRA in {lora.place} has alpha {lora.alpha:g}, policy.lora_alpha is {self.config['lora_alpha']}: "
+                f"the same weights would act {self.config['lora_alpha'] / lora.alpha:g} times as strongly; set "
+                f"policy.lora_alpha={lora.alpha:g}"
             )
         portable = {portable_name(name): parameter for name, parameter in self.parameters.items()}
         for name, parameter in portable.items():
-            parameter.data.copy_(tensors[name])
+            parameter.data.copy_(lora.tensors[name])
 
 
-def lora_shape(folder: Path) -> tuple[int, float, list[str]]:
-    """Rank, alpha and layers of the LoRA in a folder.
-
-    Raises:
-        ValueError: as `read_lora`; or its layers have different ranks.
-    """
-    tensors, alpha = read_lora(folder)
-    ranks = {tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name}
-    if len(ranks) != 1:
-        raise ValueError(f"the LoRA in {folder} has ranks {sorted(ranks)}: only plain LoRA, one rank, is read")
-    return ranks.pop(), alpha, sorted({name.split(".lora_")[0] for name in tensors})
-
-
-def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
-    """Tensors by PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`) and alpha.
-
-    A diffusers file without alpha has alpha = rank, as stock diffusers reads it. Instead of the folder its file may be
-    named.
-
-    Raises:
-        ValueError: the folder holds neither layout, or a LoRA that is not simply `alpha / rank * B A`.
-    """
-    folder = folder.parent if folder.name in (LORA_FILE, _PEFT_FILE) else folder
-    return (_read_experts if (folder / "transformer_2" / LORA_FILE).exists() else _read_one)(folder)
-
-
-def lora_variant(folder: Path) -> str:
-    """Which of `VARIANTS` the LoRA in a folder is.
-
-    Raises:
-        ValueError: as `read_lora`.
-    """
-    folder = folder.parent if folder.name in (LORA_FILE, _PEFT_FILE) else folder
-    path, _, stated = _stated(folder)
-    with _safetensors(path), safe_open(path, framework="pt") as file:
-        magnitudes = any(_MAGNITUDE in name for name in file.keys())
-    return "dora" if magnitudes or stated.get("use_dora") else "rslora" if stated.get("use_rslora") else "lora"
-
-
-def refuse_other_variant(folder: Path, variant: str) -> None:
+def refuse_other_variant(lora: Lora, variant: str) -> None:
     """Refuses a LoRA that acts in another way than the policy's.
 
     Raises:
-        ValueError: as `read_lora`; or names both variants and the key.
+        ValueError: names both variants and the key.
     """
-    if (found := lora_variant(folder)) != variant:
+    if lora.variant != variant:
         raise ValueError(
-            f"policy.lora_variant is {variant}, and the LoRA in {folder} is a {found}, which acts otherwise with the "
-            f"same weights: set policy.lora_variant={found}"
+            f"policy.lora_variant is {variant}, and the LoRA in {lora.place} is a {lora.variant}, which acts otherwise "
+            f"with the same weights: set policy.lora_variant={lora.variant}"
         )
 
 
-def _stated(folder: Path) -> tuple[Path, Sequence[str], dict[str, Any]]:
-    """The file of a LoRA, what may stand before its layers' names, and what it states of itself."""
-    if (folder / LORA_FILE).exists():
-        path, prefixes = folder / LORA_FILE, _PARTS
-        with _safetensors(path), safe_open(path, framework="pt") as file:
-            notes = file.metadata() or {}
-        stated = parse_json(notes.get("lora_adapter_metadata", "{}"), f"the metadata of {path}")
-        if not isinstance(stated, dict):
-            raise ValueError(f"the metadata of {path} is no object: save the LoRA again")
-        stated = {_without(prefixes, key): value for key, value in stated.items()}
-    elif (folder / _PEFT_FILE).exists():
-        path, prefixes = folder / _PEFT_FILE, _PEFT_PARTS
-        config = folder / "adapter_config.json"
-        if not config.exists():
-            raise ValueError(f"{path} needs the adapter_config.json it was saved with: only that one states its alpha")
-        stated = read_json(config, "save the LoRA again", finite=False)
-    else:
-        raise ValueError(f"no LoRA in {folder}: looked for {LORA_FILE} (diffusers) and {_PEFT_FILE} (PEFT, flow_grpo)")
-    return path, prefixes, stated
+def refuse_other_network(network: nn.Module, lora: Lora) -> None:
+    """Refuses a LoRA of another network: of another family, another size, or on layers that are not linear.
 
-
-def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
-    """The LoRA of one network; see `read_lora`."""
-    path, prefixes, stated = _stated(folder)
-    refused = [key for key in ("alpha_pattern", "rank_pattern") if stated.get(key)]
-    refused += ["use_rslora with use_dora"] if stated.get("use_rslora") and stated.get("use_dora") else []
-    if refused:
-        raise ValueError(
-            f"the LoRA in {folder} uses {', '.join(refused)}: only a LoRA, rsLoRA or DoRA of one rank and alpha is read"
-        )
-    with _safetensors(path):
-        tensors = {portable_name(_without(prefixes, name)): tensor for name, tensor in load_file(path).items()}
-    rank = next((tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name and tensor.ndim > 1), 0)
-    if not rank:
-        raise ValueError(f"{path} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
-    alpha = stated.get("lora_alpha", rank)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
-        raise ValueError(f"the LoRA in {folder} states lora_alpha {alpha!r}: it must be a number above 0")
-    return tensors, alpha
-
-
-@contextmanager
-def _safetensors(path: Path) -> Iterator[None]:
-    """Says which file it was that could not be read."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}): it is damaged or cut short, get or save it again"
-        ) from error
-
-
-def _without(prefixes: Sequence[str], name: str) -> str:
-    """A name without the one of these prefixes that it starts with."""
-    return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
-
-
-def _read_experts(folder: Path) -> tuple[dict[str, Tensor], float]:
-    """The LoRA of a model of two experts: the second one's file lies in a folder of its own, under equal names.
+    Args:
+        network: any copy of it, also one on the meta device, also one of few blocks of which the LoRA has all.
+        lora: that is to be added.
 
     Raises:
-        ValueError: the two differ in alpha or variant.
+        ValueError: names the first layer and both shapes.
     """
-    both, alphas, variants = dict[str, Tensor](), set[float](), set[str]()
-    for expert, place in (("transformer", folder), ("transformer_2", folder / "transformer_2")):
-        tensors, alpha = _read_one(place)
-        both |= {f"{expert}.{name}": tensor for name, tensor in tensors.items()}
-        alphas.add(alpha)
-        variants.add(lora_variant(place))
-    if len(alphas) > 1:
-        raise ValueError(f"the LoRAs of the two experts in {folder} have alphas {sorted(alphas)}: only one is read")
-    if len(variants) > 1:
+    from flowrl.private_names import LoraLayer
+
+    layers = dict(network.named_modules())
+    name, all_of_it = type(network).__name__, f"{len(lora.layers)} layers"
+    if isinstance(network, nn.ModuleDict):
+        name = f"a model of {len(network)} networks ({', '.join(network)})"
+    if absent := [layer for layer in lora.layers if layer not in layers]:
         raise ValueError(
-            f"the LoRAs of the two experts in {folder} are {' and '.join(sorted(variants))}: train them alike"
+            f"the LoRA in {lora.place} is of another model: {len(absent)} of its {all_of_it} are not in {name} (first: "
+            f"{absent[0]}); give one that was trained on pipeline.model, or this one in diffusers' form if it is in "
+            "another"
         )
-    return both, alphas.pop()
+    for layer in lora.layers:
+        module = layers[layer]
+        module = module.get_base_layer() if isinstance(module, LoraLayer) else module
+        if not isinstance(module, nn.Linear):
+            raise ValueError(
+                f"the LoRA in {lora.place} is on {layer}, a {type(module).__name__}: only linear layers are trained"
+            )
+        wanted = (module.out_features, module.in_features)
+        found = (lora.tensors[f"{layer}.lora_B.weight"].shape[0], lora.tensors[f"{layer}.lora_A.weight"].shape[1])
+        if found != wanted:
+            raise ValueError(
+                f"the LoRA in {lora.place} is of another model: {layer} has shape {wanted} in {name}, and the LoRA "
+                f"changes one of {found}; give one that was trained on pipeline.model"
+            )
 
 
 def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
@@ -389,15 +303,21 @@ def refuse_not_finite(tensors: Mapping[str, Tensor], what: str, advice: str) -> 
         )
 
 
-def add_saved_lora(network: nn.Module, folder: Path) -> Policy:
-    """Adds the LoRA of a folder to a network, with the rank, alpha and layers it was saved with.
+def add_saved_lora(network: nn.Module, place: Path, stock: Stock | None = None) -> Policy:
+    """Adds the LoRA of a file, a folder or a run to a network, with the rank, alpha and layers it was saved with.
+
+    Args:
+        network: that it was trained on.
+        place: as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
+        stock: likewise.
 
     Raises:
         ValueError: no LoRA there, or it does not bind to this network.
     """
-    rank, alpha, targets = lora_shape(folder)
-    policy = Policy(network, rank=rank, alpha=alpha, targets=targets, seed=0, variant=lora_variant(folder))
-    policy.initialise_from(folder)
+    lora = read_lora(place, stock)
+    refuse_other_network(network, lora)
+    policy = Policy(network, rank=lora.rank, alpha=lora.alpha, targets=lora.layers, seed=0, variant=lora.variant)
+    policy.initialise_from(lora)
     return policy
 
 
@@ -409,4 +329,4 @@ def lora_ready_for_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 def portable_name(name: str) -> str:
     """PEFT's portable name of a trained tensor: without the adapter's; of a magnitude without "weight" too."""
     name = name.replace(f".{ADAPTER}.", ".")
-    return name.removesuffix(".weight") if _MAGNITUDE in name else name
+    return name.removesuffix(".weight") if ".lora_magnitude_vector" in name else name

@@ -15,7 +15,9 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
-from flowrl.pipelines.lora import Policy, read_lora
+from flowrl.pipelines.lora import VARIANTS, Policy, check_same, portable_name, refuse_other_network
+from flowrl.pipelines.weights.lora_files import read_lora
+from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.private_names import BaseTunerLayer, adapter_names, choose_adapters, switch_adapters
 from flowrl.samplers.guidance import Network
 from flowrl.trajectory import Conditioning
@@ -55,40 +57,36 @@ def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[N
             switch_adapters(layer, off=off)
 
 
-def add_adapter(network: nn.Module, folder: Path, name: str) -> None:
-    """Adds the LoRA of a folder under a name, beside those the network has; it is for sampling, not for training.
+def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None = None) -> None:
+    """Adds the LoRA of a file, a folder or a run under a name, beside those the network has; for sampling alone.
 
-    Adapters may differ in rank, alpha and layers. Weights are float32, whatever the base's dtype.
+    Adapters may differ in rank, alpha, variant and layers. Weights are float32, whatever the base's dtype.
 
     Args:
         network: The network that the LoRA was trained on.
-        folder: In diffusers' or PEFT's layout (`flowrl.pipelines.lora.read_lora`).
+        place: As `flowrl.pipelines.weights.lora_files.read_lora` takes it.
         name: Of the adapter, without a dot; not yet in use.
+        stock: As `read_lora` takes it.
 
     Raises:
         ValueError: the name is in use, there is no LoRA, or it does not bind to this network.
     """
     if "." in name or name in adapters_of(adapter_layers(network)):
         raise ValueError(f"an adapter's name must be new and without a dot, got {name!r}")
-    tensors, alpha = read_lora(folder)
-    targets = sorted({tensor.split(".lora_")[0] for tensor in tensors})
-    missing = sorted(set(targets) - {layer for layer, _ in network.named_modules()})
-    if missing:
-        raise ValueError(
-            f"the LoRA in {folder} is of another network than {type(network).__name__}: {len(missing)} of its "
-            f"{len(targets)} layers are not there (first: {missing[0]})"
-        )
-    rank = next(tensor.shape[0] for key, tensor in tensors.items() if "lora_A" in key)
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
+    lora = read_lora(place, stock)
+    refuse_other_network(network, lora)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.layers, **VARIANTS[lora.variant])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several adapters are meant
         add_lora(network, config, name)
-    own = {n.replace(f".{name}.", "."): p for n, p in network.named_parameters() if "lora_" in n and f".{name}." in n}
-    if wrong := sorted(own.keys() ^ tensors.keys()) or [k for k in own if own[k].shape != tensors[k].shape]:
-        raise ValueError(f"the LoRA in {folder} does not fit this network: {len(wrong)} tensors, first {wrong[0]}")
+    own = {
+        portable_name(key.replace(f".{name}.", ".")): parameter for key, parameter in network.named_parameters()
+        if "lora_" in key and f".{name}." in key
+    }  # fmt: skip
+    check_same(own, lora.tensors, what=f"the LoRA in {place}")
     for key, parameter in own.items():
         parameter.requires_grad_(False)
-        parameter.data = tensors[key].to(parameter.device).float()
+        parameter.data = lora.tensors[key].to(parameter.device).float()
 
 
 def adapter_network(network: Network, layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Network:

@@ -122,7 +122,7 @@ class PolicyConfig:
     """Names of the layers that get an adapter; null takes those of ``init_lora``, else the family's published list.
     With ``train: full`` the layers whose weights are trained; null trains all of them."""
     init_lora: str | None = None
-    """Folder or file of a LoRA to start from, in diffusers' or PEFT's layout."""
+    """File or folder of a LoRA to start from, also of another program, or a run folder."""
     ema_decay: float = 0.0
     """Decay of the running average of the adapter; 0 switches it off."""
     ema_every: int = 1

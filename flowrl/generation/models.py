@@ -37,7 +37,6 @@ SHIPPED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """How the models that ship with flowrl are sampled unless told otherwise."""
-LORA_FILES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,17 +188,19 @@ def _of_model(model: str, lora: Path | None) -> Source:
 
 def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     """The run or model that the LoRA of a folder belongs to, and the LoRA; other models as they are."""
+    from flowrl.pipelines.places.lora_places import CARD, is_lora
+
     folder = Path(model).expanduser()
     owner = folder.resolve().parent
     if folder.name == MODEL and (folder / "model_index.json").is_file() and (owner / "config.yaml").is_file():
         return str(owner), lora
-    if not any((folder / name).is_file() for name in LORA_FILES) or (folder / "config.yaml").is_file():
+    if not is_lora(folder):
         return model, lora
     if lora is not None:
         raise ValueError(f"{model} is a LoRA and --lora gives another: give the model that they belong to instead")
     if (folder.resolve().parent / "config.yaml").is_file():
         return str(folder.resolve().parent), folder
-    card = folder / "adapter_config.json"
+    card = (folder if folder.is_dir() else folder.parent) / CARD
     said = read_json(card, finite=False) if card.is_file() else {}
     named = said.get("base_model_name_or_path")
     if not named:
@@ -240,22 +241,37 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
         run = Path(source.model).parent
         raise ValueError(f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={run}'")
     family(source.family).check(model_location(source.model), None)
-    if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
-        raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
-    if judging is None:
-        return
-    if family_for(source.family, source.model).videos == videos:
-        return
-    if videos:
+    if judging is not None and family_for(source.family, source.model).videos != videos:
+        if videos:
+            raise ValueError(
+                f"{source.model} makes images (family {source.family}) and {judging} judges videos: give a model that "
+                "makes videos."
+            )
         raise ValueError(
-            f"{source.model} makes images (family {source.family}) and {judging} judges videos: give a model that "
-            "makes videos."
+            f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that "
+            "makes images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' and by a "
+            "run's own evaluations (eval.rewards)."
         )
-    raise ValueError(
-        f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that makes "
-        "images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' and by a "
-        "run's own evaluations (eval.rewards)."
-    )
+    if source.lora is not None:
+        check_lora(source.lora, source)
+
+
+def check_lora(place: Path, source: Source) -> None:
+    """Reads a LoRA and holds it against the network of a source without its weights.
+
+    Raises:
+        ValueError: there is none, it cannot be read, or it is of another model.
+    """
+    from flowrl.pipelines import family, stock_of
+    from flowrl.pipelines.lora import refuse_other_network
+    from flowrl.pipelines.weights.lora_files import read_lora
+    from flowrl.training.model_files import model_location
+
+    location = model_location(source.model)
+    lora = read_lora(place, stock_of(source.family, location))
+    network = family(source.family).meta_denoiser(location)
+    if network is not None:
+        refuse_other_network(network, lora)
 
 
 def with_negative(prompts: Sequence[Prompt], source: Source) -> list[Prompt]:
@@ -267,7 +283,7 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
     """The pipeline with its LoRA, on the best device there is unless one is named."""
     import torch
 
-    from flowrl.pipelines import family
+    from flowrl.pipelines import family, stock_of
     from flowrl.pipelines.lora import add_saved_lora
     from flowrl.pipelines.weights.loading_choices import Loading
     from flowrl.training.model_files import model_location
@@ -283,7 +299,7 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
         **tokens, **source.options,
     )  # fmt: skip
     if source.lora is not None:
-        add_saved_lora(pipeline.denoiser, source.lora)
+        add_saved_lora(pipeline.denoiser, source.lora, stock_of(source.family, pipeline.model))
     return pipeline
 
 
@@ -306,6 +322,7 @@ def fingerprint(source: Source) -> str | None:
 
     Of each file it covers what `flowrl.training.model_files.add_file` does. A hub id is known by its commit.
     """
+    from flowrl.pipelines.places.lora_places import files_of_lora
     from flowrl.training.model_files import model_location
 
     digest = hashlib.sha256()
@@ -321,7 +338,6 @@ def fingerprint(source: Source) -> str | None:
     if source.variant is not None:
         digest.update(f"variant {source.variant}".encode())
     if source.lora is not None:
-        for name in (*LORA_FILES, "adapter_config.json"):
-            if (source.lora / name).is_file():
-                add_file(digest, source.lora / name, f"lora/{name}")
+        for path in files_of_lora(source.lora):
+            add_file(digest, path, f"lora/{path.name}")
     return digest.hexdigest()[:16]

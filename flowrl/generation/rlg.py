@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.rlg_network import adapter_layers, adapter_network, add_adapter
+from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.prompts.loading import Prompt
 from flowrl.samplers.guidance import Scale, Velocity, by_step, network_rows, rl_first, rl_outside, rlg_experts
 from flowrl.training.prompting import encode_prompts, guided
@@ -129,15 +130,17 @@ def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
     return tuple(values)
 
 
-def add_experts(pipeline: Pipeline, loras: Sequence[Path]) -> list[str]:
+def add_experts(pipeline: Pipeline, loras: Sequence[Path], stock: Stock | None = None) -> list[str]:
     """Loads LoRAs beside each other into a pipeline that has none; returns their adapters' names.
+
+    `stock` is as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
 
     Raises:
         ValueError: one is not there or does not fit.
     """
     names = [f"tuned_{number}" for number in range(len(loras))]
-    for folder, name in zip(loras, names, strict=True):
-        add_adapter(pipeline.denoiser, folder, name)
+    for place, name in zip(loras, names, strict=True):
+        add_adapter(pipeline.denoiser, place, name, stock)
     return names
 
 

@@ -15,11 +15,12 @@ from flowrl.capabilities import this_machine
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
-from flowrl.pipelines import ModelFamily, Pipeline, family_for, family_name
+from flowrl.pipelines import ModelFamily, Pipeline, family_for, family_name, stock_of
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
-from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
+from flowrl.pipelines.lora import Policy, refuse_other_network, refuse_other_variant
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading, Split
+from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
@@ -83,36 +84,51 @@ def load_policy(config: TrainConfig, pipeline: Pipeline) -> TrainedWeights:
     settings = config.policy
     if settings.train == "full":
         return FullWeights(pipeline.denoiser, targets=settings.target_modules, offload=config.optim.offload)
-    rank, alpha, targets = lora_of(settings, pipeline.lora_targets)
+    lora = init_lora(config)
+    rank, alpha, targets = lora_of(settings, pipeline.lora_targets, lora)
+    if lora is not None:
+        refuse_other_network(pipeline.denoiser, lora)
     policy = Policy(
         pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed, variant=settings.lora_variant
     )
-    if settings.init_lora is not None:
-        policy.initialise_from(resolve_path(settings.init_lora))
+    if lora is not None:
+        policy.initialise_from(lora)
     return policy
 
 
-def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float, Sequence[str]]:
-    """Rank, alpha and layers of a run's LoRA: what the configuration says, else those of `policy.init_lora`.
-
-    Args:
-        settings: the section `policy`.
-        targets: layers where neither says any, the family's.
+def init_lora(config: TrainConfig) -> Lora | None:
+    """The LoRA that a run starts from, `policy.init_lora`; None where it starts from none.
 
     Raises:
-        ValueError: there is no LoRA to start from, or its variant, rank or alpha is not the one that is set.
+        ValueError: there is none, it cannot be read, or its variant, rank or alpha is not the one that is set.
     """
+    settings = config.policy
     if settings.init_lora is None:
-        return settings.rank, settings.alpha, settings.target_modules or targets
-    refuse_other_variant(resolve_path(settings.init_lora), settings.lora_variant)
-    rank, alpha, layers = lora_shape(resolve_path(settings.init_lora))
-    for key, given, found in (("rank", settings.lora_rank, rank), ("alpha", settings.lora_alpha, alpha)):
+        return None
+    lora = read_lora(
+        resolve_path(settings.init_lora), stock_of(model_family(config.pipeline).name, location_of(config.pipeline))
+    )
+    refuse_other_variant(lora, settings.lora_variant)
+    for key, given, found in (("rank", settings.lora_rank, lora.rank), ("alpha", settings.lora_alpha, lora.alpha)):
         if given is not None and given != found:
             raise ValueError(
                 f"policy.lora_{key} is {given}, and the LoRA in {settings.init_lora} has {key} {found:g}: remove "
                 f"policy.lora_{key}, which is then read from the file, or set it to {found:g}"
             )
-    return rank, alpha, settings.target_modules or layers
+    return lora
+
+
+def lora_of(settings: PolicyConfig, targets: Sequence[str], lora: Lora | None) -> tuple[int, float, Sequence[str]]:
+    """Rank, alpha and layers of a run's LoRA: what the configuration says, else those of the one it starts from.
+
+    Args:
+        settings: the section `policy`.
+        targets: layers where neither says any, the family's.
+        lora: `init_lora`.
+    """
+    if lora is None:
+        return settings.rank, settings.alpha, settings.target_modules or targets
+    return lora.rank, lora.alpha, settings.target_modules or lora.layers
 
 
 def load_pipeline(settings: PipelineConfig, device: torch.device | str, how: Loading = AT_ONCE) -> Pipeline:

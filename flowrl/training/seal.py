@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.files import plain
+from flowrl.pipelines.places.lora_places import folder_of_lora
 from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
         "config": {key: value for key, value, _ in _settings(config)},
         "prompts": found,
         "model": model_of(config),
-        "init_lora": {} if lora is None else digests_of(resolve_path(lora)),
+        "init_lora": {} if lora is None else digests_of(folder_of_lora(resolve_path(lora))),
     })  # fmt: skip
 
 

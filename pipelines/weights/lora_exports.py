@@ -27,7 +27,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flowrl.pipelines.lora import LORA_FILE, lora_variant, read_lora, refuse_not_finite
+from flowrl.pipelines.lora import refuse_not_finite
+from flowrl.pipelines.places.lora_places import EXPERTS, LORA_FILE
+from flowrl.pipelines.weights.lora_files import read_lora
+from flowrl.pipelines.weights.lora_names import Stock
 
 Layers = dict[str, tuple[Tensor, Tensor]]
 """Layer -> lora_A [r, in], lora_B [out, r]."""
@@ -74,17 +77,18 @@ class SavedLora:
         return self.alpha / (math.sqrt(rank) if self.variant == "rslora" else rank)
 
 
-def saved_loras(folder: Path) -> dict[str, SavedLora]:
-    """The LoRA in a folder, one for each network of a model of two experts (`transformer`, `transformer_2`), else
-    under the name "".
+def saved_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]:
+    """The LoRA of a file, a folder or a run, one for each network of a model of two experts (`transformer`,
+    `transformer_2`), else under the name ""; `place` and `stock` as `flowrl.pipelines.weights.lora_files.read_lora`
+    takes them.
 
     Raises:
         ValueError: there is none, or one that cannot be read.
     """
-    tensors, alpha = read_lora(folder)
-    variant = lora_variant(folder)
+    lora = read_lora(place, stock)
+    tensors = lora.tensors
     parts = {name.partition(".")[0] for name in tensors}
-    networks = sorted(parts) if parts == {"transformer", "transformer_2"} else [""]
+    networks = sorted(parts) if parts == set(EXPERTS) else [""]
     found = {}
     for network in networks:
         prefix = f"{network}." if network else ""
@@ -95,20 +99,20 @@ def saved_loras(folder: Path) -> dict[str, SavedLora]:
             if name.endswith(".lora_A.weight")
         }
         magnitudes = {name.partition(".lora_")[0]: tensor for name, tensor in own.items() if "magnitude" in name}
-        found[network] = SavedLora(layers=layers, alpha=alpha, variant=variant, magnitudes=magnitudes)
+        found[network] = SavedLora(layers=layers, alpha=lora.alpha, variant=lora.variant, magnitudes=magnitudes)
     return found
 
 
-def finite_loras(folder: Path) -> dict[str, SavedLora]:
+def finite_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]:
     """`saved_loras` of one that is to leave this machine or to become part of a model.
 
     Raises:
         ValueError: as `saved_loras`; or it holds NaN or infinity.
     """
-    loras = saved_loras(folder)
+    loras = saved_loras(place, stock)
     for lora in loras.values():
         tensors = {layer: up for layer, (_, up) in lora.layers.items()}
-        refuse_not_finite(tensors, f"the LoRA in {folder}", "take an earlier one")
+        refuse_not_finite(tensors, f"the LoRA in {place}", "take an earlier one")
     return loras
 
 

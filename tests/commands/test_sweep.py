@@ -442,7 +442,7 @@ def test_sources_that_are_none_are_refused(runs: Path, tmp_path: Path, monkeypat
     monkeypatch.setitem(checkpoints(), "toy", PUBLISHED)
     with pytest.raises(ValueError, match="there is no folder"):
         sweep(parse(str(tmp_path / "nothing"), *COMMON))
-    with pytest.raises(ValueError, match="neither a run"):
+    with pytest.raises(ValueError, match="there is no LoRA in"):
         sweep(parse(str(tmp_path), *COMMON))
     (tmp_path / "config.yaml").write_text((runs / "strong" / "config.yaml").read_text())
     with pytest.raises(ValueError, match="has no lora/ yet: finish it"):

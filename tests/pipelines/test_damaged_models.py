@@ -15,7 +15,8 @@ from torch import Tensor
 
 from flowrl.files import read_json
 from flowrl.pipelines import family_of
-from flowrl.pipelines.lora import LORA_FILE, read_lora
+from flowrl.pipelines.places.lora_places import LORA_FILE
+from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.stock_loading import load_stock
 
 
@@ -121,12 +122,16 @@ def test_the_family_of_a_damaged_index(tmp_path: Path) -> None:
         family_of(str(tmp_path))
 
 
+PAIR = {"transformer.a.lora_A.weight": torch.ones(2, 3), "transformer.a.lora_B.weight": torch.ones(3, 2)}
+
+
 @pytest.mark.parametrize(
     ("metadata", "tensors", "said"),
     [
         ("{", {"transformer.a.lora_A.weight": torch.ones(2, 3)}, "metadata of .* not valid JSON"),
         ("[]", {"transformer.a.lora_A.weight": torch.ones(2, 3)}, "is no object"),
-        ('{"transformer.lora_alpha": "8"}', {"transformer.a.lora_A.weight": torch.ones(2, 3)}, "lora_alpha '8'"),
+        ('{"transformer.lora_alpha": "8"}', PAIR, "lora_alpha '8'"),
+        ("{}", {"transformer.a.lora_A.weight": torch.ones(2, 3)}, "has no lora_B of a: it is damaged"),
         ("{}", {"a": torch.ones(2)}, "holds no LoRA"),
     ],
 )
@@ -141,10 +146,13 @@ def test_a_bad_lora_is_named(metadata: str, tensors: dict[str, Tensor], said: st
 
 
 def test_the_config_of_a_peft_lora_names_its_file(tmp_path: Path) -> None:
-    save_file({"base_model.model.a.lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
+    pair = {"lora_A": torch.ones(2, 3), "lora_B": torch.ones(3, 2)}
+    save_file(
+        {f"base_model.model.a.{side}.weight": one for side, one in pair.items()}, tmp_path / "adapter_model.safetensors"
+    )
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "r": 3}')
     with pytest.raises(ValueError, match=r"adapter_config\.json: names 'r' twice"):
         read_lora(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2}))
     assert read_json(tmp_path / "adapter_config.json") == {"r": 2}
-    assert read_lora(tmp_path)[1] == 2
+    assert read_lora(tmp_path).alpha == 8  # PEFT's own default

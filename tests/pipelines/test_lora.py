@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,8 @@ from tiny_models import ALPHA, PROMPTS, RANK, adapted, guided, load_tiny, probe,
 from torch import Tensor
 
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, check_targets, lora_shape, read_lora
+from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, check_targets
+from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving
 
@@ -301,7 +300,7 @@ def write_peft(folder: Path, target: Path, *, alpha: int = ALPHA, **options: boo
 def test_a_policy_continues_from_the_peft_layout(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     expected = write_peft(tiny_sd3_folder, tmp_path / "peft")
     pipeline = load_tiny(tiny_sd3_folder)
-    new_policy(pipeline).initialise_from(tmp_path / "peft")
+    new_policy(pipeline).initialise_from(read_lora(tmp_path / "peft"))
     torch.testing.assert_close(probe(pipeline), expected, rtol=1e-5, atol=1e-5)  # PEFT adds in another order
     fresh = load_tiny(tiny_sd3_folder)
     assert add_saved_lora(fresh.denoiser, tmp_path / "peft").config["lora_alpha"] == ALPHA
@@ -310,45 +309,40 @@ def test_a_policy_continues_from_the_peft_layout(tiny_sd3_folder: Path, tmp_path
 
 def test_a_policy_continues_from_the_diffusers_layout(tiny_sd3_folder: Path, saved: Path) -> None:
     expected, pipeline = probe(adapted(tiny_sd3_folder)[0]), load_tiny(tiny_sd3_folder)
-    new_policy(pipeline, seed=9).initialise_from(saved)
+    new_policy(pipeline, seed=9).initialise_from(read_lora(saved))
     assert torch.equal(probe(pipeline), expected)
 
 
 def test_a_lora_that_states_no_alpha_means_what_it_means_to_stock_diffusers(tiny_sd3_folder: Path, saved: Path) -> None:
     without_metadata(saved)
-    assert read_lora(saved)[1] == RANK
+    assert read_lora(saved).alpha == RANK
     fresh = load_tiny(tiny_sd3_folder)
     add_saved_lora(fresh.denoiser, saved)
     images = fresh.decode(sample_ode(fresh, PROMPTS[:2], 4.5, 4))
     torch.testing.assert_close(images, stock_images(tiny_sd3_folder, saved), atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match=r"alpha 2.*set policy\.lora_alpha=2"):
-        new_policy(load_tiny(tiny_sd3_folder)).initialise_from(saved)
+        new_policy(load_tiny(tiny_sd3_folder)).initialise_from(read_lora(saved))
 
 
 def test_a_lora_that_does_not_fit_is_refused(tiny_sd3_folder: Path, saved: Path, tmp_path: Path) -> None:
     pipeline = load_tiny(tiny_sd3_folder)
     with pytest.raises(ValueError, match=r"alpha 4.*0\.5 times as strongly; set policy\.lora_alpha=4"):
-        new_policy(pipeline, alpha=RANK).initialise_from(saved)
+        new_policy(pipeline, alpha=RANK).initialise_from(read_lora(saved))
     with pytest.raises(ValueError, match=r"set policy\.lora_rank"):
-        new_policy(load_tiny(tiny_sd3_folder), rank=4).initialise_from(saved)
+        new_policy(load_tiny(tiny_sd3_folder), rank=4).initialise_from(read_lora(saved))
     fewer = Policy(load_tiny(tiny_sd3_folder).denoiser, rank=RANK, alpha=ALPHA, targets=["attn.to_q"], seed=0)
     with pytest.raises(ValueError, match=r"26 unknown.*policy\.target_modules"):
-        fewer.initialise_from(saved)
+        fewer.initialise_from(read_lora(saved))
+    (saved.parent / "none").mkdir()
     with pytest.raises(ValueError, match=r"no LoRA in .*pytorch_lora_weights.*adapter_model"):
-        fewer.initialise_from(tmp_path)
+        read_lora(saved.parent / "none")
 
 
 def test_a_lora_whose_strength_cannot_be_told_is_refused(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     write_peft(tiny_sd3_folder, tmp_path / "rslora", use_rslora=True)  # scales by alpha / sqrt(rank)
     with pytest.raises(ValueError, match=r"set policy\.lora_variant=rslora"):
-        new_policy(load_tiny(tiny_sd3_folder)).initialise_from(tmp_path / "rslora")
+        new_policy(load_tiny(tiny_sd3_folder)).initialise_from(read_lora(tmp_path / "rslora"))
     write_peft(tiny_sd3_folder, tmp_path / "peft")
-    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
-    shutil.copytree(tmp_path / "peft", tmp_path / "pattern")
-    config["alpha_pattern"] = {"attn.to_q": 1}
-    (tmp_path / "pattern" / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="alpha_pattern"):
-        add_saved_lora(load_tiny(tiny_sd3_folder).denoiser, tmp_path / "pattern")
     (tmp_path / "peft" / "adapter_config.json").unlink()
     with pytest.raises(ValueError, match=r"adapter_config\.json"):
         add_saved_lora(load_tiny(tiny_sd3_folder).denoiser, tmp_path / "peft")
@@ -356,11 +350,12 @@ def test_a_lora_whose_strength_cannot_be_told_is_refused(tiny_sd3_folder: Path, 
 
 def test_rank_alpha_and_layers_are_read_from_either_layout(tiny_sd3_folder: Path, saved: Path, tmp_path: Path) -> None:
     write_peft(tiny_sd3_folder, tmp_path / "peft")
-    layers = sorted({name.split(".lora_")[0] for name in read_lora(saved)[0]})
+    layers = read_lora(saved).layers
     for place in (saved, saved / "pytorch_lora_weights.safetensors", tmp_path / "peft"):
-        assert lora_shape(place) == (RANK, ALPHA, layers)
+        lora = read_lora(place)
+        assert (lora.rank, lora.alpha, lora.layers) == (RANK, ALPHA, layers)
     without_metadata(saved)
-    assert lora_shape(saved)[:2] == (RANK, RANK)
+    assert (read_lora(saved).rank, read_lora(saved).alpha) == (RANK, RANK)
 
 
 def test_a_rank_above_the_width_of_every_layer_is_refused(tiny_sd3_folder: Path) -> None:

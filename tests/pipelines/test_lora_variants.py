@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from flowrl.cli import main
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, lora_variant
+from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora
 from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving
 
@@ -101,7 +101,7 @@ def test_stock_draws_the_same_and_it_can_be_added_again(tiny_sd3_folder: Path, t
     theirs.pipe.transformer = stock.transformer
     theirs.experts["transformer"] = stock.transformer
     torch.testing.assert_close(theirs.decode(sample_ode(theirs, PROMPTS[:2], 4.5, 4)), ours, atol=1e-5, rtol=0)
-    assert lora_variant(tmp_path / "lora") == variant
+    assert read_lora(tmp_path / "lora").variant == variant
     loaded = add_saved_lora(fresh.denoiser, tmp_path / "lora")
     assert torch.equal(probe(fresh), probe(pipeline))
     assert loaded.config == policy.config | {"target_modules": loaded.config["target_modules"]}
@@ -109,7 +109,7 @@ def test_stock_draws_the_same_and_it_can_be_added_again(tiny_sd3_folder: Path, t
     with pytest.raises(
         ValueError, match=rf"lora_variant is {other}.*is a {variant}.*set policy\.lora_variant={variant}"
     ):
-        _with(load_tiny(tiny_sd3_folder), other).initialise_from(tmp_path / "lora")
+        _with(load_tiny(tiny_sd3_folder), other).initialise_from(read_lora(tmp_path / "lora"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -127,13 +127,9 @@ def test_those_of_peft_are_read(tiny_sd3_folder: Path, tmp_path: Path, variant: 
     wrapped.save_pretrained(tmp_path / "peft")
     other.experts["transformer"] = wrapped
     pipeline = load_tiny(tiny_sd3_folder)
-    _with(pipeline, variant, fill=False).initialise_from(tmp_path / "peft")
+    _with(pipeline, variant, fill=False).initialise_from(read_lora(tmp_path / "peft"))
     torch.testing.assert_close(probe(pipeline), probe(other), rtol=1e-5, atol=1e-5)
-    assert lora_variant(tmp_path / "peft") == variant
-    stated = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
-    (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(stated | {"use_dora": True, "use_rslora": True}))
-    with pytest.raises(ValueError, match="use_rslora with use_dora"):
-        add_saved_lora(load_tiny(tiny_sd3_folder).denoiser, tmp_path / "peft")
+    assert read_lora(tmp_path / "peft").variant == variant
 
 
 @pytest.mark.parametrize("form", ["int8", "nf4"])

@@ -372,8 +372,9 @@ def test_adapters_refuse_what_does_not_fit(tiny_sd3_folder: Path, tmp_path: Path
     for name in ("one", "a.b"):
         with pytest.raises(ValueError, match="new and without a dot"):
             add_adapter(transformer, folder, name)
+    (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="no LoRA"):
-        add_adapter(transformer, tmp_path, "two")
+        add_adapter(transformer, tmp_path / "none", "two")
 
 
 # ---- flowrl sample ---------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from flowrl.training.parts import (
     DTYPES,
     encode_everything,
     family_options,
+    init_lora,
     load_pipeline,
     lora_of,
     model_family,
@@ -194,7 +195,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         notes.append(
             f"SHORTENED: at most {layers} blocks of each kind are left, so no number here is that of the model"
         )
-    rank, alpha, targets = lora_of(config.policy, made.lora_targets)
+    rank, alpha, targets = lora_of(config.policy, made.lora_targets, init_lora(config))
     targets = targets if layers is None else _present(made.denoiser, targets)
     policy = Policy(made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed,
                     variant=config.policy.lora_variant)  # fmt: skip
@@ -322,7 +323,7 @@ def _network(config: TrainConfig, family: Family, model: str, layers: int | None
     size, card = family.planned_size(model, options), family.card(model)
     if size is None or card is None:
         return None
-    rank, _, targets = lora_of(config.policy, family.lora_targets)
+    rank, _, targets = lora_of(config.policy, family.lora_targets, init_lora(config))
     if layers is None:
         denoisers = few_blocks(family, model, targets)
     else:

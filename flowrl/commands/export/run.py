@@ -15,7 +15,9 @@ from torch import Tensor
 from flowrl.config.locations import hub_id, split_revision
 from flowrl.files import refuse_foreign, replacing, write_atomically
 from flowrl.generation.models import Source, check_source, find_source, label_of, lora_of
-from flowrl.pipelines.lora import LORA_FILE, VARIANTS
+from flowrl.pipelines import stock_of
+from flowrl.pipelines.lora import VARIANTS
+from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.pipelines.weights.lora_exports import (
     SavedLora,
     comfyui_tensors,
@@ -41,7 +43,7 @@ def run(parsed: argparse.Namespace) -> int:
     source = find_source(parsed.model, dtype=parsed.save_dtype)
     lora = lora_of(source, parsed.model, "export")
     check_source(source)
-    loras = finite_loras(lora)
+    loras = finite_loras(lora, stock_of(source.family, source.model))
     out = parsed.out or Path(parsed.model) / f"export-{parsed.format}"
     files = exported(loras, parsed.format, source, label_of(parsed.model))
     dtype = DTYPES[source.dtype]

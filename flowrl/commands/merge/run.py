@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flowrl.files import is_taken
 from flowrl.generation.models import check_source, find_source, lora_of
+from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.single_files import is_single_file
 from flowrl.pipelines.weights.lora_exports import finite_loras
 from flowrl.pipelines.weights.merged_model import merge
@@ -40,7 +41,7 @@ def run(parsed: argparse.Namespace) -> int:
             f"{location} is a single file: save it as a folder first (DiffusionPipeline.from_single_file, then "
             "save_pretrained), and give that as --base"
         )
-    loras = finite_loras(lora)
+    loras = finite_loras(lora, stock_of(source.family, source.model))
     if parsed.out.exists():
         parsed.out.rmdir()
     variant = None if parsed.base is not None else source.variant

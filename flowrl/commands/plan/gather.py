@@ -21,7 +21,6 @@ from flowrl.commands.plan.stock_route import StockRoute, stock_route
 from flowrl.commands.plan.throughput import Pace
 from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.sections import PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig, is_here
 from flowrl.pipelines import GENERIC, ModelFamily, cards
 from flowrl.pipelines.weights.quantize import check_quantize
@@ -29,7 +28,7 @@ from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
 from flowrl.training.model_files import location_of
-from flowrl.training.parts import DTYPES, family_options, lora_of, read_prompts
+from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
 from flowrl.training.scoring import check_offload
 
@@ -124,7 +123,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     passes = cache(route.rows)  # asked in every iteration
     run = of_run(config, passes, ranks, items)
     text, usual_call = route.text(_prompts(config))
-    trained = _trained(config.policy, route.targets)
+    trained = _trained(config, route.targets)
     size, denoisers = route.size, few_blocks(family, model, trained.targets or ())
     unknown = found if isinstance(found, str) else ""
     unknown = unknown or f"no configuration of {config.pipeline.model} is known without its download"
@@ -221,12 +220,13 @@ def _slots(config: TrainConfig) -> int:
     return average + int(config.recipe == "preference")
 
 
-def _trained(settings: PolicyConfig, usual: tuple[str, ...]) -> Trained:
+def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:
     """What is trained; the rank of a file that is not here is taken for the usual one."""
+    settings = config.policy
     if settings.train == "full":
         return Trained(targets=settings.target_modules, rank=0)
     here = settings.init_lora is None or is_here(settings.init_lora)
-    rank = lora_of(settings, ())[0] if here else settings.rank
+    rank = lora_of(settings, (), init_lora(config))[0] if here else settings.rank
     return Trained(targets=settings.target_modules or usual, rank=rank, magnitudes=settings.lora_variant == "dora")
 
 

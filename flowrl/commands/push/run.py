@@ -22,6 +22,7 @@ from flowrl.commands.report.result import held_out
 from flowrl.commands.report.run_data import RunData, read_run
 from flowrl.config.locations import hub_id
 from flowrl.generation.models import Source, check_source, find_source, lora_of
+from flowrl.pipelines import stock_of
 from flowrl.pipelines.weights.lora_exports import SavedLora, finite_loras
 
 
@@ -70,7 +71,7 @@ def collect(parsed: argparse.Namespace, data: RunData, source: Source, lora: Pat
         ValueError: as `run`.
     """
     name = parsed.to.partition("/")[2] if parsed.to else data.name
-    loras = finite_loras(lora)
+    loras = finite_loras(lora, stock_of(source.family, source.model))
     weights = _lora_files(loras, source)
     base = parsed.base or hub_id(source.model)
     terms = said_by_hand(parsed.licence) if parsed.licence else terms_of(base or source.model)

@@ -15,11 +15,11 @@ from flowrl.commands.sampling_arguments import sampling_options
 from flowrl.config.train import resolve_path
 from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import draw_made, find_device
-from flowrl.generation.models import Source, check_source, find_source, load_source, schedule_of
+from flowrl.generation.models import Source, check_lora, check_source, find_source, load_source, schedule_of
 from flowrl.generation.rlg import RLG, add_experts, rlg_settings, rlg_velocity
 from flowrl.media.images import grid, save_png
 from flowrl.media.videos import contact_sheet, save_mp4
-from flowrl.pipelines import Pipeline
+from flowrl.pipelines import Pipeline, stock_of
 from flowrl.progress import progress
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt, load_prompts
@@ -89,6 +89,8 @@ def drawn(parsed: argparse.Namespace) -> Drawn:
     if settings is not None:
         settings.check(source.num_steps)
     check_source(source)
+    for place in settings.loras if settings is not None else ():
+        check_lora(place, source)
     if parsed.out is not None:
         refuse_foreign(parsed.out / "grid.png", own=any(parsed.out.glob("[0-9]*_seed[0-9]*.*")))
     drawing, fps = load_drawing(source, settings, str(device))
@@ -151,7 +153,7 @@ def load_drawing(
     guidance between models, and the frames per second of videos (0 of images)."""
     pipeline: Pipeline = load_source(source if settings is None else replace(source, lora=None), device)
     schedule, scale = schedule_of(source, pipeline), source.guidance_scale
-    names = [] if settings is None else add_experts(pipeline, settings.loras)
+    names = [] if settings is None else add_experts(pipeline, settings.loras, stock_of(source.family, source.model))
     if settings is not None:
         print(settings.describe(schedule, scale))
 

@@ -16,13 +16,14 @@ from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose
 from flowrl.generation.models import (
     EMBEDDED,
-    LORA_FILES,
     WORLD_MODELS,
     Source,
+    check_lora,
     check_source,
     find_source,
     label_of,
 )
+from flowrl.pipelines.places.lora_places import folder_of_lora, lora_files
 from flowrl.prompts.identity import keys_of
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.training.model_files import MODEL
@@ -137,24 +138,18 @@ def tuned_source(parsed: argparse.Namespace, config: TrainConfig | None) -> Sour
 
 
 def lora_of(folder: Path) -> Path:
-    """The LoRA of a run folder, or the folder itself.
+    """The LoRA of a run folder, or the folder or file itself.
 
     Raises:
         ValueError: there is none.
     """
-    for place in (folder / "lora", folder):
-        if any((place / name).is_file() for name in LORA_FILES):
-            return place
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: give a run folder or a LoRA folder.")
     if (folder / MODEL / "model_index.json").is_file():
         raise ValueError(
             f"the run {folder} trained all weights, and 'flowrl sweep' guides by LoRAs beside one base: give a run "
             "with policy.train=lora, or compare the run's images by 'flowrl eval'."
         )
-    if _is_run(folder):
-        raise ValueError(f"the run {folder} has no lora/ yet: finish it with 'flowrl train resume={folder}'.")
-    raise ValueError(f"{folder} is neither a run (config.yaml and lora/) nor a LoRA ({' or '.join(LORA_FILES)}).")
+    lora_files(folder)
+    return folder_of_lora(folder)
 
 
 def _check_other(name: str, folder: Path, source: Source) -> None:
@@ -163,6 +158,7 @@ def _check_other(name: str, folder: Path, source: Source) -> None:
         raise ValueError(
             f"--also {folder}: {name} was trained on {config.pipeline.model}, this sweep is of {source.model}."
         )
+    check_lora(lora_of(folder), source)
 
 
 def _prompts(

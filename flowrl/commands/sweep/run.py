@@ -31,6 +31,7 @@ from flowrl.generation.models import fingerprint, load_source, schedule_of
 from flowrl.generation.rlg import add_experts
 from flowrl.generation.scorers import load_rewards, said_by
 from flowrl.media.images import save_png
+from flowrl.pipelines import stock_of
 from flowrl.progress import Advance, progress
 from flowrl.prompts.identity import contents
 from flowrl.prompts.loading import Prompt, spread
@@ -210,7 +211,7 @@ def load_model(asked: Sweep) -> Model:
     """The base with all LoRAs beside each other."""
     source = asked.source
     pipeline = load_source(replace(source, lora=None), device=str(asked.device))
-    names = add_experts(pipeline, list(asked.loras.values()))
+    names = add_experts(pipeline, list(asked.loras.values()), stock_of(source.family, source.model))
     return Model(
         pipeline=pipeline, adapters=dict(zip(asked.loras, names, strict=True)), guidance=source.guidance_scale,
         schedule=schedule_of(source, pipeline), base_guidance=asked.base_guidance,

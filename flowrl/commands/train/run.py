@@ -307,6 +307,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
+    from flowrl.pipelines.lora import refuse_other_network
     from flowrl.pipelines.weights.full_checks import check_full
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
@@ -317,6 +318,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         check_attention,
         check_pipeline,
         check_tokens,
+        init_lora,
         lora_of,
     )
     from flowrl.training.processes.devices import check_device, device_kind, num_launched
@@ -349,8 +351,11 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     if config.policy.train == "full":
         check_full(config, known, location)
     else:
-        rank, _, _ = lora_of(config.policy, known.lora_targets)
+        lora = init_lora(config)
+        rank, _, _ = lora_of(config.policy, known.lora_targets, lora)
         known.check(location, config.policy.target_modules or known.lora_targets, rank)
+        if lora is not None and (network := known.meta_denoiser(location)) is not None:
+            refuse_other_network(network, lora)
     _check_negative(config, known)
     _check_clips(known, (*prompts.train, *prompts.held_out))
     check_attention(config.pipeline, known, here=here)

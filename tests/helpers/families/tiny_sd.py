@@ -21,7 +21,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from flowrl.pipelines import ModelFamily, Pipeline
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy, read_lora
+from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer
 from flowrl.randomness import counter_normal
 from flowrl.samplers import Velocity
@@ -131,8 +132,9 @@ def check_stock_loads_the_saved_lora(
     after = drawn(pipe, start, scale)
     assert (after - before).abs().max() > 1e-2
     assert_same(sample_ode(pipeline, scale, pipeline.schedule(num_steps, "diffusers")), after, 1e-5)
-    tensors, alpha = read_lora(folder)
-    assert alpha == 4
+    lora = read_lora(folder)
+    assert lora.alpha == 4
+    tensors = lora.tensors
     assert tensors.keys() == {name.replace(".default.", ".") for name in policy.tensors()}
     assert all(torch.equal(tensors[name.replace(".default.", ".")], t) for name, t in policy.tensors().items())
     return policy

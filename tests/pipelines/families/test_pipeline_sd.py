@@ -28,6 +28,7 @@ from torch import Tensor
 
 from flowrl.pipelines.families.sd import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.flow_coordinates import alpha_bars
 
@@ -184,7 +185,7 @@ def test_stock_loads_the_saved_lora_and_so_do_we(folder: Path, tmp_path: Path) -
     policy = check_stock_loads_the_saved_lora(pipeline, tmp_path, pipe, drawn, 5.0, STEPS)
     fresh = adapted(FAMILY.load(str(folder), dtype=torch.float32))
     fresh.load({name: torch.zeros_like(t) for name, t in fresh.tensors().items()})
-    fresh.initialise_from(tmp_path)
+    fresh.initialise_from(read_lora(tmp_path))
     assert all(torch.equal(fresh.tensors()[name], t) for name, t in policy.tensors().items())
 
 

@@ -1,0 +1,223 @@
+"""LoRAs as files have them: what is read of them, of whatever program they are, and what is refused.
+
+A LoRA that is read is one rank, one alpha and one variant. Where layers of a file differ in rank, the smaller ones get
+rows and columns of zeros, which act on nothing and, being zero on both sides, get no gradient either; where they differ
+in alpha / rank, the difference is multiplied into B. Both leave `s B A` of every layer as the file says it.
+
+What alpha is: the one that the file or its card states for a layer; PEFT's default (8) where a card states none, as
+PEFT and diffusers read it; the rank, where there is neither card nor metadata.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from flowrl.files import parse_json, read_json
+from flowrl.pipelines.places.lora_places import CARD, PEFT_FILE, lora_files
+from flowrl.pipelines.weights.lora_names import Stock, plain_name, portable
+
+_FREE = frozenset({
+    "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "task_type",  # no numbers
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",  # which layers: the tensors say it
+    "lora_dropout", "runtime_config", "megatron_core", "qalora_group_size",  # of its training, or of what is off
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config",  # of `init_lora_weights`
+    "r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "use_dora", "init_lora_weights",  # read
+})  # fmt: skip
+"""Keys of PEFT's card that may say anything, or are read; any other may only say what PEFT says by default."""
+_STARTS: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` that leave the base's weights as they are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """A LoRA that was read.
+
+    Attributes:
+        place: what was given.
+        tensors: by PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`), those of a model of two
+            experts with the expert's name before them.
+        rank: of every layer.
+        alpha: of every layer.
+        variant: one of `flowrl.pipelines.lora.VARIANTS`.
+    """
+
+    place: Path
+    tensors: dict[str, Tensor]
+    rank: int
+    alpha: float
+    variant: str
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers, in order."""
+        return sorted({name.partition(".lora_")[0] for name in self.tensors})
+
+
+def read_lora(place: Path, stock: Stock | None = None) -> Lora:
+    """Reads a LoRA of any program.
+
+    Args:
+        place: as `flowrl.pipelines.places.lora_places.lora_files` takes it.
+        stock: of the model that it is for; None reads the spellings of diffusers and PEFT alone.
+
+    Raises:
+        ValueError: there is none, it is damaged, or something else than LoRA, rsLoRA or DoRA on linear layers of the
+            denoiser.
+    """
+    tensors, scales, alphas, variants = dict[str, Tensor](), dict[str, float](), set[float](), set[str]()
+    for expert, path in lora_files(place).items():
+        own, stated = _tensors(path), _stated(path)
+        _refuse_stated(stated, path)
+        what = f"the LoRA in {path}"
+        found, of_layers = portable(own, stock, what)
+        prefix = f"{expert}." if expert else ""
+        variants.add(_variant(found, stated))
+        for layer in sorted({name.partition(".lora_")[0] for name in found}):
+            rank = found[f"{layer}.lora_A.weight"].shape[0]
+            alpha = _alpha(layer, rank, stated, of_layers, what)
+            scales[prefix + layer] = alpha / (math.sqrt(rank) if stated.get("use_rslora") else rank)
+            alphas.add(alpha)
+        tensors |= {prefix + name: tensor for name, tensor in found.items()}
+    if len(variants) > 1:
+        raise ValueError(
+            f"the LoRAs of the two experts in {place} are {' and '.join(sorted(variants))}: train them alike"
+        )
+    [variant] = variants
+    ranks = {name: tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
+    rank = max(ranks.values())
+    common = Counter(scales.values()).most_common(1)[0][0]
+    alpha = common * (math.sqrt(rank) if variant == "rslora" else rank)
+    alpha = next((one for one in alphas if math.isclose(one, alpha)), alpha)  # as it is written, to the bit
+    for layer, scale in scales.items():
+        _widen(tensors, layer, rank, scale / common)
+    return Lora(place=place, tensors=tensors, rank=rank, alpha=alpha, variant=variant)
+
+
+def _widen(tensors: dict[str, Tensor], layer: str, rank: int, times: float) -> None:
+    """Brings a layer to a rank by zeros, and multiplies its B."""
+    down, up = f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+    if times != 1:
+        tensors[up] = tensors[up].float() * times
+    if (more := rank - tensors[down].shape[0]) > 0:
+        tensors[down] = torch.cat([tensors[down], tensors[down].new_zeros(more, tensors[down].shape[1])])
+        tensors[up] = torch.cat([tensors[up], tensors[up].new_zeros(tensors[up].shape[0], more)], dim=1)
+
+
+def _variant(tensors: Mapping[str, Tensor], stated: Mapping[str, Any]) -> str:
+    if stated.get("use_dora") or any(".lora_magnitude_vector" in name for name in tensors):
+        return "dora"
+    return "rslora" if stated.get("use_rslora") else "lora"
+
+
+def _alpha(
+    layer: str, rank: int, stated: Mapping[str, Any], of_layers: Mapping[str, float], what: str
+) -> float:  # fmt: skip
+    """Alpha of a layer; see the head of this file."""
+    if stated and "lora_alpha" not in stated:
+        stated = {**stated, "lora_alpha": _defaults()["lora_alpha"]}
+    alpha = of_layers.get(layer, stated.get("lora_alpha", rank))
+    if pattern := stated.get("alpha_pattern"):
+        from flowrl.private_names import get_pattern_key
+
+        alpha = pattern.get(get_pattern_key(list(pattern), layer), alpha)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
+        raise ValueError(f"{what} states lora_alpha {alpha!r}: it must be a number above 0")
+    return alpha
+
+
+def _stated(path: Path) -> dict[str, Any]:
+    """What a card beside the file, or the file's own metadata, states."""
+    card = path.with_name(CARD)
+    if path.stem == "adapter_model" or (card.is_file() and not path.with_name(PEFT_FILE).exists()):
+        if not card.exists():
+            raise ValueError(f"{path} needs the {CARD} it was saved with: only that one states its alpha")
+        return dict(read_json(card, "save the LoRA again", finite=False))
+    if path.suffix not in (".safetensors", ".sft"):
+        return {}
+    with _damaged(path), safe_open(path, framework="pt") as file:
+        notes = file.metadata() or {}
+    stated = parse_json(notes.get("lora_adapter_metadata", "{}"), f"the metadata of {path}")
+    if not isinstance(stated, dict):
+        raise ValueError(f"the metadata of {path} is no object: save the LoRA again")
+    return {plain_name(key): value for key, value in stated.items() if not key.startswith("text_encoder")}
+
+
+def _refuse_stated(stated: Mapping[str, Any], path: Path) -> None:
+    """Refuses what a card states that would make another model of it than the tensors alone do.
+
+    Raises:
+        ValueError: names the keys.
+    """
+    if stated.get("peft_type", "LORA") != "LORA":
+        raise ValueError(f"the adapter in {path} is of the type {stated['peft_type']}: only LORA is read")
+    start = stated.get("init_lora_weights", True)
+    if start not in _STARTS:
+        raise ValueError(
+            f"the LoRA in {path} was started with init_lora_weights={start!r}, which may change the base's weights "
+            "too, and the file holds the LoRA alone: save it again by PEFT's save_pretrained(..., "
+            "path_initial_model_for_weight_conversion=FOLDER), which makes an ordinary LoRA of it"
+        )
+    other = {key: value for key, value in stated.items() if key not in (*_FREE, "peft_type")}
+    defaults = _defaults() if other else {}
+    odd = {k: value for k, value in other.items() if value != defaults.get(k) and (value or defaults.get(k))}
+    if odd:
+        shown = ", ".join(f"{key}={value!r:.60}" for key, value in sorted(odd.items()))
+        raise ValueError(
+            f"the LoRA in {path} states {shown}, which makes another model of it than a LoRA, rsLoRA or DoRA on linear "
+            "layers: merge it into the model (PEFT's merge_and_unload, save_pretrained) and set pipeline.model to that"
+        )
+
+
+def _defaults() -> dict[str, Any]:
+    """What PEFT's own configuration says where a card says nothing."""
+    from peft import LoraConfig
+
+    usual = LoraConfig()
+    found = {field.name: getattr(usual, field.name) for field in fields(LoraConfig)}
+    return {key: None if is_dataclass(value) else value for key, value in found.items()}
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """What a file holds, without running anything that is in it.
+
+    Raises:
+        ValueError: it is damaged, or holds more than tensors.
+    """
+    if path.suffix in (".safetensors", ".sft"):
+        with _damaged(path):
+            return load_file(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a file of tensors alone ({str(error).splitlines()[0][:120]}): save the LoRA as "
+            "safetensors"
+        ) from error
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        raise ValueError(f"{path} holds more than named tensors: save the LoRA as safetensors")
+    return {str(name): tensor for name, tensor in found.items()}
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """Says which file it was that could not be read."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): it is damaged or cut short, get or save it again"
+        ) from error
