@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from flowrl.config.locations import is_path
 from flowrl.config.options import entry_of
-from flowrl.files import read_json
 from flowrl.pipelines.cards import read_part
 from flowrl.pipelines.generic.stock_classes import stock_class
 from flowrl.pipelines.known_checkpoints import published, tables
