@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
 from flowrl.files import read_json, read_json_lines
-from flowrl.prompts.source_images import BROKEN
+from flowrl.media.reading import read_image
 
 DRAWN = "drawn.json"
 """What drew the images, with which settings; this toolkit's own folders have it."""
@@ -62,13 +61,7 @@ class ImageFile:
         Raises:
             ValueError: it cannot be read to its end.
         """
-        try:
-            with Image.open(self.path) as image:
-                return np.asarray(image.convert("RGB"))
-        except BROKEN as error:
-            raise ValueError(
-                f"{self.path} is not a whole image ({error}): draw it again, or fetch the folder once more."
-            ) from error
+        return read_image(self.path)
 
 
 def is_folder_of_images(folder: Path) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from flowrl.config.train import load_config
+from flowrl.media.reading import read_image
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
 from flowrl.statistics.bootstrap import Interval
@@ -78,5 +78,5 @@ def _images(run: Path, name: str, count: int) -> Tensor:
         )
     rows = (run / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(rows) == count
-    images = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
+    images = np.stack([read_image(file) for file in files])
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255.0
