@@ -8,7 +8,7 @@ a_1.png  a_2.png  b_1.png    have two, by name and by number: refused
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,19 +44,21 @@ def check_order(ordered: Iterable[Path], root: Path) -> None:
         for depth, name in enumerate(parts):
             inside.setdefault(root.joinpath(*parts[:depth]), {}).setdefault(name, path)
     for folder, names in inside.items():
-        _check_folder(folder, [Path(name).stem if folder / name == path else name for name, path in names.items()])
+        stems = {name: Path(name).stem if folder / name == path else name for name, path in names.items()}
+        _check_folder(folder, stems)
 
 
-def _check_folder(folder: Path, names: list[str]) -> None:
+def _check_folder(folder: Path, stems: Mapping[str, str]) -> None:
+    """`stems` are names in their order, with what is left of each without its ending."""
     known: dict[Key, str] = {}
-    for name in names:
-        if (other := known.setdefault(natural_key(name), name)) is not name:
+    for name, stem in stems.items():
+        if (other := known.setdefault(natural_key(stem), name)) != name:
             raise ValueError(f"{folder} holds {other} and {name}, of which neither comes first: {_CURE}.")
-    numbered = [name for name in names if _DIGITS.search(name)]
-    if len({_DIGITS.sub("", name) for name in numbered}) < 2:
+    numbered = [(name, stem) for name, stem in stems.items() if _DIGITS.search(stem)]
+    if len({_DIGITS.sub("", stem) for _, stem in numbered}) < 2:
         return
-    for one, other in pairwise(numbered):
-        if [*map(int, _DIGITS.findall(other))] < [*map(int, _DIGITS.findall(one))]:
+    for (one, before), (other, after) in pairwise(numbered):
+        if [*map(int, _DIGITS.findall(after))] < [*map(int, _DIGITS.findall(before))]:
             raise ValueError(
                 f"{folder}: by name {one} comes before {other}, by number after it, so the order of names does not "
                 f"tell which prompt is whose: {_CURE}."

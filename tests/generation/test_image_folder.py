@@ -80,10 +80,10 @@ def test_folders_count_by_value_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("1.png", "01.png", "2.png"), "01 and 1, of which neither comes first|1 and 01, of which neither comes first"),
-        (("1.png", "1.jpg", "2.png"), "holds 1 and 1, of which neither comes first"),
-        (("cat_1.png", "cat_2.png", "dog_1.png"), "by name cat_2 comes before dog_1, by number after it"),
-        (("a_3.png", "b_2.png", "c_1.png"), "by name a_3 comes before b_2, by number after it"),
+        (("1.png", "01.png", "2.png"), r"holds (01\.png and 1\.png|1\.png and 01\.png), of which neither comes first"),
+        (("1.png", "1.jpg", "2.png"), r"holds 1\.jpg and 1\.png, of which neither comes first"),
+        (("cat_1.png", "cat_2.png", "dog_1.png"), "by name cat_2.png comes before dog_1.png, by number after it"),
+        (("a_3.png", "b_2.png", "c_1.png"), "by name a_3.png comes before b_2.png, by number after it"),
         (("x2/0.png", "y1/0.png", "x3/0.png"), "by name x3 comes before y1, by number after it"),
     ],
 )
