@@ -20,7 +20,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="prompt of all images")
     parser.add_argument(
         "--prompts", metavar="FILE",
-        help="file of prompts: .txt with one line per image, in the order of their names; .jsonl with file, prompt and "
+        help="file of prompts: .txt with one line per image, in the order of their names, numbers by value; .jsonl with file, prompt and "
         "metadata",
     )  # fmt: skip
 

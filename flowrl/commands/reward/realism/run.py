@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import load_config
+from flowrl.media.name_order import natural_order
 from flowrl.media.reading import read_image
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
@@ -71,7 +72,7 @@ def _evaluations(run: Path) -> tuple[str, str]:
 
 def _images(run: Path, name: str, count: int) -> Tensor:
     """Float32 [count, 3, H, W]; the files stand in the order of the evaluation's items."""
-    files = sorted((run / "samples" / name).glob("*.png"))
+    files = natural_order((run / "samples" / name).glob("*.png"), run)
     if len(files) != count:
         raise ValueError(
             f"{run}: evaluation {name} kept {len(files)} of {count} images: train with eval.num_images={count}"
