@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -29,7 +29,7 @@ _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values 
 
 
 @contextmanager
-def opened(source: str | Path | IO[bytes], formats: Sequence[str] | None = None) -> Iterator[Image.Image]:
+def opened(source: str | Path | IO[bytes], formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
     """An image file of which no more than the header was read; `as_rgb` unpacks it.
 
     Args:

@@ -75,9 +75,10 @@ class Prompt:
     source_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for text in (self.text, self.negative):
-            if text.strip():
-                check_text(text)
+        if self.text.strip():  # readers refuse empty ones, and say where
+            check_text(self.text)
+        if self.negative.strip():
+            check_text(self.negative, f"the negative prompt {self.negative[:40]!r}")
 
     @property
     def key(self) -> str:

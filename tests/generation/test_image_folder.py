@@ -51,8 +51,12 @@ def test_kinds_of_files_score_as_their_plain_likes(tmp_path: Path) -> None:
     assert [item.pixels().shape for item in items[3:]] == [(64, 48, 3)] * 2
     assert np.array_equal(items[3].pixels(), items[4].pixels())
     seen: list[torch.Tensor] = []
-    shown = FunctionReward(name="see", score=lambda inputs: (seen.append(inputs.images), brightness(inputs))[1],
-                           needs=frozenset({"images"}), version="1")  # fmt: skip
+
+    def see(inputs: RewardInputs) -> RewardOutput:
+        seen.append(inputs.images)
+        return brightness(inputs)
+
+    shown = FunctionReward(name="see", score=see, needs=frozenset({"images"}), version="1")
     score_items(shown, items[3:], key="see", batch_size=2)
     assert torch.equal(seen[0][0], seen[0][1])
 
@@ -106,7 +110,7 @@ def test_names_with_one_order_are_taken(tmp_path: Path, names: tuple[str, ...]) 
 
 
 def test_groups_are_by_all_that_is_asked(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, object]] = [
         {"source": "red.png"}, {"source": "same_red.png"}, {"source": "blue.png"}, {"reference_images": ["blue.png"]},
         {"source": "red.png", "negative_prompt": "ugly"}, {}, {},
     ]  # fmt: skip

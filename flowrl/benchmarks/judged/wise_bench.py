@@ -61,8 +61,8 @@ def read_wise(given: str, images_dir: Path | None, *, verified: bool) -> CaseFil
     if lacking := [file.name for file in files if not file.is_file()]:
         folder = "data_verified" if verified else "WISE_legacy/data"
         raise ValueError(
-            f"{place} lacks {', '.join(lacking)}: give the folder {folder} of PKU-YuanGroup/WISE, or a JSON file in it; "
-            f"{_OF_VERSION[verified]}."
+            f"{place} lacks {', '.join(lacking)}: give the folder {folder} of PKU-YuanGroup/WISE, or a JSON file in "
+            f"it; {_OF_VERSION[verified]}."
         )
     if place.is_file() and place.name in _names(verified=not verified):  # its 400 cultural ones have the same ids
         raise ValueError(f"{place}: is a file of the other version. {_OF_VERSION[verified]}.")
