@@ -1,16 +1,14 @@
-"""Image files that options name: a folder, or a JSON file of images by prompt; and how a file is read."""
+"""Image files that options name: a folder, or a JSON file of images by prompt; they are read by `read_image`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import UInt8
-from PIL import Image, ImageOps
-
 from flowrl.files import files_below, parse_json, read_text
-from flowrl.prompts.source_images import BROKEN, as_rgb
+from flowrl.media.reading import read_image
+
+__all__ = ["SUFFIXES", "image_files", "read_image"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -52,19 +50,3 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     if missing:
         raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
     return found
-
-
-def read_image(path: Path, *, owner: str = "") -> UInt8[np.ndarray, " h w 3"]:
-    """A file as uint8 [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
-
-    Raises:
-        ValueError: it is not an image.
-    """
-    try:
-        with Image.open(path) as opened:
-            return np.asarray(as_rgb(ImageOps.exif_transpose(opened)))
-    except BROKEN as error:
-        start = f"{owner}: " if owner else ""
-        raise ValueError(
-            f"{start}the image {path} cannot be read as an image ({error}): remove or replace it."
-        ) from error

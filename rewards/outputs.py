@@ -27,6 +27,8 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
     for field, (tensor, dtype) in tensors.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"reward {name!r}: {field} must be a tensor, got {type(tensor).__name__}.")
+        if said := lacks_numbers(tensor):
+            raise ValueError(f"reward {name!r}: {field} is {said}.")
         if tensor.dtype != dtype or tensor.shape != (batch,):
             raise ValueError(
                 f"reward {name!r}: {field} must be {dtype} of shape [{batch}], one number per image, got "
@@ -42,6 +44,17 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
     lost = int((output.valid & ~valid).sum())
     errors = output.errors | ({"not_finite": output.errors.get("not_finite", 0) + lost} if lost else {})
     return replace(output, values=torch.where(valid, output.values, torch.nan), valid=valid, errors=errors)
+
+
+def lacks_numbers(tensor: Tensor) -> str:
+    """What a tensor is whose numbers cannot be read as they are, and what to do; nothing of a plain one."""
+    if tensor.device.type == "meta":
+        return "a tensor on the device meta, which holds no numbers: compute it on a real device"
+    if tensor.is_quantized:
+        return "a quantised tensor: return its dequantize()"
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}, not a plain one: return its to_dense()"
+    return ""
 
 
 def moved(output: RewardOutput, device: torch.device) -> RewardOutput:

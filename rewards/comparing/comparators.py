@@ -32,6 +32,7 @@ from torch import Tensor
 from flowrl.config.options import build_options, options_class
 from flowrl.rewards import Reward, RewardInputs, load_target
 from flowrl.rewards.nested import build_nested, nested_options
+from flowrl.rewards.outputs import lacks_numbers
 from flowrl.rewards.user_code import call_function, load_function
 
 Pairs = Int64[np.ndarray, " n 2"]
@@ -215,11 +216,13 @@ def _by_function(
         function, images[first], images[second], prompts, metadata, file=file, where=f"comparator {where}",
         counters=counters,
     )  # fmt: skip
+    if isinstance(result, Tensor) and (said := lacks_numbers(result)):
+        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, and returned {said}.")
     try:
         if isinstance(result, Tensor):
             result = result.detach().cpu()
         wins = np.array([math.nan if v is None else float(v) for v in result], dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair: {error}") from error
     if wins.shape != (len(pairs),):
         raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, got {len(wins)}.")

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import base64
 import io
-import struct
-import zlib
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 
-from flowrl.prompts.source_images import as_rgb
+from flowrl.media.reading import BROKEN, as_rgb, opened
 
 Pixels = UInt8[np.ndarray, " h w 3"]
 ImageFormat = Literal["png", "jpeg95"]
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-# What Pillow's readers are known to raise for damaged files.
-_DAMAGED = (
-    OSError, ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error,
-)  # fmt: skip
 
 
 class WireError(ValueError):
@@ -60,7 +54,7 @@ def encode_image(image: Pixels, image_format: ImageFormat = "png") -> str:
 
 
 def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixels:
-    """An encoded image as 8-bit RGB [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
+    """An encoded image as 8-bit RGB [H, W, 3], read as `flowrl.media.reading` says.
 
     The size is read from the header, and nothing is unpacked of an image that is too large.
 
@@ -69,18 +63,18 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
             for damaged files and other formats.
     """
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-            width, height = opened.size
+        with opened(io.BytesIO(data), _FORMATS) as image:
+            width, height = image.size
             if width * height > max_pixels:
                 raise too_large(where, f"{width} x {height} pixels where {max_pixels} are left")
-            if opened.mode not in _MODES:
-                raise bad_request(f"{where} has the pixel format {opened.mode}: send 8 bits per channel")
-            return np.asarray(as_rgb(ImageOps.exif_transpose(opened)))
+            if image.mode not in _MODES:
+                raise bad_request(f"{where} has the pixel format {image.mode}: send 8 bits per channel")
+            return np.asarray(as_rgb(image))
     except WireError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise too_large(where, str(error)) from error
-    except _DAMAGED as error:
+    except BROKEN as error:
         raise bad_request(
             f"{where} is not a PNG, JPEG or WebP that can be read ({type(error).__name__}: {short(str(error))})"
         ) from error

@@ -11,6 +11,7 @@ from PIL import Image
 
 from flowrl.media.images import to_pixels
 from flowrl.media.lossless import read_clip, read_rate
+from flowrl.media.reading import image_size
 from flowrl.training.trackers.tracker import TENSORBOARD, Numbers, Sample
 
 
@@ -34,8 +35,7 @@ class TensorBoardTracker:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for sample in samples:
-            with Image.open(sample.image) as still:
-                width, height = still.size
+            width, height = image_size(sample.image)
             encoded = sample.image.read_bytes()
             if sample.video is not None:
                 encoded, width, height = as_gif(sample.video)

@@ -23,7 +23,7 @@ import torch
 from PIL import Image, ImageOps
 from reward_servers import body_of, noise, samples
 
-from flowrl.prompts.source_images import as_rgb
+from flowrl.media.reading import as_rgb
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.serving import score_server
 
