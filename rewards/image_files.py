@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,22 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     if missing:
         raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
     return found
+
+
+def no_listed(prompt: str, source: str) -> str | None:
+    """The lack of a file for a prompt; one end of a sentence, as of `flowrl.rewards.prompt_needs`."""
+    path = Path(source).expanduser()
+    if path.is_dir():  # its images serve every prompt
+        return None
+    status = path.stat()
+    if prompt in _prompts(source, status.st_mtime_ns, status.st_size):
+        return None
+    return f"needs a reference in {source}, which lists none for it: add some, or give a folder, for all prompts"
+
+
+@lru_cache(maxsize=8)
+def _prompts(source: str, changed: int, length: int) -> frozenset[str | None]:
+    return frozenset(image_files(source))
 
 
 def read_image(path: Path, *, owner: str = "") -> UInt8[np.ndarray, " h w 3"]:
