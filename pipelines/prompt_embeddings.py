@@ -177,6 +177,5 @@ def source_fault(count: int, allowed: tuple[int, int], family: str, option: str 
     if count > most:
         give = f"take {key!r} out of the row" if key else "give fewer"
     return (
-        f"has {count} source images{named}, and {family}{loaded} takes {wanted}: "
-        f"{other}{give}, or take another model"
+        f"has {count} source images{named}, and {family}{loaded} takes {wanted}: {other}{give}, or take another model"
     )

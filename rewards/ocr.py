@@ -51,7 +51,8 @@ NO_TEXT = "(no text)"
 VLM_TOKENS = 512
 FIRST_QUOTED = r'"([^"]*)"'
 """The text between the first pair of straight double quotes."""
-_OTHER_QUOTES = re.compile(r"[“”„«‘‚][^“”„«»‘’‚]+[“”»’]|(?<!\w)'[^']+'(?!\w)|``[^`']+''")
+_OPEN, _CLOSE = r"\u201c\u201e\u00ab\u2018\u201a\u2039\u300c\u300e", r"\u201d\u201c\u00bb\u2019\u203a\u300d\u300f"
+_OTHER_QUOTES = re.compile(rf"[{_OPEN}][^{_OPEN}{_CLOSE}]+[{_CLOSE}]|(?<!\w)'[^']+'(?!\w)|``[^`']+''")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
