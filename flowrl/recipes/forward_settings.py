@@ -162,6 +162,6 @@ def micro_batch_size(config: TrainConfig, world: int) -> int:
     if config.micro_batch_size is not None and config.micro_batch_size < group:
         raise ValueError(
             f"objective {name} compares the images of a group, so micro_batch_size ({config.micro_batch_size}) must "
-            f"be at least group_size ({group}): raise it, lower group_size, or remove micro_batch_size"
+            f"be a multiple of group_size ({group}), or larger: raise it, or remove it"
         )
     return largest_fitting(config.micro_batch_size, part, group)
