@@ -89,16 +89,6 @@ def found_by(*checks: Callable[[], object]) -> list[str]:
     return list(found)
 
 
-def all_at_once(*checks: Callable[[], object]) -> None:
-    """Runs checks that are independent of each other.
-
-    Raises:
-        Faults: all that they refuse.
-    """
-    if found := found_by(*checks):
-        raise Faults(*found)
-
-
 class FlowrlError(ValueError):
     """What the Python functions raise: one paragraph that says what was given, what is allowed and what to change."""
 

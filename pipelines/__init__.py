@@ -139,13 +139,6 @@ class ModelFamily(Protocol):
     def num_sources(self) -> tuple[int, int] | None:
         """Least and most source images of a prompt; None where checkpoint and options say."""
 
-    def source_images(self, model: str, options: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Least and most source images of a prompt beside its clips; None where nothing is known before it loads."""
-
-    @property
-    def sources_option(self) -> str | None:
-        """The key of `pipeline.options` that sets how many source images there are."""
-
     @property
     def clips(self) -> tuple[str, ...]:
         """Keys of a prompt's row whose clips are sources too, before its images."""

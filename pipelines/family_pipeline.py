@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -305,16 +305,6 @@ class Family:
         """What a checkpoint draws with these options; None where nothing is known of it."""
         card = self.card(model)
         return None if card is None or card.network is None else self.size_of(card, self.chosen(options))
-
-    def source_images(self, model: str, options: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Least and most source images of a prompt beside its clips; None where nothing is known of the checkpoint."""
-        card = self.card(model)
-        if self.count_sources is None or card is None:
-            return self.num_sources
-        chosen = self.chosen(options)
-        loaded = replace(card, index={**card.index, "_class_name": self.stock_class(card, chosen)})
-        least, most = self.count_sources(loaded, chosen)
-        return least, most - len(self.clips)
 
     def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
         """Tokens of text that the denoiser reads with these options; the family's usual where nothing is known."""

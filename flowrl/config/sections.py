@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.strict_yaml import ConfigError
-from flowrl.failures import all_at_once
+from flowrl.config.strict_yaml import ConfigError, all_at_once
 
 
 def at_least(minimum: int, section: object, keys: str, prefix: str = "") -> None:

@@ -11,14 +11,14 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flowrl.failures import MAX_TOLD as MAX_TOLD
-from flowrl.failures import Faults
+from flowrl.failures import Faults, found_by
 
 hints_of: Any = functools.lru_cache(maxsize=512)(typing.get_type_hints)  # the slowest part of reading a configuration
 MAX_NODES = 100_000
@@ -37,6 +37,16 @@ class ConfigError(Faults):
     """Those faults that are contradictions of keys, each right by itself."""
     rest: Mapping[str, Any] = types.MappingProxyType({})
     """Of a whole configuration: keys that are right, defaults too; what else is wrong can be looked for in them."""
+
+
+def all_at_once(*checks: Callable[[], object]) -> None:
+    """Runs checks that are independent of each other.
+
+    Raises:
+        ConfigError: all that they refuse.
+    """
+    if found := found_by(*checks):
+        raise ConfigError(*found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ class GenericFamily:
     title = "diffusers"
     lora_targets: tuple[str, ...] = ()
     num_sources: tuple[int, int] | None = (0, 0)
-    sources_option: str | None = None
     clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
     sound = None
@@ -173,10 +172,6 @@ class GenericFamily:
         taken = call_arguments(self._stock_class(model, index)) if index else {}
         usual = taken["max_sequence_length"].default if "max_sequence_length" in taken else None
         return usual if isinstance(usual, int) else 512
-
-    def source_images(self, model: str, options: Mapping[str, Any]) -> tuple[int, int] | None:
-        """No source image: what is called draws from text alone."""
-        return self.num_sources
 
     def rows(self, model: str, scale: float) -> int:
         """2 where there is guidance, as far as is known before stock's code is loaded."""

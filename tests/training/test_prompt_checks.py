@@ -38,7 +38,7 @@ def config(name: str, path: Path, *overrides: str) -> TrainConfig:
 def refused(name: str, path: Path, *overrides: str) -> str:
     """What train, plan and doctor say alike."""
     made = config(name, path, *overrides)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="prompt ") as caught:
         check_before_loading(made)
     found = obstacles(made, model_family(made.pipeline), 1)
     assert str(caught.value) in found.refused
@@ -75,7 +75,7 @@ def test_evaluation_files_are_looked_at_too(tmp_path: Path) -> None:
 
 
 LACKING = {
-    "typographic quotes": ({"name": "ocr"}, {"prompt": "a sign that says “Hello World”"}, "has “Hello World” in quotes"),
+    "typographic quotes": ({"name": "ocr"}, {"prompt": "a sign that says “Hello World”"}, "has “Hello World” in"),
     "single quotes": ({"name": "ocr"}, {"prompt": "a sign that says 'Hello'"}, "has 'Hello' in quotes of another kind"),
     "no quotes": ({"name": "ocr"}, {"prompt": "the dog's bone"}, "and has none: write"),
     "target field": ({"name": "ocr", "options": {"target_field": "text"}}, {"prompt": "a"}, "needs 'text' in its"),

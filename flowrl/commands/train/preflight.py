@@ -189,22 +189,22 @@ def _read(settings: PromptsConfig, looked: Looked, *, only_here: bool) -> None:
 
 def _of_prompts(given: Mapping[str, Any], looked: Looked) -> Iterator[str]:
     """What prompts lack for the model and for the rewards, or have beyond what the model takes."""
+    from flowrl.generation.prompt_checks import reward_faults, source_faults, sources_taken
     from flowrl.training.model_files import location_of
     from flowrl.training.parts import family_options
-    from flowrl.training.prompt_checks import Sources, reward_faults, source_faults
 
     assert looked.prompts is not None
-    taken = None
-    if looked.family is not None and "pipeline" in given:
+    known, allowed = looked.family, None
+    if known is not None:
         model, options = location_of(given["pipeline"]), family_options(given["pipeline"])
         try:
-            taken = Sources(family=looked.family, allowed=looked.family.source_images(model, options))
+            allowed = sources_taken(known, model, options)
         except ValueError as error:
             yield str(error)
     alone = given.get("reward_partial") != "renormalise"
     for rows, trained in ((looked.prompts.train, True), (looked.prompts.held_out, False)):
-        if taken is not None:
-            yield from source_faults(rows, taken)
+        if known is not None:
+            yield from source_faults(rows, known, allowed)
         rewards = [looked.rewards[id(one)] for one in _entries(given, trained=trained) if id(one) in looked.rewards]
         yield from reward_faults(rows, rewards, trained=trained, alone=alone)
 

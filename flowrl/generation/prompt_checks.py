@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from flowrl.pipelines import ModelFamily
+from flowrl.failures import Faults
+from flowrl.generation.models import Source
+from flowrl.pipelines import ModelFamily, family_for
+from flowrl.pipelines.family_pipeline import Family
 from flowrl.pipelines.prompt_embeddings import source_fault
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.loading import Prompt
@@ -17,41 +20,40 @@ from flowrl.rewards.specs import CheckedReward
 _SHOWN = 60  # characters of a prompt in a message
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sources:
-    """What a model takes beside text.
-
-    Attributes:
-        family: of the model.
-        allowed: least and most source images of a prompt; None where that is known once it is loaded.
-    """
-
-    family: ModelFamily
-    allowed: tuple[int, int] | None
+def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Least and most source images of a prompt beside its clips; None where that is known once the model is loaded."""
+    card = family.card(model) if isinstance(family, Family) else None
+    if not isinstance(family, Family) or family.count_sources is None or card is None:
+        return family.num_sources
+    chosen = family.chosen(options)
+    loaded = replace(card, index={**card.index, "_class_name": family.stock_class(card, chosen)})
+    least, most = family.count_sources(loaded, chosen)
+    return least, most - len(family.clips)
 
 
-def source_faults(rows: Sequence[Prompt], taken: Sources) -> list[str]:
+def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[int, int] | None) -> list[str]:
     """Prompts whose source images or clips the model does not take, or that lack those it needs.
 
     Args:
         rows: of one file.
-        taken: by the model.
+        family: of the model.
+        allowed: see `sources_taken`.
     """
-    family, allowed = taken.family, taken.allowed
     found = [_told(rows, lambda row: _clip_fault(row, family))]
     if allowed is not None:
         found.append(_told(rows, lambda row: _count_fault(row, family, allowed)))
     return [fault for fault in found if fault]
 
 
-def refuse_sources(rows: Sequence[Prompt], family: ModelFamily, model: str, options: Mapping[str, Any]) -> None:
-    """As `source_faults`, for commands that draw.
+def refuse_sources(rows: Sequence[Prompt], source: Source) -> None:
+    """As `source_faults`, before a model draws.
 
     Raises:
         ValueError: names the first prompt and how many there are.
     """
-    for fault in source_faults(rows, Sources(family=family, allowed=family.source_images(model, options))):
-        raise ValueError(fault)
+    family, model, options = family_for(source.family, source.model), source.model, source.options
+    if found := source_faults(rows, family, sources_taken(family, model, options)):
+        raise Faults(*found)
 
 
 def reward_faults(
@@ -105,7 +107,8 @@ def _clip_fault(row: Prompt, family: ModelFamily) -> str:
 def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> str:
     names = [*SOURCES, *foreign_rows.SOURCES]
     key = next((name for name in names if row.metadata.get(name) is not None), "") if row.sources else ""
-    said = source_fault(len(row.sources), allowed, family.name, family.sources_option, key)
+    option = family.sources_option if isinstance(family, Family) else None
+    said = source_fault(len(row.sources), allowed, family.name, option, key)
     if not said or row.sources:
         return said
     other = [
