@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from flowrl.files import replacing
@@ -25,6 +26,8 @@ LOG = "error.log"
 SHOW = "FLOWRL_TRACEBACK"
 """Environment variable: set to 1, tracebacks are printed too."""
 
+MAX_TOLD = 18
+"""Mistakes that one message names."""
 _MOST = 800  # characters of a foreign message that are shown
 _ALLOCATION = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|unable to allocate|ALLOC_FAILED",
@@ -50,6 +53,41 @@ _LESS_MEMORY = (
     ("flowrl", "", "lower --batch-size, take --dtype bfloat16, or draw smaller images"),
 )  # fmt: skip
 """Module on the way to the error -> what went on, and what needs less memory; the first that fits."""
+
+
+class Faults(ValueError):
+    """One thing that is wrong, or several that are told together: a paragraph for one, else a line for each.
+
+    Attributes:
+        faults: what is wrong, each a paragraph of its own.
+    """
+
+    def __init__(
+        self, *faults: str, head: str = "what is asked for has", what: str = "mistakes", more: str = ""
+    ) -> None:
+        """Of several faults, the line above says `head`, their number and `what`; `more` is said after the last."""
+        self.faults = tuple(dict.fromkeys(faults))
+        count = len(self.faults)
+        lines = [f"{head} {count} {what}", *self.faults[:MAX_TOLD]]
+        lines += [f"and {count - MAX_TOLD} more"] if count > MAX_TOLD else []
+        one = f"{self.faults[0]}{f'. {more}' if more else ''}" if count == 1 else ""
+        super().__init__(one or "\n  ".join([*lines, *([more] if more else [])]))
+
+
+def faults_of(error: Exception) -> tuple[str, ...]:
+    """What is wrong by an error, each in a paragraph of its own."""
+    return error.faults if isinstance(error, Faults) else (explain(error),)
+
+
+def found_by(*checks: Callable[[], object]) -> list[str]:
+    """What checks refuse, each thing once: a check refuses by a ValueError, or by an OSError of a file."""
+    found = dict[str, None]()
+    for check in checks:
+        try:
+            check()
+        except (ValueError, OSError) as error:
+            found |= dict.fromkeys(faults_of(error))
+    return list(found)
 
 
 class FlowrlError(ValueError):

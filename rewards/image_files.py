@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flowrl.files import files_below, parse_json, read_text
+from flowrl.files import file_stamp, files_below, parse_json, read_text
 from flowrl.media.reading import read_image
 
 __all__ = ["SUFFIXES", "image_files", "read_image"]
@@ -50,3 +51,18 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     if missing:
         raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
     return found
+
+
+def no_listed(prompt: str, source: str) -> str | None:
+    """The lack of a file for a prompt; one end of a sentence, as of `flowrl.rewards.prompt_needs`."""
+    path = Path(source).expanduser()
+    if path.is_dir():  # its images serve every prompt
+        return None
+    if prompt in _prompts(source, file_stamp(path.stat())):
+        return None
+    return f"needs a reference in {source}, which lists none for it: add some, or give a folder, for all prompts"
+
+
+@lru_cache(maxsize=8)
+def _prompts(source: str, stamp: tuple[int, ...]) -> frozenset[str | None]:
+    return frozenset(image_files(source))

@@ -17,7 +17,8 @@ Beside `prompt` an object or row may hold, all paths relative to the file:
     negative_prompt          what guidance leads away from; without it, the run's `prompts.negative`
 
 An image key takes a path or a list of paths; in CSV a list is written `a.png;b.png` in the plural columns, or as JSON.
-`source_images` and `reference_images`, the names that rewards go by, are read too.
+`source_images` and `reference_images`, the names that rewards go by, are read too, and what other toolkits write
+(`flowrl.prompts.foreign_rows`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flowrl.files import parse_json, read_text
+from flowrl.prompts import foreign_rows
 from flowrl.prompts.source_images import check_image
 from flowrl.prompts.text_checks import check_text
 
@@ -63,6 +65,7 @@ class Prompt:
         video: absolute path of the video that the instruction is about.
         mask: absolute path of the video that says where `video` is drawn.
         source_names: `sources`, then `video` and `mask`, as the file writes them; empty takes the names of their files.
+        where: file and line that it was read from, for messages.
     """
 
     text: str
@@ -73,6 +76,7 @@ class Prompt:
     video: str | None = None
     mask: str | None = None
     source_names: tuple[str, ...] = ()
+    where: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.text.strip():  # readers refuse empty ones, and say where
@@ -100,7 +104,7 @@ class Prompt:
         images = {"sources": list(self.sources), "references": list(self.references)}
         found: dict[str, Any] = {**images, VIDEO: self.video, MASK: self.mask}
         found = {key: value for key, value in found.items() if value}
-        moved = (SOURCES if self.sources else ()) + (REFERENCES if self.references else ())
+        moved = ((*SOURCES, *foreign_rows.SOURCES) if self.sources else ()) + (REFERENCES if self.references else ())
         kept = {key: value for key, value in self.metadata.items() if key not in moved}
         return {**kept, "prompt": self.text, **found}
 
@@ -128,7 +132,7 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
         rows = []
         for at, line in read_lines(path):
             check_text(line, at)
-            rows.append(Prompt(text=line.strip(), metadata={}, negative=negative))
+            rows.append(Prompt(text=line.strip(), metadata={}, negative=negative, where=at))
         if hashes := sum(row.text.startswith("#") for row in rows):
             _say(f"{path}: prompts that begin with #: {hashes}. They are prompts like all others; delete comments")
     else:
@@ -214,6 +218,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
     """
     text = row.get("prompt") if isinstance(row, dict) else None
+    text = foreign_rows.foreign_prompt(row) if text is None and isinstance(row, dict) else text
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{where}: {missing}")
     check_text(text, where)
@@ -223,6 +228,10 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     if own is not None and own.strip():
         check_text(own, f"{where}, negative_prompt")
     names, sources = _images(row, SOURCES, where, find)
+    if not any(row.get(key) is not None for key in SOURCES):
+        find_too = foreign_rows.beside_or_in_images(find)
+        key, given = foreign_rows.foreign_sources(row, where, find_too)
+        names, sources = _images({key: given or None}, (key,), where, find_too)
     _, references = _images(row, REFERENCES, where, find)
     video, mask = (_video(row, key, where, find) for key in (VIDEO, MASK))
     if mask is not None and video is None:
@@ -230,7 +239,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     clips = tuple(row[key] for key in (VIDEO, MASK) if row.get(key) is not None)
     return Prompt(
         text=text, metadata=row, negative=negative if own is None else own, sources=sources, references=references,
-        video=video, mask=mask, source_names=(*names, *clips),
+        video=video, mask=mask, source_names=(*names, *clips), where=where,
     )  # fmt: skip
 
 
@@ -279,7 +288,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _check_header(header: Sequence[str], where: str) -> None:
-    if "prompt" not in header:
+    if not {"prompt", *foreign_rows.PROMPTS} & set(header):
         raise ValueError(
             f"{where}: the header needs a column 'prompt', got {', '.join(header)}; columns are separated by commas"
         )
@@ -291,11 +300,11 @@ def _check_header(header: Sequence[str], where: str) -> None:
 
 def _cell(name: str, cell: str, where: str) -> Any:
     """A cell as JSON would hold it: nothing where a key may be left out, lists of images as lists."""
-    if name not in (*SOURCES, *REFERENCES, VIDEO, MASK, "negative_prompt"):
+    if name not in (*SOURCES, *foreign_rows.SOURCES, *REFERENCES, VIDEO, MASK, "negative_prompt"):
         return cell
     if not cell:
         return None
-    if name in (*SOURCES[1:], *REFERENCES[1:]):
+    if name in (*SOURCES[1:], *foreign_rows.LISTS, *REFERENCES[1:]):
         if not cell.startswith("["):
             return [part.strip() for part in cell.split(";")]
         try:
@@ -342,8 +351,9 @@ def _video(row: Mapping[str, Any], key: str, where: str, find: Find) -> str | No
 def _existing(name: str, key: str, where: str, find: Find) -> Path:
     path = find(name)
     if not path.is_file():
+        too = f", and in the folder {foreign_rows.FOLDER} there" if key in foreign_rows.SOURCES else ""
         raise ValueError(
             f"{where}: {key} names {name!r}, which is not there: looked for {path}. Paths start at the prompt file's "
-            f"folder; if '{key}' says something else here, rename it"
+            f"folder{too}; if '{key}' says something else here, rename it"
         )
     return path

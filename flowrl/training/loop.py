@@ -59,6 +59,7 @@ from flowrl.training.parts import (
     evaluation_rewards,
     keep_embeddings,
     load_parts,
+    tell_cut_by_rewards,
     tell_cut_prompts,
 )
 from flowrl.training.processes.mesh import Shards, device_mesh, shards_of
@@ -169,6 +170,7 @@ class Loop(Draws):
         self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
         if run.main:
             tell_cut_prompts(pipeline, self.prompts)
+            tell_cut_by_rewards(config, self.prompts)
             if (note := precision_note(pipeline.model, config.pipeline.dtype)) is not None:
                 print(f"Note: {note}.", flush=True)
         if config.pipeline.free_text_encoders:

@@ -30,9 +30,11 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Reward, RewardInputs, load_target
 from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.outputs import lacks_numbers
+from flowrl.rewards.prompt_needs import lack_of
 from flowrl.rewards.user_code import call_function, load_function
 
 Pairs = Int64[np.ndarray, " n 2"]
@@ -126,6 +128,10 @@ class ScorerComparator:
     @property
     def gives(self) -> Gives:
         return "wins" if self.temperature is None else "probabilities"
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the reward needs."""
+        return lack_of(nested_options(self.reward, self.options), prompt)
 
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""

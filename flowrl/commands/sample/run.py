@@ -16,6 +16,7 @@ from flowrl.config.train import resolve_path
 from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import draw_made, find_device
 from flowrl.generation.models import Source, check_lora, check_source, find_source, load_source, schedule_of
+from flowrl.generation.prompt_checks import refuse_sources
 from flowrl.generation.rlg import RLG, add_experts, rlg_settings, rlg_velocity
 from flowrl.media.images import grid, save_png
 from flowrl.media.videos import contact_sheet, save_mp4
@@ -91,6 +92,7 @@ def drawn(parsed: argparse.Namespace) -> Drawn:
     check_source(source)
     for place in settings.loras if settings is not None else ():
         check_lora(place, source)
+    refuse_sources(prompts, source)
     if parsed.out is not None:
         refuse_foreign(parsed.out / "grid.png", own=any(parsed.out.glob("[0-9]*_seed[0-9]*.*")))
     drawing, fps = load_drawing(source, settings, str(device))
