@@ -85,7 +85,7 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
             refuse_unwritable(wanted or RUNS, flag="out=")  # now, not after seconds of imports
     else:
         config = load_checked(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
-        name, wanted, text = folder.name, folder, ""
+        name, wanted, text = str(folder.name), folder, ""
     prompts = check_before_loading(config)
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import owned_folder
