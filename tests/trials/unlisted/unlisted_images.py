@@ -299,5 +299,106 @@ def others() -> list[Case]:
     ]  # fmt: skip
 
 
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def folder_of(place: Path, names: Sequence[str], junk: Sequence[str] = ()) -> Path:
+    """Images by their names, each of the level that is its place in the list; `junk` are files that are no images."""
+    folder = place / "images"
+    for level, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (level, 0, 0)).save(folder / name, format="PNG")
+    for name in junk:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X        ")
+    return folder
+
+
+def paired(names: Sequence[str], junk: Sequence[str], place: Path) -> Outcome:
+    """Line K of a text file goes to the image that was made K-th, or the folder is refused."""
+    folder, lines = folder_of(place, names, junk), [f"prompt {k}" for k in range(len(names))]
+    (place / "prompts.txt").write_text("\n".join(lines))
+    try:
+        items = read_items(folder, prompts=place / "prompts.txt")
+    except ValueError as error:
+        return refused(1, str(error), "before|first", "rename")
+    found = {item.prompt: int(read_image(item.path)[0, 0, 0]) for item in items}
+    return same(found, {line: k for k, line in enumerate(lines)}, "pairs")
+
+
+def alone(place: Path) -> Outcome:
+    """What a system leaves in a folder is no image of it."""
+    junk = (".DS_Store", "Thumbs.db", "._1.png", ".ipynb_checkpoints/1-checkpoint.png", "__MACOSX/._1.png", "desktop.ini")
+    folder = folder_of(place, ["1.png", "2.png"], junk)
+    items = read_items(folder, prompt="a red circle")
+    return same([item.file for item in items], ["1.png", "2.png"], "images")
+
+
+def listed(place: Path) -> Outcome:
+    """A list names its files, whatever their order is."""
+    names = ["b 10.png", "a,1.png", "sub dir/ü.PNG", "c#2.png"]
+    folder = folder_of(place, names)
+    rows = [{"file": name, "prompt": f"prompt {k}"} for k, name in enumerate(names)]
+    (place / "rows.jsonl").write_text("\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8-sig")
+    items = read_items(folder, prompts=place / "rows.jsonl")
+    return same([(item.prompt, int(read_image(item.path)[0, 0, 0])) for item in items], [(f"prompt {k}", k) for k in range(4)])
+
+
+def scored(place: Path) -> Outcome:
+    """The command scores each image with its own prompt, and leaves a file that is none out by name."""
+    folder = folder_of(place, [f"img_{k}.PNG" for k in range(1, 13)])
+    (place / "level.py").write_text(
+        "def match(images, prompts, metadata):\n"
+        "    return [float(int(p.split()[1]) == round(float(i[0, 0, 0]) * 255)) for i, p in zip(images, prompts)]\n"
+    )
+    (place / "match.yaml").write_text(f"rewards: [{{file: {place}/level.py, function: match}}]")
+    (place / "prompts.txt").write_text("\n".join(f"prompt {k}" for k in range(12)))
+    code, said = command("reward", "score", str(place / "match.yaml"), str(folder), "--prompts", str(place / "prompts.txt"),
+                         "--out", str(place / "scores.jsonl"))  # fmt: skip
+    if code != 0:
+        raise Silent(said[-300:])
+    rows = [json.loads(line) for line in (place / "scores.jsonl").read_text().splitlines()]
+    return same([row.get("value", row.get("values")) for row in rows], [1.0] * 12)
+
+
+NAMES: dict[str, list[str]] = {
+    "img_1 to img_12": [f"img_{k}.png" for k in range(1, 13)],
+    "frame-0001 on": [f"frame-{k:04d}.png" for k in range(1, 13)],
+    "Windows' copies": [f"photo ({k}).png" for k in range(1, 13)],
+    "mixed widths": ["01.png", "2.png", "003.png", "10.png", "0011.png"],
+    "one number twice": ["1.png", "01.png", "2.png"],
+    "a copy beside its image": ["1.png", "1 (1).png", "2.png", "2 (1).png"],
+    "full-width digits": [f"img_{'１２３４５６７８９'[k]}.png" for k in range(9)] + ["img_１０.png"],
+    "Arabic digits": [f"{'١٢٣٤٥٦٧٨٩'[k]}.png" for k in range(9)] + ["١٠.png"],
+    "superscripts": ["x².png", "x³.png", "x¹⁰.png"],
+    "mixed endings and cases": ["1.PNG", "2.jpg", "3.JPEG", "10.WebP"],
+    "two kinds of names": ["cat_10.png", "dog_2.png"],
+    "cameras": ["IMG_9999.png", "IMG_10000.png"],
+    "decimals": ["t_0.25.png", "t_0.5.png", "t_0.75.png", "t_1.0.png"],
+    "signs": ["x-2.png", "x-1.png", "x0.png", "x1.png"],
+    "dates": ["2024-9-30 at 10.png", "2024-10-1 at 9.png"],
+    "folders of numbers": ["1/a.png", "2/a.png", "10/a.png"],
+    "folders and files": ["1.png", "2/1.png", "3.png"],
+    "seeds of a prompt": [f"{p:03d}_seed{s}.png" for p in range(3) for s in (0, 5, 10)],
+    "upper and lower case": ["A1.png", "a2.png", "B3.png", "b4.png"],
+    "hashes": ["0a1f.png", "10bc.png", "9f00.png"],
+    "letters": ["a.png", "b.png", "c.png"],
+    "umlauts in two forms": ["u\u0308_1.png", "\u00fc_2.png"],
+    "ComfyUI": [f"ComfyUI_{k:05d}_.png" for k in range(1, 13)],
+}  # fmt: skip
+
+
+def names() -> list[Case]:
+    junk = ("._img_1.png", ".DS_Store", "Thumbs.db")
+    found = [Case(f"names: {name}", partial(paired, files, ())) for name, files in NAMES.items()]
+    return [
+        *found,
+        Case("names: files of the system beside images", partial(paired, NAMES["img_1 to img_12"], junk)),
+        Case("names: files of the system and one prompt", alone),
+        Case("names: a list of files in any order", listed),
+        Case("names: scored by the command", scored),
+    ]
+
+
 def cases() -> list[Case]:
-    return [*orientations(), *pngs(), *tiffs(), *others()]
+    return [*orientations(), *pngs(), *tiffs(), *others(), *names()]
