@@ -111,6 +111,8 @@ def tiny(family: str) -> Path:
 def config(family: str, prompts: Path, *rewards: dict[str, Any], **more: Any) -> TrainConfig:
     rewards = rewards or ({"name": "jpeg_compressibility"},)
     where = {"pipeline": {"name": family, "model": str(tiny(family)), "device": "cpu", **SETTINGS[family]}}
+    if family == "flux2":
+        where["pipeline"]["options"] = {"max_references": 2}
     settings = {"prompts": {"train": str(prompts)}, "rewards": list(rewards), **where, "sampler": {"kernel": "flow_sde", "num_steps": 2}}
     return load_config({"num_iterations": 1, "prompts_per_step": 1, "group_size": 2, **settings, **more})
 
