@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NoReturn
 
+from flowrl.failures import say as print
 from flowrl.failures import speaker, told
 from flowrl.private_names import NOTES, flags_of
 from flowrl.process_settings import before_libraries_load

@@ -20,6 +20,9 @@ from pathlib import Path
 from re import Pattern
 from typing import IO, Any, BinaryIO
 
+from flowrl.failures import say as print
+from flowrl.failures import without_secrets
+
 LOCK = ".lock"
 """The file of a folder that its owner holds locked."""
 DEEPEST = 100
@@ -103,7 +106,7 @@ def locked(folder: Path, busy: str) -> Iterator[IO[str]]:
                 file=sys.stderr,
             )
         lock.truncate(0)
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        command = without_secrets(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "command": command}, lock)
         lock.flush()
         try:

@@ -17,7 +17,7 @@ from flowrl.placement import Resting, sent
 from flowrl.precision import arithmetic
 from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.networks.rest import at_rest
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.outputs import check_output, log_words
 from flowrl.rewards.specs import Spec, validate_reward_specs
 
 Merge = Literal["sum", "geometric", "harmonic"]
@@ -153,8 +153,11 @@ class WeightedSum:
             if term.entry.gate is not None:
                 gates.append(output.valid.to(device))
             parts[f"reward/{term.key}"] = value
-            parts |= {f"reward/{term.key}/{part}": numbers.to(device) for part, numbers in output.parts.items()}
-            errors |= {f"{term.key}/{word}": count for word, count in output.errors.items()}
+            for part, name in log_words(output.parts).items():
+                parts[f"reward/{term.key}/{name}"] = output.parts[part].to(device)
+            for word, name in log_words(output.errors).items():
+                key = f"{term.key}/{name}"
+                errors[key] = errors.get(key, 0) + output.errors[word]
         valid_KB = torch.stack(known)
         weight_K = sent(torch.tensor(weights, dtype=torch.float32), device)
         if not any(weights) and (self.merge != "sum" or self.partial != "drop"):

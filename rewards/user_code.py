@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from flowrl.config.options import unknown_name
+from flowrl.failures import say as print
 from flowrl.randomness import Part, counter_seed
 
 IMPORT_SECONDS, CALL_SECONDS = 10.0, 60.0

@@ -30,6 +30,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.failures import say as print
 from flowrl.media.kept import LATEST, write_latest
 from flowrl.media.terminal_images import HEIGHT, protocol_here, show
 from flowrl.pipelines import Pipeline

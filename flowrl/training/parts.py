@@ -15,6 +15,7 @@ from flowrl.capabilities import this_machine
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.failures import say as print
 from flowrl.pipelines import ModelFamily, Pipeline, family_for, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import torch
 
 from flowrl.config.train import TrainConfig, to_yaml
+from flowrl.failures import say as print
+from flowrl.failures import settings_without_secrets
 from flowrl.files import locked, replacing, write_atomically
 from flowrl.interrupts import on_interrupt
 from flowrl.training.checkpoints import (
@@ -163,6 +165,8 @@ class Run:
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        if "warnings" in clean:  # sentences may hold words of servers and errors
+            clean["warnings"] = settings_without_secrets(clean["warnings"])
         self._last_row = clean
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")

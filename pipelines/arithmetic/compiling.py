@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flowrl.failures import say as print
 from flowrl.pipelines.common import first_expert
 from flowrl.private_names import repeated_classes, rounding_options
 from flowrl.progress import clock

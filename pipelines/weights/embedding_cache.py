@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from flowrl.failures import say as print
 from flowrl.files import replacing
 from flowrl.trajectory import Conditioning
 

@@ -26,6 +26,7 @@ import yaml
 from flowrl.cluster import check_extra, connect
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
+from flowrl.failures import say as print
 from flowrl.randomness import counter_seed
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Wanted, inputs_on, with_whole_paths

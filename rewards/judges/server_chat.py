@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from flowrl.failures import remember_secret
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.call_limits import Limits, Pace
@@ -117,6 +118,7 @@ class ServerChat:
             raise ValueError(
                 f"judge: the environment variable {self.api_key_env} (api_key_env) is not set: put the key there."
             )
+        remember_secret(key or "")
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         processes = torch.distributed.get_world_size() if several else 1
         one = (repr(self), key, processes, os.getpid())

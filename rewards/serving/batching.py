@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrl.failures import one_line
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output
 from flowrl.rewards.serving.server_metrics import Metrics
@@ -172,7 +173,7 @@ class RewardQueue:
                 middle = len(batch) // 2
                 return [*self._scored(batch[:middle]), *self._scored(batch[middle:])]
             word = "refused" if isinstance(error, ValueError) else "exception"
-            detail = f"{type(error).__name__}: {error}"[:500]
+            detail = one_line(f"{type(error).__name__}: {error}", 500)
             return [Score(id=item.id, value=None, error=word, detail=detail) for item in items]
         return scores_of(output, items)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import requests
 
+from flowrl.failures import one_line
 from flowrl.randomness import counter_seed
 from flowrl.rewards.serving.retries import (
     Failed,
@@ -191,7 +192,7 @@ def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
     about: dict[str, Any] = dict(rewards)[name]
     kind = "remote" if about["kind"] == "pointwise" else about["kind"]
     return Told(
-        name=name, version=about["version"], kind=kind, needs=frozenset(about["needs"]),
+        name=name, version=one_line(str(about["version"])), kind=kind, needs=frozenset(about["needs"]),
         room=Room(**{one.name: limits.get(one.name) for one in fields(Room)}),
         videos="ffv1" in about.get("videos", health.get("videos", ())),
     )  # fmt: skip

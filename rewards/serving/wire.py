@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowrl.failures import one_line
+from flowrl.rewards.outputs import log_word
 from flowrl.rewards.serving.wire_images import Pixels, WireError, bad_request, decode_image, encode_image, short
 from flowrl.rewards.serving.wire_videos import decode_video
 
@@ -30,7 +32,6 @@ _INT64 = 2**63
 _IMAGES = ("images", "source_images", "reference_images", "frames")
 _ITEM_KEYS = ("id", "prompt", *_IMAGES, "video", "fps", "metadata", "sample_id")
 _REQUEST_KEYS = ("schema", "reward", "iteration", "group_ids", "items")
-_LONGEST_WORD = 60
 
 SMALL_REQUEST = 16_000_000
 """Pixels that any request may hold, whatever its length."""
@@ -366,7 +367,7 @@ def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
             found.setdefault(entry["id"], []).append(entry)
     version = reply.get("version")
     return Reply(
-        version=version if isinstance(version, str) else None,
+        version=one_line(version) if isinstance(version, str) else None,
         scores=[_score(number, found.get(number, [])) for number in ids],
     )
 
@@ -377,7 +378,7 @@ def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> Score:
     entry = entries[0]
     detail, parts = entry.get("detail"), entry.get("parts")
     if entry.get("error") is not None:
-        word = str(entry["error"])[:_LONGEST_WORD] or "failed"
+        word = log_word(str(entry["error"]))
         return Score(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
     value, error = read_value(entry.get("value"))
     numbers = {

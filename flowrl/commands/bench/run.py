@@ -17,6 +17,7 @@ from flowrl.commands.bench.result import OUT_OF_MEMORY, PAGE, SECTIONS, Bench, P
 from flowrl.commands.train.run import DEFAULT_CONFIG
 from flowrl.config.train import TrainConfig, find_config, load_config, to_yaml
 from flowrl.failures import out_of_memory
+from flowrl.failures import say as print
 from flowrl.files import LOCK, is_taken, locked, write_atomically
 from flowrl.training.run_folder import make_free_folder
 

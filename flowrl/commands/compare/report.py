@@ -11,6 +11,7 @@ from flowrl.commands.compare.page import render
 from flowrl.commands.compare.question import Question, command, is_finished, run_name
 from flowrl.commands.compare.result import Results, read_results
 from flowrl.commands.compare.results_file import numbers
+from flowrl.failures import say as print
 from flowrl.files import write_atomically
 from flowrl.progress import progress
 

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flowrl.commands.compare.question import Question
+from flowrl.failures import say as print
 from flowrl.progress import clock
 
 SPENT_KEYS = {"nfe": "nfe/total", "images": "images", "seconds": "seconds/total"}

@@ -30,6 +30,7 @@ from flowrl.commands.compare.question import (
 )
 from flowrl.commands.compare.standing import Display, spent_share
 from flowrl.config.train import find_config
+from flowrl.failures import say as print
 from flowrl.files import locked, write_atomically
 from flowrl.interrupts import on_interrupt
 

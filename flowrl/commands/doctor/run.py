@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flowrl.commands.doctor.result import Check, Diagnosis, as_data
+from flowrl.failures import say as print
 from flowrl.files import plain
 
 

@@ -20,6 +20,7 @@ from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_res
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
+from flowrl.failures import say as print
 from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import IMAGES, is_folder_of_images, read_folder
 from flowrl.generation.models import (

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from flowrl.config.locations import hub_id, split_revision
+from flowrl.failures import say as print
 from flowrl.files import refuse_foreign, replacing, write_atomically
 from flowrl.generation.models import Source, check_source, find_source, label_of, lora_of
 from flowrl.pipelines.lora import LORA_FILE, VARIANTS

@@ -15,6 +15,7 @@ from flowrl.commands.init.questions import QUESTIONS, ask, card_fault
 from flowrl.commands.init.written import text_of
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.config.train import TrainConfig, is_here, load_config
+from flowrl.failures import say as print
 from flowrl.files import write_atomically
 
 

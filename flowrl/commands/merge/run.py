@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from flowrl.failures import say as print
 from flowrl.files import is_taken
 from flowrl.generation.models import check_source, find_source, lora_of
 from flowrl.pipelines.places.single_files import is_single_file

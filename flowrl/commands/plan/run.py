@@ -15,6 +15,7 @@ from flowrl.commands.plan.throughput import pace
 from flowrl.config.base import named_config
 from flowrl.config.locations import is_path, split_revision
 from flowrl.config.train import TrainConfig, load_config
+from flowrl.failures import say as print
 from flowrl.files import read_json
 
 if TYPE_CHECKING:

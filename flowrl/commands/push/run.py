@@ -21,6 +21,7 @@ from flowrl.commands.push.shared_files import README, Shared, image_files, liste
 from flowrl.commands.report.result import held_out
 from flowrl.commands.report.run_data import RunData, read_run
 from flowrl.config.locations import hub_id
+from flowrl.failures import say as print
 from flowrl.generation.models import Source, check_source, find_source, lora_of
 from flowrl.pipelines.weights.lora_exports import SavedLora, finite_loras
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flowrl.commands.report.page import FOOTER, render
 from flowrl.commands.report.run_data import read_run
+from flowrl.failures import say as print
 from flowrl.files import refuse_foreign, replacing
 
 _REPORT = re.compile(f"<footer><p>{re.escape(FOOTER)}</p>")

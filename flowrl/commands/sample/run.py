@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flowrl.commands.sampling_arguments import sampling_options
 from flowrl.config.train import resolve_path
+from flowrl.failures import say as print
 from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import draw_made, find_device
 from flowrl.generation.models import Source, check_source, find_source, load_source, schedule_of

@@ -32,6 +32,7 @@ import yaml
 
 from flowrl.commands.serve.served import Rows, default_threads, limits_of
 from flowrl.config.options import build_options
+from flowrl.failures import say as print
 from flowrl.generation.named_rewards import reward_label
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import Backend, look

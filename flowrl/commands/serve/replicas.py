@@ -27,6 +27,7 @@ import torch
 
 from flowrl.commands.serve.served import Rows, load_app
 from flowrl.failures import explain
+from flowrl.failures import say as print
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.server_metrics import DIRECTORY

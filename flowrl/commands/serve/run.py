@@ -13,6 +13,8 @@ import torch
 from flowrl.commands.serve.environments import Environments, has_places
 from flowrl.commands.serve.replicas import Replicas
 from flowrl.commands.serve.served import Rows, limits_of, load_app
+from flowrl.failures import remember_secret
+from flowrl.failures import say as print
 from flowrl.generation.drawing import find_device
 from flowrl.generation.named_rewards import reward_label, reward_list
 from flowrl.rewards.serving import server
@@ -118,4 +120,5 @@ def _token(variable: str | None) -> str | None:
     token = os.environ.get(variable, "").strip()
     if not token:
         raise ValueError(f"--token-env: the environment variable {variable} is not set: put the token there.")
+    remember_secret(token)
     return token

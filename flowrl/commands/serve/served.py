@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flowrl.failures import printable, without_secrets
 from flowrl.generation.scorers import load_rewards
 from flowrl.rewards import Reward
 from flowrl.rewards.serving import server
@@ -18,6 +19,14 @@ from flowrl.rewards.serving.wire import Limits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+
+class _Plain(logging.Formatter):
+    """Lines and tracebacks without secrets and control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(without_secrets(super().format(record)))
+
 
 Rows = Sequence[Sequence[str]]
 """Name, kind, needs and version of each reward."""
@@ -30,7 +39,9 @@ def load_app(
     """Loads the rewards; the application that serves them, and what it serves."""
     torch.set_num_threads(parsed.threads or default_threads(parsed.replicas))
     rewards = load_rewards(specs, device)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     return server.make_app(rewards, token=token, limits=limits_of(parsed), replica=replica), rows_of(rewards)
 
 

@@ -25,6 +25,7 @@ from flowrl.commands.sweep.result import Results, as_json, columns_of, results_o
 from flowrl.commands.sweep.settings import Setting, trained_on
 from flowrl.commands.sweep.sweep_figures import StripRows
 from flowrl.commands.terminal_text import COLUMNS, aligned, cut
+from flowrl.failures import say as print
 from flowrl.files import locked, refuse_foreign, write_atomically
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import fingerprint, load_source, schedule_of

@@ -13,6 +13,7 @@ from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.commands.report.result import conclusion, untold
 from flowrl.commands.report.run_data import shown_prompts, warnings_by_kind
 from flowrl.config.train import TrainConfig
+from flowrl.failures import say as print
 from flowrl.files import plain, read_json_lines, write_atomically
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.statistics.bootstrap import UNKNOWN, Interval

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.base import named_config
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, load_config
-from flowrl.failures import explain, told
-from flowrl.files import LOCK, refuse_unwritable
+from flowrl.failures import explain, told, without_secrets
+from flowrl.failures import say as print
+from flowrl.files import LOCK, plain, refuse_unwritable
 from flowrl.training.run_folder import RUNS, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
@@ -78,6 +79,7 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
             )
         if config.resume_changed:
             raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
+        _refuse_secrets(config)
         wanted = None if config.out is None else Path(config.out).expanduser()
         if wanted is not None:
             refuse_taken(wanted)
@@ -159,6 +161,26 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
         run.accelerator.wait_for_everyone()  # the main process may be who started Ray
     finally:
         disconnect()
+
+
+def _refuse_secrets(config: TrainConfig) -> None:
+    """Refuses passwords and tokens among the settings: config.yaml, the manifest and trackers would hold them."""
+
+    def look(value: Any, key: str) -> None:
+        if isinstance(value, Mapping):
+            for name, part in value.items():
+                look(part, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list | tuple):
+            for place, part in enumerate(value):
+                look(part, f"{key}.{place}")
+        elif isinstance(value, str) and without_secrets(value) != value:
+            raise ValueError(
+                f"{key} holds a password or token ({without_secrets(value)}), which the run folder would keep: put it "
+                "into an environment variable, and name that (token_env, api_key_env) where the setting has such an "
+                "option"
+            )
+
+    look(plain(config), "")
 
 
 def _note_overlap(run: Run, prompts: RunPrompts) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.commands.watch.followed_runs import Followed, Watched
 from flowrl.commands.watch.run_view import list_row
+from flowrl.failures import say as print
 from flowrl.html.markup import plural
 from flowrl.rewards.serving.server import open_socket
 

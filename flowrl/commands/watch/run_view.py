@@ -15,7 +15,7 @@ from flowrl.commands.report.health import RECENT, health, time_by_stage
 from flowrl.commands.report.result import held_out
 from flowrl.commands.report.run_data import Row, RunData, column, keys_below
 from flowrl.commands.watch.followed_runs import Followed
-from flowrl.failures import LOG
+from flowrl.failures import LOG, without_secrets
 from flowrl.html.charts import NARROW, draw_lines, finite_ends, smoothed
 from flowrl.html.markup import DASH, card, duration, esc, number, plural, section
 
@@ -196,4 +196,4 @@ def traceback_of(followed: Followed) -> str:
             text = stream.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-SAID:])
+    return without_secrets("\n".join(text.splitlines()[-SAID:]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from flowrl.config.sections import LoggingConfig
 from flowrl.config.train import TrainConfig, to_yaml
+from flowrl.failures import settings_without_secrets, without_secrets
 from flowrl.files import plain
 from flowrl.training.trackers.tensorboard_tracker import TensorBoardTracker
 from flowrl.training.trackers.tracker import Tracker, Trackers
@@ -32,10 +33,10 @@ def open_trackers(config: TrainConfig, folder: Path, *, run: str, resumed: bool)
     Raises:
         ValueError: a tracker on another machine refuses the run, or does not answer.
     """
-    own, settings = config.logging, dict[str, Any](plain(config))
+    own, settings = config.logging, dict[str, Any](settings_without_secrets(plain(config)))
     found: list[Tracker] = []
     if own.tensorboard:
-        found.append(TensorBoardTracker(folder, to_yaml(config)))
+        found.append(TensorBoardTracker(folder, without_secrets(to_yaml(config))))
     try:
         if own.wandb != "none":
             online = own.wandb == "online"

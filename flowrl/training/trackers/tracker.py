@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flowrl.failures import explain
+from flowrl.failures import say as print
 
 Numbers = Mapping[str, int | float]
 TENSORBOARD = "tensorboard"

@@ -16,6 +16,7 @@ from flowrl.commands.eval.board.finished import find_entries, told_apart
 from flowrl.commands.eval.board.leaderboard import as_content, as_page_of_markdown, as_text
 from flowrl.commands.eval.board.model_card import add_to_card
 from flowrl.commands.eval.board.standings import ranked
+from flowrl.failures import say as print
 from flowrl.files import read_json, refuse_foreign, write_atomically
 from flowrl.html.markup import plural
 from flowrl.versions import version_of

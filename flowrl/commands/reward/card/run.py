@@ -24,6 +24,7 @@ from flowrl.commands.reward.card.page import render
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
+from flowrl.failures import say as print
 from flowrl.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose, draw_folder

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.config.train import load_config
+from flowrl.failures import say as print
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
 from flowrl.statistics.bootstrap import Interval

@@ -7,6 +7,7 @@ import math
 import re
 
 from flowrl.commands.eval.named_judges import read_judge
+from flowrl.failures import say as print
 from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import find_device
 from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flowrl.commands.terminal_text import COLUMNS, aligned, cut
+from flowrl.failures import say as print
 from flowrl.files import plain, refuse_foreign, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import ImageFile

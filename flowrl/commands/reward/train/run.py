@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from flowrl.failures import say as print
 from flowrl.pretrain.train_head import head_config, summary, train_head
 
 
