@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from tiny_runs import tiny_runs
 
+from flowrl.cli import main
 from flowrl.failures import (
     explain,
     one_line,
@@ -15,6 +19,7 @@ from flowrl.failures import (
     settings_without_secrets,
     without_secrets,
 )
+from flowrl.rewards.outputs import MOST_WORDS, log_word, log_words
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 HIDDEN = "hunter2Zq9"
@@ -126,3 +131,66 @@ def test_control_characters_are_written_out(capsys: pytest.CaptureFixture[str]) 
     say("a\x1b[2J", 3, end="!")
     assert capsys.readouterr().out == "a\\x1b[2J 3!"
     assert one_line("a\nb\x1b" + "c" * 300) == "a b\\x1b" + "c" * 190 + "..."
+
+
+LEAKING = """
+calls = []
+
+def reward(images, prompts, metadata):
+    calls.append(1)
+    if len(calls) > 1:
+        raise RuntimeError("401 for https://user:hunter2Zq9@host/x?token=hf_hunter2Zq9, \\x1b[2J")
+    return images.mean((1, 2, 3)) * 100
+"""
+
+
+def test_a_run_that_an_error_stops_keeps_no_secret(
+    tmp_path: Path, tiny_sd3_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tiny_runs(tmp_path, tiny_sd3_folder, logging={"tensorboard": True})
+    run = tmp_path / "run"
+    assert main(["train", str(runs.config), f"out={run}", runs.rewards(LEAKING)]) == 1
+    said = capsys.readouterr()
+    assert "SECRET" in said.err
+    assert (run / "error.log").is_file()
+    assert "SECRET" in (run / "report.html").read_text()
+    texts = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert [name for name, text in texts.items() if HIDDEN.encode() in text] == []
+    assert HIDDEN not in said.err + said.out
+    assert "\x1b" not in said.err + said.out
+
+
+def test_a_secret_among_the_settings_is_refused_before_anything_is_written(
+    tmp_path: Path, tiny_sd3_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tiny_runs(tmp_path, tiny_sd3_folder)
+    place = "prompts.train=https://user:hunter2Zq9@host/p.txt"
+    assert main(["train", str(runs.config), f"out={tmp_path / 'run'}", place]) == 1
+    said = capsys.readouterr().err
+    assert "prompts.train holds a password or token (https://SECRET@host/p.txt)" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_reward_calls_its_parts_and_errors_is_bounded() -> None:
+    assert log_word("status_401") == "status_401"
+    assert log_word("geneval/two objects: 50 %") == "geneval/two objects: 50 %"
+    assert log_word("a\x1b[2J\n\u202e" + "b" * 100) == "a__2J__" + "b" * 53
+    assert log_word("") == "unnamed"
+    assert HIDDEN not in log_word("https://u:hunter2Zq9@h")
+    words = log_words([f"part {number}" for number in range(5000)])
+    assert len(set(words.values())) == MOST_WORDS + 1
+
+
+def test_whatever_is_printed_goes_through_one_function() -> None:
+    """`print` of a module that talks to users is `say`; the others print what is theirs, or to be read by programs."""
+    root = Path(__file__).resolve().parents[2]
+    own = {"failures", "interrupts", "completion", "process_probe", "vbench_package", "published", "score_server"}
+    bare = [
+        str(path.relative_to(root))
+        for folder in ("flowrl", "rewards", "pipelines", "samplers")
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"(?<![\w.])print\(", text := path.read_text())
+        and "import say as print" not in text
+        and not {path.stem, path.parent.name} & own
+    ]
+    assert bare == []

@@ -51,10 +51,10 @@ SIGNS = (
     Sign(
         key="clip_fraction",
         title="Clip fraction",
-        meaning="Share of steps whose ratio left the clip range, so that their gradient was cut.",
+        meaning="Share of steps whose ratio, the objective's own, left the clip range, so that their gradient was cut.",
         healthy="Below 0.3. Always 0 with one update for each rollout; near 1 the updates are too large.",
         is_healthy=lambda values: _recent(values) < 0.3,
-        cure="lower optim.lr or updates_per_rollout, or widen the clip range",
+        cure="lower optim.lr or updates_per_rollout, or widen clip_range, which is in units of the objective's ratio",
     ),
     Sign(
         key="kl",

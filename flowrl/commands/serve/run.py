@@ -12,7 +12,7 @@ import torch
 
 from flowrl.commands.serve.environments import Environments, has_places
 from flowrl.commands.serve.replicas import Replicas
-from flowrl.commands.serve.served import Rows, limits_of, load_app
+from flowrl.commands.serve.served import Rows, hosts_of, limits_of, load_app
 from flowrl.failures import remember_secret
 from flowrl.failures import say as print
 from flowrl.generation.drawing import find_device
@@ -28,7 +28,7 @@ def run(parsed: argparse.Namespace) -> int:
     Args:
         parsed: `rewards`, names or one YAML file with a list `rewards:`; `host`, `port`, `token_env`, `device`,
             `devices`, `replicas`, `threads`, `batch_size`, `queue_size`, `max_items`, `max_mib`, `max_mpixels`,
-            `grace`.
+            `max_images`, `max_connections`, `allow_host`, `grace`.
 
     Raises:
         ValueError: before any weights load for what can be known then: names, options, token, port, a missing package.
@@ -69,7 +69,13 @@ def _serve_places(parsed: argparse.Namespace, specs: list[dict[str, Any]], token
             print(f"Starting {child.label} with {child.command[0]} ...", flush=True)
         rows = environments.start()
         _listen(parsed, bound, rows, time.monotonic() - start)
-        door = make_door(environments.backends, inner=environments.token, token=token, limits=limits_of(parsed))
+        door = make_door(
+            environments.backends,
+            inner=environments.token,
+            token=token,
+            limits=limits_of(parsed),
+            hosts=hosts_of(parsed),
+        )
         server.make_server(door, grace=parsed.grace).run(sockets=[bound])
     print("Stopped.", flush=True)
     return 0

@@ -42,7 +42,9 @@ def load_app(
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    return server.make_app(rewards, token=token, limits=limits_of(parsed), replica=replica), rows_of(rewards)
+    return server.make_app(
+        rewards, token=token, limits=limits_of(parsed), replica=replica, hosts=hosts_of(parsed)
+    ), rows_of(rewards)
 
 
 def limits_of(parsed: argparse.Namespace) -> Limits:
@@ -50,8 +52,14 @@ def limits_of(parsed: argparse.Namespace) -> Limits:
     return Limits(
         max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6, max_items=parsed.max_items,
         max_video_bytes=parsed.max_video_mib * 2**20, max_video_pixels=parsed.max_video_mpixels * 10**6,
-        queue_size=parsed.queue_size, batch_size=parsed.batch_size,
+        queue_size=parsed.queue_size, batch_size=parsed.batch_size, max_images=parsed.max_images,
+        max_connections=parsed.max_connections,
     )  # fmt: skip
+
+
+def hosts_of(parsed: argparse.Namespace) -> set[str]:
+    """Names under which a server without token may be asked, besides those of this machine."""
+    return {name.lower().rstrip(".") for name in (parsed.host, *parsed.allow_host)}
 
 
 def rows_of(rewards: Mapping[str, Reward]) -> Rows:
