@@ -242,18 +242,29 @@ def sum_of(
             f"a {merge} mean, or one that makes up for missing rewards, needs weights above 0, got {weights}"
             f"{f' and schedules with factors down to {min(factors):g}' if factors else ''}."
         )
-    taken = {entry.label or reward.name for reward, entry in members}
+    keys = unique_keys([entry.label or reward.name for reward, entry in members])
     terms: list[Term] = []
-    for reward, entry in members:
+    for (reward, entry), key in zip(members, keys, strict=True):
         if reward.kind not in KINDS:
             raise ValueError(f"reward {reward.name!r}: kind must be one of {', '.join(KINDS)}, got {reward.kind!r}.")
-        name, number, keys = entry.label or reward.name, 1, {term.key for term in terms}
-        key = name
-        while key in keys or (number > 1 and key in taken):  # `a_2` may also be some reward's own name
-            number += 1
-            key = f"{name}_{number}"
         terms.append(Term(reward=reward, key=key, entry=entry))
     return WeightedSum(terms=tuple(terms), merge=merge, partial=partial)
+
+
+def unique_keys(names: Sequence[str]) -> list[str]:
+    """Labels or names of rewards as the log calls them: one that occurs again is `<name>_2`, `<name>_3`, ….
+
+    >>> unique_keys(["geneval", "ocr", "geneval"])
+    ['geneval', 'ocr', 'geneval_2']
+    """
+    keys: list[str] = []
+    for name in names:
+        key, number = name, 1
+        while key in keys or (number > 1 and key in names):  # `a_2` may also be some reward's own name
+            number += 1
+            key = f"{name}_{number}"
+        keys.append(key)
+    return keys
 
 
 def build_weighted_sum(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -238,7 +239,9 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
         run = Path(source.model).parent
-        raise ValueError(f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={run}'")
+        raise ValueError(
+            f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'"
+        )
     family(source.family).check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")

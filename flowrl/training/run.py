@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import resource
+import shlex
 import sys
 import time
 import uuid
@@ -141,7 +142,8 @@ class Run:
         listed = "".join(f"\n  {line}" for line in self._changes)
         raise ValueError(
             f"the run in {self.folder} was made with something else, and nothing in it was touched:{listed}\n"
-            f"Put that back; or go on all the same, which the manifest will tell: flowrl train resume={self.folder} "
+            f"Put that back; or go on all the same, which the manifest will tell: flowrl train "
+            f"resume={shlex.quote(str(self.folder))} "
             f"{ALLOW}=true; or start a new run"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from flowrl.files import LOCK, is_taken, locked
@@ -44,5 +45,5 @@ def refuse_full(folder: Path) -> None:
     if is_taken(folder):
         raise ValueError(
             f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
-            f"'flowrl train resume={folder}', or choose another folder with out="
+            f"'flowrl train resume={shlex.quote(str(folder))}', or choose another folder with out="
         )

@@ -8,6 +8,7 @@ linked, so that a run takes no room for it.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,8 @@ def load_saved(pipeline: Pipeline, folder: Path) -> FullWeights:
         for path in sorted((folder / name).glob("*.safetensors")):
             found |= {f"{prefix}{key}": tensor for key, tensor in load_file(path).items()}
     if not found:
-        raise ValueError(f"there is no model in {folder}: finish the run with 'flowrl train resume={folder.parent}'")
+        again = shlex.quote(str(folder.parent))
+        raise ValueError(f"there is no model in {folder}: finish the run with 'flowrl train resume={again}'")
     buffers = found.keys() - policy.parameters.keys()
     policy.load({name: tensor for name, tensor in found.items() if name not in buffers})
     return policy

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -156,8 +157,9 @@ class Comparison:
         for name in failed:
             print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
         if self.interrupts:
-            print(f"\nStopped. Continue with:\n  flowrl compare --out {self.folder} --jobs {self.journal['jobs']}")
-            print(f"A table of what is there:\n  flowrl compare --out {self.folder} --report-only")
+            quoted = shlex.quote(str(self.folder))
+            print(f"\nStopped. Continue with:\n  flowrl compare --out {quoted} --jobs {self.journal['jobs']}")
+            print(f"A table of what is there:\n  flowrl compare --out {quoted} --report-only")
             return 130
         return 1 if failed else 0
 

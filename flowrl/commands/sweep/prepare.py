@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -147,7 +148,9 @@ def lora_of(folder: Path) -> Path:
             "with policy.train=lora, or compare the run's images by 'flowrl eval'."
         )
     if _is_run(folder):
-        raise ValueError(f"the run {folder} has no lora/ yet: finish it with 'flowrl train resume={folder}'.")
+        raise ValueError(
+            f"the run {folder} has no lora/ yet: finish it with 'flowrl train resume={shlex.quote(str(folder))}'."
+        )
     raise ValueError(f"{folder} is neither a run (config.yaml and lora/) nor a LoRA ({' or '.join(LORA_FILES)}).")
 
 

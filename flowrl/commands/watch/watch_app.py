@@ -79,7 +79,7 @@ def make_app(watched: Watched, token: str) -> ASGIApp:
 
 def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
     """`inner` below the token's path, for requests that read and name this machine."""
-    from starlette.responses import PlainTextResponse, RedirectResponse
+    from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,6 +97,8 @@ def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
         answer: ASGIApp = inner
         if len(hosts) != 1 or host_name(hosts[0]) not in HOSTS:
             answer = PlainTextResponse("Ask for 127.0.0.1 or localhost.\n", 400)
+        elif scope["path"] == "/favicon.ico":  # browsers ask for it by themselves
+            answer = Response(status_code=204)
         elif not hmac.compare_digest(first.encode(), token.encode()):
             answer = PlainTextResponse("Open the address that flowrl watch has printed, with its token.\n", 404)
         elif scope["method"] not in ("GET", "HEAD"):
@@ -138,7 +140,9 @@ def _list(watched: Watched, request: Request) -> Response:
             rows.append(list_row(followed))
         except (ValueError, OSError) as error:
             rows.append(waiting_row(followed, f"cannot be read: {error}"))
-    return _since(request, {"html": list_of(rows), "names": names, "waiting": waiting})
+    newest = max(runs, key=Followed.written, default=None)
+    first = "" if newest is None else str(newest.number)
+    return _since(request, {"html": list_of(rows), "names": names, "newest": first, "waiting": waiting})
 
 
 def _run(watched: Watched, request: Request) -> Response:
