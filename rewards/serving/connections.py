@@ -6,7 +6,7 @@ uvicorn limits neither: whoever reaches the port could hold all of the process's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h11
@@ -79,7 +79,7 @@ def limited_protocol(
 
         since = 0.0
 
-        def _make_room(self, among: Iterable[Limited]) -> None:
+        def _make_room(self, among: Sequence[Limited]) -> None:
             waiting = [one for one in among if one is not self and one.conn.their_state is h11.IDLE]
             chosen = min(waiting, key=lambda one: one.since, default=self)
             chosen.transport.abort()

@@ -130,10 +130,10 @@ def decode(body: bytes, content_type: str, scorer: Scorer) -> list[dict[str, Any
         data = json.loads(body)
     except (ValueError, RecursionError):
         raise Refused(422, "bad_request", "the body is not valid JSON.") from None
-    items = data.get("items") if isinstance(data, dict) else None
+    items: Any = data.get("items") if isinstance(data, dict) else None
     right = isinstance(items, list) and bool(items) and {*map(type, items)} == {dict}
     need(right, "items must be a list with at least one mapping.")
-    need(data.get("schema", SCHEMA) == SCHEMA, f"schema must be {SCHEMA}, got {data['schema']!r}.")
+    need(data.get("schema", SCHEMA) == SCHEMA, f"schema must be {SCHEMA}, got {data.get('schema')!r}.")
     if data.get("reward") not in (None, scorer.name):
         raise Refused(422, "unknown_reward", f"reward must be {scorer.name}, got {str(data['reward'])[:80]}.")
     if len(items) > scorer.max_items:

@@ -111,7 +111,7 @@ def _held_out_rewards(
         bounds = f"{change.low:+.3g} to {change.high:+.3g}" if change.known else "-"
         if reason:
             reasons.setdefault(reason, []).append(name)
-        cells.append((name, _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), bounds))
+        cells.append((name, _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), f"({bounds})"))
         found[name] = {"before": start, "after": end, "change": change}
     lines += aligned(("reward", "before", "after", "change", "95 % interval"), cells, "  ").splitlines()
     lines += [f"  No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
