@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowrl.files import replacing
+from flowrl.runtime.scrubbing import printable, say, without_secrets
 from flowrl.versions import version_text
 
 LOG = "error.log"
@@ -95,7 +96,11 @@ class FlowrlError(ValueError):
 
 
 def explain(error: BaseException) -> str:
-    """One paragraph: what went wrong and what to change."""
+    """One paragraph, without secrets: what went wrong and what to change."""
+    return printable(without_secrets(_explained(error)))
+
+
+def _explained(error: BaseException) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     number = _errno(error)
     if out_of_memory(error):
@@ -172,7 +177,7 @@ def told(error: BaseException, folder: Path | None = None) -> str:
     """
     paragraph = explain(error)
     if os.environ.get(SHOW, "") not in ("", "0"):
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)), end="", file=sys.stderr)
     foreseen = isinstance(error, ValueError | OSError) and not isinstance(error, UnicodeError)
     log = None if foreseen and folder is None else write_error_log(folder, error)
     if foreseen or log is None:
@@ -193,7 +198,7 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
         time.strftime("%Y-%m-%dT%H:%M:%S%z"), shlex.join(["flowrl", *sys.argv[1:]]),
         f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
     ])  # fmt: skip
-    data = text.encode("utf-8", "backslashreplace")
+    data = without_secrets(text).encode("utf-8", "backslashreplace")
     if folder is not None and folder.is_dir():
         path = folder / (LOG if rank == "0" else f"error-{rank}.log")
         try:

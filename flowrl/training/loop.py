@@ -42,6 +42,7 @@ from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardOutput
+from flowrl.runtime.scrubbing import say as print
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora

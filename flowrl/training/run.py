@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import resource
+import shlex
 import sys
 import time
 import uuid
@@ -22,6 +23,8 @@ import torch
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, replacing, write_atomically
 from flowrl.interrupts import on_interrupt
+from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.scrubbing import settings_without_secrets
 from flowrl.training.checkpoints import (
     Found,
     checkpoints,
@@ -146,7 +149,8 @@ class Run:
         listed = "".join(f"\n  {line}" for line in self._changes)
         raise ValueError(
             f"the run in {self.folder} was made with something else, and nothing in it was touched:{listed}\n"
-            f"Put that back; or go on all the same, which the manifest will tell: flowrl train resume={self.folder} "
+            f"Put that back; or go on all the same, which the manifest will tell: flowrl train "
+            f"resume={shlex.quote(str(self.folder))} "
             f"{ALLOW}=true; or start a new run"
         )
 
@@ -174,6 +178,8 @@ class Run:
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        if "warnings" in clean:  # sentences may hold words of servers and errors
+            clean["warnings"] = settings_without_secrets(clean["warnings"])
         self._last_row = clean
         self._rows.append(clean)
         self.trackers.log(clean)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.runtime.scrubbing import say as print
 from flowrl.training.draws import Drawn, Request
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty

@@ -32,6 +32,7 @@ from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Want
 from flowrl.rewards.outputs import moved
 from flowrl.rewards.serving.retries import Failed, call_with_retries
 from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.runtime.scrubbing import say as print
 
 OWN = ("adversarial", "remote")
 """Rewards that stay in the run's own process: one that learns with the policy, and one that asks a server anyway."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from flowrl.commands.init.written import text_of
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.files import write_atomically
+from flowrl.runtime.scrubbing import say as print
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -33,7 +35,8 @@ def run(parsed: argparse.Namespace) -> int:
     write_atomically(path, text)
     print(said)
     _say_prompts(config)
-    print(f"next: flowrl plan {path}{f' --card {card}' if card else ''}\nthen: flowrl train {path}")
+    quoted = shlex.quote(str(path))
+    print(f"next: flowrl plan {quoted}{f' --card {card}' if card else ''}\nthen: flowrl train {quoted}")
     return 0
 
 
