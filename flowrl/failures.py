@@ -29,6 +29,13 @@ _ALLOCATION = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|unable to allocate|ALLOC_FAILED",
     re.IGNORECASE,
 )
+_LOST_PROCESS = re.compile(
+    r"connection (closed|reset|refused) by peer|Connection was likely closed|Broken pipe|heartbeat|pair closure|"
+    r"Connection (reset|refused)|socket closed|Timed out waiting \d+ms for (recv|send)|remote process exited|"
+    r"ncclRemoteError|NCCL communicator was aborted|collective operation timeout",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and torch's store say of a process that is gone."""
 _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)? \w+)", re.IGNORECASE)
 _LESS_MEMORY = (
     ("flowrl.training.heldout", "while evaluating",
@@ -98,8 +105,12 @@ def explain(error: BaseException) -> str:
             f"the network's blocks could not be compiled: set pipeline.compile=none, which computes the same, slower. "
             f"{_short(error)}"
         )
-    if re.search(r"connection (closed|reset) by peer|Broken pipe|heartbeat", str(error), re.IGNORECASE):
-        return f"another process of this run ended, and says itself why: {_short(error)}"
+    if lost_process(error):
+        return (
+            "another process of this run ended, or is not reached any more. What it says itself, on the terminal or in "
+            "its own log, is the reason; where it says nothing it was killed from outside: for want of memory (dmesg "
+            "names it), by the scheduler, or with its machine"
+        )
     if re.search(r"CUDA error|device-side assert|HIP error|cudnn", str(error), re.IGNORECASE):
         return (
             f"the GPU reported an error{_where(error)}: start again, with CUDA_LAUNCH_BLOCKING=1 if it comes back, "
@@ -122,6 +133,12 @@ def out_of_memory(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether an error says that another process of the run, with which this one exchanged numbers, is gone."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "RuntimeError" in kinds and _LOST_PROCESS.search(str(error)) is not None
 
 
 def told(error: BaseException, folder: Path | None = None) -> str:

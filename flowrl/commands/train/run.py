@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.base import named_config
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, load_config
-from flowrl.failures import explain, told
+from flowrl.failures import explain, lost_process, told
 from flowrl.files import LOCK, refuse_unwritable
+from flowrl.training.processes.launched import launched
+from flowrl.training.processes.meeting import meet, telling_others, words_left
 from flowrl.training.run_folder import RUNS, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
@@ -65,8 +67,14 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
             raises ends the run, saved.
 
     Raises:
-        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten.
+        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten. Or the
+            processes of the run were given different things, or one of them did not come.
     """
+    with telling_others():
+        return _trained(given, overrides, watcher)
+
+
+def _trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], watcher: Watcher | None) -> Ended:
     folder = _resume_folder(given, overrides)
     if folder is None:
         path, name = named_config(given if isinstance(given, Mapping) else given or DEFAULT_CONFIG)
@@ -87,6 +95,11 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, wanted = folder.name, folder
     prompts = check_before_loading(config)
+    inputs = inputs_of(config, prompts)
+    if launched() is not None:
+        from flowrl.training.processes.agreement import difference, facts_of
+
+        meet(facts_of(config, inputs, resumed=folder is not None), difference)
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import owned_folder
 
@@ -95,13 +108,13 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         if folder is not None and on_main(lambda: _is_finished(owned, config)):
             return Ended(folder=owned, finished=True)
         resumed = folder is not None
-        finished = _run(config, prompts, name, owned, resumed=resumed, kept=kept, watcher=watcher)
+        finished = _run(config, prompts, inputs, name, owned, resumed=resumed, kept=kept, watcher=watcher)
         return Ended(folder=owned, finished=finished)
 
 
 def _run(
-    config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool,
-    watcher: Watcher | None,
+    config: TrainConfig, prompts: RunPrompts, inputs: Mapping[str, Any], name: str, folder: Path, *, resumed: bool,
+    kept: bool, watcher: Watcher | None,
 ) -> bool:  # fmt: skip
     """Trains in a folder; returns whether the run came to its end."""
     import torch
@@ -110,7 +123,7 @@ def _run(
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed, watcher=watcher)
+    run = Run(folder, config, name=name, inputs=inputs, resumed=resumed, watcher=watcher)
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
         if line := untested_line(versions()):
@@ -179,6 +192,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     """
     from flowrl.training.watchdog import Diverged
 
+    error = _of_another(error)
     begun = run.begun if resumed else _has_begun(run.folder)
     said = told(error, run.folder if begun else None)
     if not run.main or (resumed and not begun):
@@ -203,6 +217,15 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
                 run.folder.rmdir()
         way_on = "Nothing was trained yet, so start again"
     return f"{said}. {way_on}".strip()
+
+
+def _of_another(error: BaseException) -> BaseException:
+    """An error, or where it says no more than that another process ended, what that one has said before."""
+    words = words_left() if lost_process(error) else {}
+    if not words:
+        return error
+    ended = ValueError("; ".join(f"process {rank} ended: {said}" for rank, said in words.items()))
+    return ended.with_traceback(error.__traceback__)
 
 
 def _has_begun(folder: Path) -> bool:
@@ -310,7 +333,8 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         check_tokens,
         lora_of,
     )
-    from flowrl.training.processes.devices import check_device, device_kind, num_launched
+    from flowrl.training.processes.devices import check_device, device_kind
+    from flowrl.training.processes.launched import num_launched
     from flowrl.training.processes.mesh import check_parallel, data_ranks
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_offload, check_rewards
