@@ -20,6 +20,8 @@ from pathlib import Path
 from re import Pattern
 from typing import IO, Any, BinaryIO
 
+from flowrl.failures import explain
+
 LOCK = ".lock"
 """The file of a folder that its owner holds locked."""
 DEEPEST = 100
@@ -187,7 +189,9 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path}: cannot be read, it is {what}")
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {explain(error)}") from error
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 
 

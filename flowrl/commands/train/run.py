@@ -207,6 +207,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
             write_report(run.folder)
         way_on = "" if isinstance(error, Diverged) else _way_on(run.folder)
     else:
+        run.trackers.close(failed=True)  # before their files go
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
                 if path.name in FOLDERS:

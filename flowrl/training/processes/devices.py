@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from flowrl.failures import explain
 from flowrl.training.processes.launched import num_launched
 
 if TYPE_CHECKING:  # its import takes a third of a second, and a plan starts no processes
@@ -93,7 +94,7 @@ def on_main(function: Callable[[], T]) -> T:
         try:
             answer[0] = function()
         except (ValueError, OSError) as error:
-            failed, answer[1] = error, str(error)
+            failed, answer[1] = error, explain(error)
     broadcast_object_list(answer)
     if answer[1] is not None:
         raise failed or ValueError(answer[1])
