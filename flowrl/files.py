@@ -24,6 +24,7 @@ from pathlib import Path
 from re import Pattern
 from typing import Any, BinaryIO
 
+from flowrl.failures import explain
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
 
@@ -333,7 +334,9 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path}: cannot be read, it is {what}")
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {explain(error)}") from error
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 
 

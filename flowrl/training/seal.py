@@ -146,11 +146,18 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
     return found
 
 
-def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """Every setting by its dotted key, those that a resumed run may change too; but for the addresses of servers."""
+    return {key: value for key, value, _ in _settings(config, left_out=())}
+
+
+def _settings(
+    value: Any, key: str = "", *, left_out: Sequence[str] = (*RESUME_KEYS, ALLOW, "out")
+) -> Iterator[tuple[str, Any, bool]]:
     """Dotted keys of a configuration, their values, and whether they are the defaults."""
     for field in fields(value):
         name, part = f"{key}{field.name}", getattr(value, field.name)
-        if name in (*RESUME_KEYS, ALLOW, "out"):
+        if name in left_out:
             continue
         if isinstance(value, RewardConfig) and field.name == "options" and value.name is not None:
             from flowrl.rewards import addresses_of  # with it comes torch, which a mistake in a key need not wait for
@@ -159,10 +166,10 @@ def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
             part = {option: given for option, given in part.items() if option not in addresses_of(value.name)}
             part = with_identities(part)
         if is_dataclass(part):
-            yield from _settings(part, f"{name}.")
+            yield from _settings(part, f"{name}.", left_out=left_out)
         elif isinstance(part, tuple) and any(is_dataclass(one) for one in part):
             for number, one in enumerate(part):
-                yield from _settings(one, f"{name}.{number}.")
+                yield from _settings(one, f"{name}.{number}.", left_out=left_out)
         else:
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             yield name, part, bool(part == default)

@@ -18,10 +18,12 @@ from flowrl.commands.train.batch_sizes import sizes_line
 from flowrl.commands.train.preflight import check_before_loading, load_checked, recipe_of
 from flowrl.config.base import named_config
 from flowrl.config.train import TrainConfig, to_yaml
-from flowrl.failures import explain, told
+from flowrl.failures import explain, lost_process, told
 from flowrl.files import LOCK, plain, refuse_unwritable
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
+from flowrl.training.processes.launched import launched
+from flowrl.training.processes.meeting import meet, telling_others, words_left
 from flowrl.training.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
@@ -67,8 +69,14 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
             raises ends the run, saved.
 
     Raises:
-        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten.
+        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten. Or the
+            processes of the run were given different things, or one of them did not come.
     """
+    with telling_others():
+        return _trained(given, overrides, watcher)
+
+
+def _trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], watcher: Watcher | None) -> Ended:
     folder = _resume_folder(given, overrides)
     if folder is None:
         path, name = named_config(given if isinstance(given, Mapping) else given or DEFAULT_CONFIG)
@@ -91,6 +99,11 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         config = load_checked(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, wanted, text = str(folder.name), folder, ""
     prompts = check_before_loading(config)
+    inputs = inputs_of(config, prompts)
+    if launched() is not None:
+        from flowrl.training.processes.agreement import difference, facts_of
+
+        meet(facts_of(config, inputs, resumed=folder is not None), difference)
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import owned_folder
 
@@ -100,13 +113,13 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         if folder is not None and on_main(lambda: _is_finished(owned, config)):
             return Ended(folder=owned, finished=True)
         resumed = folder is not None
-        finished = _run(config, prompts, name, owned, resumed=resumed, kept=kept, watcher=watcher)
+        finished = _run(config, prompts, inputs, name, owned, resumed=resumed, kept=kept, watcher=watcher)
         return Ended(folder=owned, finished=finished)
 
 
 def _run(
-    config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool,
-    watcher: Watcher | None,
+    config: TrainConfig, prompts: RunPrompts, inputs: Mapping[str, Any], name: str, folder: Path, *, resumed: bool,
+    kept: bool, watcher: Watcher | None,
 ) -> bool:  # fmt: skip
     """Trains in a folder; returns whether the run came to its end."""
     import torch
@@ -115,7 +128,7 @@ def _run(
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed, watcher=watcher)
+    run = Run(folder, config, name=name, inputs=inputs, resumed=resumed, watcher=watcher)
     if run.main:
         print(
             f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {describe(config)}",
@@ -224,6 +237,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     """
     from flowrl.training.watchdog import Diverged
 
+    error = _of_another(error)
     begun = run.begun if resumed else _has_begun(run.folder)
     said = told(error, run.folder if begun else None)
     if not run.main or (resumed and not begun):
@@ -238,6 +252,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
             write_report(run.folder)
         way_on = "" if isinstance(error, Diverged) else _way_on(run.folder)
     else:
+        run.trackers.close(failed=True)  # before their files go
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
                 if path.name in FOLDERS:
@@ -248,6 +263,15 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
                 run.folder.rmdir()
         way_on = "Nothing was trained yet, so start again"
     return f"{said}. {way_on}".strip()
+
+
+def _of_another(error: BaseException) -> BaseException:
+    """An error, or where it says no more than that another process ended, what that one has said before."""
+    words = words_left() if lost_process(error) else {}
+    if not words:
+        return error
+    ended = ValueError("; ".join(f"process {rank} ended: {said}" for rank, said in words.items()))
+    return ended.with_traceback(error.__traceback__)
 
 
 def _has_begun(folder: Path) -> bool:
