@@ -119,31 +119,32 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str)
         ConfigError: all that is wrong with their values; nothing, where a required key is missing.
     """
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
-    values, faults, refused, failed = dict[str, Any](), list[str](), list[str](), list[str]()
+    values, kept, faults, refused = dict[str, Any](), dict[str, Any](), list[str](), list[str]()
     for name in [name for name in data if name in fields]:
         try:
             values[name] = _convert(data[name], hints[name], f"{prefix}{name}", source)
         except ConfigError as error:
             faults += error.faults
             refused += error.refused
-            failed.append(f"{prefix}{name}")
-    made = None
-    if all(name in values or _has_default(field) for name, field in fields.items()):
+            kept |= {} if error.made is None else {name: error.made}
+    made, failed = None, [f"{prefix}{name}" for name in data if name in fields and name not in values]
+    if all(name in values or name in kept or _has_default(field) for name, field in fields.items()):
         try:
-            made = cls(**values)
+            made = cls(**values, **kept)
         except ValueError as error:
             # Sections have one place each and name their keys in full; only an item of a list needs its index said.
             item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
             own = [f"{source.file}:{item} {said}" for said in faults_of(error)]
             refused += [said for said in own if not _names(said, failed)]
-    if made is not None and not faults and not refused:
+    if made is not None and not failed:
         return made
     raised = ConfigError(*faults, *refused)
-    raised.refused = tuple(refused)
+    raised.refused, raised.made = tuple(refused), made
     raised.rest = values | {
         name: field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
-        for name, field in fields.items() if name not in data and _has_default(field)
-    }  # fmt: skip
+        for name, field in fields.items()
+        if name not in data and _has_default(field)
+    }
     raise raised
 
 
