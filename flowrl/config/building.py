@@ -141,11 +141,13 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str)
     raised = ConfigError(*faults, *refused)
     raised.refused, raised.made = tuple(refused), made
     raised.rest = values | {
-        name: field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
-        for name, field in fields.items()
-        if name not in data and _has_default(field)
+        name: _default(field) for name, field in fields.items() if name not in data and _has_default(field)
     }
     raise raised
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
