@@ -17,6 +17,7 @@ from flowrl.config.strict_yaml import (
     Source,
     apply_override,
     described,
+    dotted_items,
     dotted_keys,
     hints_of,
     kind,
@@ -64,7 +65,8 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
     wrong = [said for said in found.faults if said not in found.refused]
     # A contradiction of a key that is itself wrong, or of the one that was meant, may follow from that alone; so may
     # all contradictions of an item of a list that has such a key.
-    doubtful = {name for said in (*(said for _, said in keys), *wrong) for pair in _KEY.findall(said) for name in pair}
+    given = {dotted for dotted, _ in dotted_items(data, prefix)}
+    doubtful = {name for _, said in keys for name in _named(said)} - given | {n for said in wrong for n in _named(said)}
     doubtful |= {item for name in doubtful if (item := name.rpartition(".")[0]).rpartition(".")[2].isdecimal()}
     wrong += [said for said in found.refused if not _names(said, doubtful)]
     told = [*(f"{place}: {said}" for place, said in keys), *wrong]
@@ -79,9 +81,14 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
 _KEY = re.compile(r"'([a-z_][\w.]*)'|: ([a-z_][\w.]*) (?:must be|is) ")
 
 
+def _named(said: str) -> list[str]:
+    """The keys that a sentence about a key names, the one that was meant among them."""
+    return [name for pair in _KEY.findall(said) for name in pair if name]
+
+
 def _names(said: str, keys: Iterable[str]) -> bool:
     """Whether a sentence names one of the keys."""
-    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", said) for key in keys if key)
+    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", said) for key in keys)
 
 
 def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Iterator[tuple[str, str]]:
@@ -147,7 +154,7 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return field.default_factory() if callable(field.default_factory) else field.default
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:

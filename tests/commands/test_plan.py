@@ -16,7 +16,7 @@ from flowrl.commands.plan.memory import GIB
 from flowrl.commands.plan.network import FewBlocks, Network, measure
 from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.run import run as plan
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import load_config
 from flowrl.pipelines.known_checkpoints import checkpoints
 

@@ -17,7 +17,7 @@ from flowrl.commands.bench.result import USED, WHOLE, Phase, Spread
 from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.commands.plan.counts import Counts, of_iteration
 from flowrl.commands.train.batch_sizes import sizes_line
-from flowrl.commands.train.run import recipe_of
+from flowrl.commands.train.preflight import recipe_of
 from flowrl.config.methods import BudgetConfig
 from flowrl.config.train import TrainConfig
 from flowrl.training.run import Run

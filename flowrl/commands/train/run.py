@@ -112,9 +112,7 @@ def _run(
     run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed, watcher=watcher)
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
-        if line := sizes_line(config, run.world):
-            print(f"Note: {line}.", flush=True)
-        if line := untested_line(versions()):
+        for line in filter(None, (sizes_line(config, run.world), untested_line(versions()))):
             print(f"Note: {line}.", flush=True)
         if not resumed:
             _note_overlap(run, prompts)
