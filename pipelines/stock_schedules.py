@@ -132,7 +132,8 @@ def made(model: str, config: Mapping[str, Any]) -> Any:
 
     name = str(config.get("_class_name"))
     kind: Any = getattr(diffusers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)):
+    known = isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)
+    if not known:
         raise ValueError(f"the scheduler of {model} is {name}, and diffusers has none of that name")
     logging = diffusers.utils.logging
     loud = logging.get_verbosity()
