@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.files import read_json
 from flowrl.prompts.loading import Prompt
-from flowrl.training.model_files import MODEL, add_file, files_of, hub_commit
+from flowrl.training.model_files import MODEL, add_file, add_files, files_of, hub_commit
 
 # diffusers and peft take seconds to import, and images that exist are judged without them: functions import them.
 if TYPE_CHECKING:
@@ -239,7 +240,9 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
         run = Path(source.model).parent
-        raise ValueError(f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={run}'")
+        raise ValueError(
+            f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'"
+        )
     family(source.family).check(model_location(source.model), None)
     if judging is not None and family_for(source.family, source.model).videos != videos:
         if videos:
@@ -249,8 +252,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
             )
         raise ValueError(
             f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that "
-            "makes images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' and by "
-            "a run's own evaluations (eval.rewards)."
+            "makes images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' "
+            "and by a run's own evaluations (eval.rewards)."
         )
     if source.lora is not None:
         check_lora(source.lora, source)
@@ -329,8 +332,7 @@ def fingerprint(source: Source) -> str | None:
     location = model_location(source.model)
     folder = Path(location)
     if folder.exists():
-        for name, path in files_of(folder).items():
-            add_file(digest, path, name)
+        add_files(digest, files_of(folder))
     else:
         commit = hub_commit(location)
         if commit is None:

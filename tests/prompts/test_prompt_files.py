@@ -47,7 +47,7 @@ def test_a_jsonl_file_keeps_each_object_whole(tmp_path: Path) -> None:
     rows = read_file(path)
     assert [row.metadata for row in rows] == records
     assert [row.text for row in rows] == ["a\u2028b\x85c", "d"]
-    assert [row.key for row in rows] == [row.text for row in rows]
+    assert [row.noise_name for row in rows] == [row.text for row in rows]
 
 
 def test_jsonl_rows_name_images_relative_to_their_file(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_jsonl_rows_name_images_relative_to_their_file(folder: Path) -> None:
     clip = str(folder / "clip.mp4")
     assert [row.clips for row in read] == [(), (), (), (clip,), (clip, clip)]
     assert [row.negative for row in read] == ["blur", *["default"] * 4]
-    assert read[4].key == '["x", "a.png", "clip.mp4", "in/../clip.mp4"]'
+    assert read[4].noise_name == '["x", "a.png", "clip.mp4", "in/../clip.mp4"]'
     assert read[4].record == {"prompt": "x", "source_video": clip, "mask_video": clip, "sources": [a]}
     assert [row.metadata for row in read] == rows
 
@@ -84,20 +84,20 @@ def test_keys_tell_images_apart_and_do_not_depend_on_the_machine(folder: Path, t
         {"prompt": "x", "source_video": "clip.mp4"}, {"prompt": "y", "source": "a.png"},
     ]  # fmt: skip
     content = "\n".join(map(json.dumps, lines))
-    here = [row.key for row in read_file(write(folder, "p.jsonl", content))]
+    here = [row.noise_name for row in read_file(write(folder, "p.jsonl", content))]
     assert here[0] == "x"
     assert len(set(here)) == len(lines)
     other = tmp_path_factory.mktemp("other") / "deeper"
     folder.rename(other)
-    assert [row.key for row in read_file(other / "p.jsonl")] == here
+    assert [row.noise_name for row in read_file(other / "p.jsonl")] == here
     by_hand = [Prompt(text="x", metadata={}, sources=(f"/{place}/a.png",)) for place in ("home", "scratch")]
-    assert by_hand[0].key == by_hand[1].key == here[1]
-    assert Prompt(text="x", metadata={}, sources=("/a.png",), video="/b.gif").key != here[1]
+    assert by_hand[0].noise_name == by_hand[1].noise_name == here[1]
+    assert Prompt(text="x", metadata={}, sources=("/a.png",), video="/b.gif").noise_name != here[1]
 
 
 def test_references_and_negative_prompts_are_no_part_of_the_key(folder: Path) -> None:
     path = write(folder, "p.jsonl", '{"prompt": "x", "reference": "a.png", "negative_prompt": "blur"}')
-    assert read_file(path)[0].key == "x"
+    assert read_file(path)[0].noise_name == "x"
 
 
 def test_a_record_holds_in_another_folder(folder: Path, tmp_path_factory: Any) -> None:
@@ -228,9 +228,9 @@ def test_what_is_no_text_is_refused_everywhere(folder: Path, text: str, said: st
             with pytest.raises(ValueError, match=rf"{name}, line 2") as error:
                 read_file(write(folder, name, content))
             assert said in str(error.value)
-    for prompt, other in ((text, ""), ("a dog", text)):
+    for words, negative in ((text, ""), ("a dog", text)):
         with pytest.raises(ValueError, match=r"U\+"):
-            Prompt(text=prompt, negative=other, metadata={})
+            Prompt(text=words, negative=negative, metadata={})
 
 
 @pytest.mark.parametrize(
