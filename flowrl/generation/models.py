@@ -249,8 +249,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
             )
         raise ValueError(
             f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that "
-            "makes images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' and by "
-            "a run's own evaluations (eval.rewards)."
+            "makes images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' and "
+            "by a run's own evaluations (eval.rewards)."
         )
     if source.lora is not None:
         check_lora(source.lora, source)
