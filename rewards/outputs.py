@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flowrl.rewards import RewardOutput
+from flowrl.runtime.scrubbing import without_secrets
+
+_LONGEST_WORD = 60
+MOST_WORDS = 64
+"""Sub-scores of a reward, and causes of its failures, that a log tells apart."""
+
+
+def log_word(text: str) -> str:
+    """What a server or a user's function calls a sub-score or an error, as a part of a name in a log.
+
+    At most 60 ASCII letters, digits and a few signs, others become `_`; without secrets.
+    """
+    return re.sub(r"[^A-Za-z0-9_ ./:+()%-]", "_", without_secrets(text)).strip()[:_LONGEST_WORD] or "unnamed"
+
+
+def log_words(names: Iterable[str]) -> dict[str, str]:
+    """Name -> word in a log; all names after the first `MOST_WORDS` share one word."""
+    return {name: log_word(name) if place < MOST_WORDS else "others" for place, name in enumerate(names)}
 
 
 def check_output(output: object, batch: int, name: str) -> RewardOutput:

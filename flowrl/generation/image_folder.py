@@ -14,8 +14,6 @@ the same negative prompt. Without any prompt, those of one folder are.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -37,9 +35,11 @@ from flowrl.media.name_order import check_order, is_hidden, natural_order
 from flowrl.media.reading import image_size, read_rgb
 from flowrl.media.sound_files import has_sound, read_sound
 from flowrl.progress import progress
+from flowrl.prompts.identity import contents, drawn_by
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.rewards.outputs import check_output
+from flowrl.runtime.digests import files_below
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 POINTWISE = ("pointwise", "remote")
@@ -110,11 +110,11 @@ _Row = tuple[Path, Prompt, Hashable]
 
 def images_in(folder: Path) -> list[Path]:
     """All images of a folder and those below it, in the order of their names, numbers by value; none that is hidden."""
-    found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
+    found = [path for path in files_below(folder).values() if path.suffix.lower() in SUFFIXES]
     seen = [path for path in found if not is_hidden(path, folder)]
     if len(seen) < len(found):
         first = min(set(found) - set(seen)).relative_to(folder)
-        _say(f"{folder}: hidden files are no images of the folder: {len(found) - len(seen)} are left out, such as {first}")
+        _say(f"{folder}: hidden files are no images of a folder: {len(found) - len(seen)} left out, such as {first}")
     return natural_order(seen, folder)
 
 
@@ -150,13 +150,7 @@ def _say(text: str) -> None:
 
 def _asked(row: Prompt) -> Hashable:
     """What images of one group share: text, negative prompt, and the content of what the prompt is about."""
-    content = [[_digest(path) for path in paths] for paths in (row.sources, row.references, row.clips)]
-    return json.dumps([row.text, row.negative, *content])
-
-
-def _digest(path: str) -> str:
-    with Path(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return drawn_by(row), *contents(row.references)
 
 
 def _listed(folder: Path, prompts: Path) -> list[_Row]:

@@ -133,7 +133,9 @@ def _say_unread(rows: Sequence[Prompt]) -> None:
     found = {name: row for row in reversed(rows) if not row.sources for name in _unread(row)}
     for name, row in found.items():
         if names := foreign_rows.image_names(row.metadata[name]):
-            _say(f"flowrl: {row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under 'source'.")
+            _say(
+                f"flowrl: {row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under 'source'."
+            )
 
 
 @cache  # one file is looked at several times

@@ -56,6 +56,11 @@ class TrainedRun:
     shots: tuple[tuple[str, Path, Path | None], ...] = field(repr=False)
     """Prompt, file at the first sampling, file at the last one."""
 
+    def __repr__(self) -> str:
+        scores = {name: f"{one.before:.4g} -> {one.after:.4g}" for name, one in self.scores.items()}
+        done = len(self.metrics.get("iteration", ()))
+        return f"TrainedRun(folder={str(self.folder)!r}, finished={self.finished}, iterations={done}, scores={scores})"
+
     @property
     def images(self) -> list[tuple[str, Image.Image, Image.Image | None]]:
         """(prompt, image before training, the same noise after it) of the run's samples; of videos rows of frames."""

@@ -104,7 +104,8 @@ def _is_there(name: str, find: Callable[[str], Path] | None) -> bool:
 def _is_image(value: Any) -> bool:
     """Whether a value says anything of an image: an address, an image's own bytes, an object with one of these."""
     return any(
-        entry.get("role") in (None, "condition") and any(_is_image(entry.get(key)) or entry.get(key) for key in _HOLDERS)
+        entry.get("role") in (None, "condition")
+        and any(_is_image(entry.get(key)) or entry.get(key) for key in _HOLDERS)
         if isinstance(entry, Mapping)
         else isinstance(entry, str) and _IMAGE.search(entry.strip()) is not None
         for entry in _entries(value)

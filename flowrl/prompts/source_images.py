@@ -19,8 +19,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from flowrl.files import file_stamp
 from flowrl.media.reading import BROKEN, lacks_range, opened, read_rgb, reason
+from flowrl.runtime.digests import file_stamp
 
 Size = tuple[int, int]
 

@@ -17,6 +17,10 @@ ImageFormat = Literal["png", "jpeg95"]
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+MOST_CHUNKS = 20_000
+"""Chunks of a PNG: 64 MiB in pieces of 8 KiB are 8,192."""
+MOST_SEGMENTS, MOST_SCANS = 2_000, 200
+"""Segments before the first scan of a JPEG, and its scans: a progressive one has some ten."""
 
 
 class WireError(ValueError):
@@ -62,6 +66,8 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
         WireError: 413 for more pixels than `max_pixels` or Pillow's own guard against decompression bombs allow, 422
             for damaged files and other formats.
     """
+    if _has_many_pieces(data):
+        raise bad_request(f"{where} is cut into more pieces than an image is")
     try:
         with opened(io.BytesIO(data), _FORMATS) as image:
             width, height = image.size
@@ -80,6 +86,20 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
         ) from error
 
 
+def _has_many_pieces(data: bytes) -> bool:
+    """Whether a PNG has more chunks, or a JPEG more segments or scans, than images have: each takes a reader time."""
+    at, count = (8, 0) if data.startswith(b"\x89PNG") else (2, 0)
+    if data.startswith(b"\x89PNG"):
+        while at + 8 <= len(data) and count <= MOST_CHUNKS:
+            at, count = at + 12 + int.from_bytes(data[at : at + 4], "big"), count + 1
+        return count > MOST_CHUNKS
+    if data.startswith(b"\xff\xd8"):
+        while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda" and count <= MOST_SEGMENTS:
+            at, count = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"), count + 1
+        return count > MOST_SEGMENTS or data.count(b"\xff\xda") > MOST_SCANS
+    return False
+
+
 def short(value: Any) -> str:
     """What a stranger gave, in few letters."""
     text = value if isinstance(value, str) else type(value).__name__ if isinstance(value, (dict, list)) else repr(value)
@@ -90,6 +110,11 @@ def short(value: Any) -> str:
 def bad_request(message: str) -> WireError:
     """Something is not as the format wants it; `message` without its full stop."""
     return WireError(422, "bad_request", f"{message}.")
+
+
+def too_many_images(message: str) -> WireError:
+    """The refusal of a request or a video with too many images; `message` without its full stop."""
+    return WireError(413, "too_many_images", f"{message}: send fewer, or raise --max-images.")
 
 
 def too_large(where: str, message: str) -> WireError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -228,9 +229,9 @@ def test_what_is_no_text_is_refused_everywhere(folder: Path, text: str, said: st
             with pytest.raises(ValueError, match=rf"{name}, line 2") as error:
                 read_file(write(folder, name, content))
             assert said in str(error.value)
-    for fields in ({"text": text}, {"text": "a dog", "negative": text}):
+    for words, negative in ((text, ""), ("a dog", text)):
         with pytest.raises(ValueError, match=r"U\+"):
-            Prompt(**fields, metadata={})
+            Prompt(text=words, negative=negative, metadata={})
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,30 @@ def test_what_is_no_text_is_refused_everywhere(folder: Path, text: str, said: st
 def test_texts_of_published_lists_and_of_all_scripts_are_taken(folder: Path, text: str) -> None:
     (row,) = read_file(write(folder, "p.txt", f"{text}\n"))
     assert row.text == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "p.txt",
+            '{"prompt": "a cat"}\n{"prompt": "a dog"}\n',
+            "is JSON, of which a .txt file makes a prompt of each line",
+        ),
+        ("p.txt", '[\n"a cat",\n"a dog"\n]\n', "is JSON, of which a .txt file"),
+        (
+            "p.txt",
+            "\ufeffa cat\ufeffa dog\n",
+            "p.txt, line 1: holds U+FEFF, the byte order mark with which the file begins",
+        ),
+        ("p.csv", "id,prompt\n1,a cat\nid,prompt\n2,a dog\n", "p.csv, line 3: is the header again"),
+        ("p.csv", "\ufeffprompt\na cat\n\ufeffprompt\na dog\n", "p.csv, line 3: is the header again"),
+    ],
+)
+def test_files_of_another_kind_and_files_joined_are_refused(folder: Path, name: str, content: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_file(write(folder, name, content))
+    assert read_file(write(folder, "q.txt", "[a cat]\n{a dog}\n"))[1].text == "{a dog}"
 
 
 def test_lines_with_a_hash_are_prompts_and_that_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

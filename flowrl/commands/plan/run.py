@@ -17,6 +17,7 @@ from flowrl.config.base import named_config
 from flowrl.config.locations import is_path, split_revision
 from flowrl.config.train import TrainConfig
 from flowrl.files import read_json
+from flowrl.runtime.scrubbing import say as print
 
 if TYPE_CHECKING:
     from flowrl.commands.plan.gather import Plan

@@ -18,6 +18,7 @@ from flowrl.generation.drawing import draw_made, find_device
 from flowrl.generation.models import Source, check_lora, check_source, find_source, load_source, schedule_of
 from flowrl.generation.prompt_checks import refuse_sources
 from flowrl.generation.rlg import RLG, add_experts, rlg_settings, rlg_velocity
+from flowrl.html.markup import plural
 from flowrl.media.images import grid, save_png
 from flowrl.media.videos import contact_sheet, save_mp4
 from flowrl.pipelines import Pipeline, stock_of
@@ -26,6 +27,7 @@ from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.prompts.source_images import check_image
 from flowrl.randomness import counter_normal
+from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Velocity
 from flowrl.training.prompting import encode_prompts, guided
 
@@ -59,8 +61,8 @@ def run(parsed: argparse.Namespace) -> int:
         ValueError: as `drawn`.
     """
     made = drawn(parsed)
-    what = "images" if not made.fps else "videos with sound" if made.heard else "videos"
-    print(f"wrote {len(made.pairs)} {what} and grid.png to {parsed.out}")
+    what = plural(len(made.pairs), "video" if made.fps else "image") + (" with sound" if made.heard else "")
+    print(f"wrote {what} and grid.png to {parsed.out}")
     return 0
 
 

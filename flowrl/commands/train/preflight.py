@@ -217,7 +217,8 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.training.optimizers import check_optimizer
-    from flowrl.training.processes.devices import device_kind, num_launched
+    from flowrl.training.processes.devices import device_kind
+    from flowrl.training.processes.launched import num_launched
     from flowrl.training.processes.mesh import check_parallel, data_ranks
     from flowrl.training.scoring import check_offload, check_rewards
     from flowrl.workers.layout import check_workers

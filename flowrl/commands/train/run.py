@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,12 @@ from flowrl.commands.train.batch_sizes import sizes_line
 from flowrl.commands.train.preflight import check_before_loading, load_checked, recipe_of
 from flowrl.config.base import named_config
 from flowrl.config.train import TrainConfig, to_yaml
-from flowrl.failures import explain, told
-from flowrl.files import LOCK, refuse_unwritable
+from flowrl.failures import explain, lost_process, told
+from flowrl.files import LOCK, plain, refuse_unwritable
+from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.scrubbing import without_secrets
+from flowrl.training.processes.launched import launched
+from flowrl.training.processes.meeting import meet, telling_others, words_left
 from flowrl.training.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
@@ -64,8 +69,14 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
             raises ends the run, saved.
 
     Raises:
-        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten.
+        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten. Or the
+            processes of the run were given different things, or one of them did not come.
     """
+    with telling_others():
+        return _trained(given, overrides, watcher)
+
+
+def _trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], watcher: Watcher | None) -> Ended:
     folder = _resume_folder(given, overrides)
     if folder is None:
         path, name = named_config(given if isinstance(given, Mapping) else given or DEFAULT_CONFIG)
@@ -73,10 +84,11 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         if config.resume is not None:
             raise ValueError(
                 f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
-                f"flowrl train resume={config.resume}"
+                f"flowrl train resume={shlex.quote(str(config.resume))}"
             )
         if config.resume_changed:
             raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
+        _refuse_secrets(config)
         wanted = None if config.out is None else Path(config.out).expanduser()
         text = to_yaml(config)
         if wanted is not None:
@@ -87,6 +99,11 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         config = load_checked(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, wanted, text = str(folder.name), folder, ""
     prompts = check_before_loading(config)
+    inputs = inputs_of(config, prompts)
+    if launched() is not None:
+        from flowrl.training.processes.agreement import difference, facts_of
+
+        meet(facts_of(config, inputs, resumed=folder is not None), difference)
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import owned_folder
 
@@ -96,13 +113,13 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         if folder is not None and on_main(lambda: _is_finished(owned, config)):
             return Ended(folder=owned, finished=True)
         resumed = folder is not None
-        finished = _run(config, prompts, name, owned, resumed=resumed, kept=kept, watcher=watcher)
+        finished = _run(config, prompts, inputs, name, owned, resumed=resumed, kept=kept, watcher=watcher)
         return Ended(folder=owned, finished=finished)
 
 
 def _run(
-    config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool,
-    watcher: Watcher | None,
+    config: TrainConfig, prompts: RunPrompts, inputs: Mapping[str, Any], name: str, folder: Path, *, resumed: bool,
+    kept: bool, watcher: Watcher | None,
 ) -> bool:  # fmt: skip
     """Trains in a folder; returns whether the run came to its end."""
     import torch
@@ -111,15 +128,16 @@ def _run(
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed, watcher=watcher)
+    run = Run(folder, config, name=name, inputs=inputs, resumed=resumed, watcher=watcher)
     if run.main:
-        print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
-        if line := sizes_line(config, run.world):
-            print(f"Note: {line}.", flush=True)
-        if line := untested_line(versions()):
+        print(
+            f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {describe(config)}",
+            flush=True,
+        )
+        for line in filter(None, (sizes_line(config, run.world), untested_line(versions()))):
             print(f"Note: {line}.", flush=True)
         if not resumed:
-            _note_overlap(run, prompts)
+            _note_overlap(run, prompts, evaluated=config.eval_every > 0)
     try:
         with run.watching_interrupts(), with_workers(config, run):
             finished = bool(recipe_of(config).main(config, run, prompts))
@@ -164,13 +182,48 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
         disconnect()
 
 
-def _note_overlap(run: Run, prompts: RunPrompts) -> None:
+def _begun_words(folder: Path, config: TrainConfig) -> str:
+    """What is continued, from which iteration on; and how the learning rate changes where the length does."""
+    from flowrl.training.checkpoints import checkpoints
+
+    found = checkpoints(folder)
+    before = re.search(r"^num_iterations: (\d+)$", (folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    if found and config.optim.schedule != "constant" and before and int(before[1]) != config.num_iterations:
+        print(
+            f"Note: optim.schedule={config.optim.schedule} now spans {config.num_iterations} iterations and not "
+            f"{before[1]}: the learning rate goes on from its place in the longer schedule, which may be far higher.",
+            flush=True,
+        )
+    return f"Continuing {folder} at iteration {int(found[-1].name) if found else 0}"
+
+
+def _refuse_secrets(config: TrainConfig) -> None:
+    """Refuses passwords and tokens among the settings: config.yaml, the manifest and trackers would hold them."""
+
+    def look(value: Any, key: str) -> None:
+        if isinstance(value, Mapping):
+            for name, part in value.items():
+                look(part, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list | tuple):
+            for place, part in enumerate(value):
+                look(part, f"{key}.{place}")
+        elif isinstance(value, str) and without_secrets(value) != value:
+            raise ValueError(
+                f"{key} holds a password or token ({without_secrets(value)}), which the run folder would keep: put it "
+                "into an environment variable, and name that (token_env, api_key_env) where the setting has such an "
+                "option"
+            )
+
+    look(plain(config), "")
+
+
+def _note_overlap(run: Run, prompts: RunPrompts, *, evaluated: bool) -> None:
     """Says, here and in the manifest, how many prompts of the evaluations are trained on too."""
     from flowrl.prompts.overlap import overlap_of_rows, shared_words
 
     found = overlap_of_rows(prompts.train, prompts.held_out)
     run.note(eval_prompts={"number": found.total, "trained_on": len(found.exact)})
-    if found.exact:
+    if found.exact and evaluated:
         print(f"Note: {shared_words(len(found.exact), found.total)}.", flush=True)
 
 
@@ -182,6 +235,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     """
     from flowrl.training.watchdog import Diverged
 
+    error = _of_another(error)
     begun = run.begun if resumed else _has_begun(run.folder)
     said = told(error, run.folder if begun else None)
     if not run.main or (resumed and not begun):
@@ -196,6 +250,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
             write_report(run.folder)
         way_on = "" if isinstance(error, Diverged) else _way_on(run.folder)
     else:
+        run.trackers.close(failed=True)  # before their files go
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
                 if path.name in FOLDERS:
@@ -206,6 +261,15 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
                 run.folder.rmdir()
         way_on = "Nothing was trained yet, so start again"
     return f"{said}. {way_on}".strip()
+
+
+def _of_another(error: BaseException) -> BaseException:
+    """An error, or where it says no more than that another process ended, what that one has said before."""
+    words = words_left() if lost_process(error) else {}
+    if not words:
+        return error
+    ended = ValueError("; ".join(f"process {rank} ended: {said}" for rank, said in words.items()))
+    return ended.with_traceback(error.__traceback__)
 
 
 def _has_begun(folder: Path) -> bool:
@@ -219,12 +283,13 @@ def _way_on(folder: Path) -> str:
     """How a run that stopped goes on."""
     from flowrl.training.checkpoints import checkpoints
 
+    quoted = shlex.quote(str(folder))
     if found := checkpoints(folder):
         return (
-            f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={folder}', and {ALLOW}=true "
+            f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={quoted}', and {ALLOW}=true "
             "beside it where you have changed what the run is made with"
         )
-    return f"No checkpoint was complete yet: 'flowrl train resume={folder}' begins at iteration 0"
+    return f"No checkpoint was complete yet: 'flowrl train resume={quoted}' begins at iteration 0"
 
 
 def _is_finished(folder: Path, config: TrainConfig) -> bool:
@@ -252,7 +317,7 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     if done >= wanted:
         print(
             f"The run in {folder} is finished ({done} of {wanted} iterations). To go on, raise the number: "
-            f"flowrl train resume={folder} num_iterations={2 * done}"
+            f"flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
         )
     elif share_spent(config.budget, state["counters"]) >= 1:
         print(

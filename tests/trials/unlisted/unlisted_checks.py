@@ -113,7 +113,12 @@ def config(family: str, prompts: Path, *rewards: dict[str, Any], **more: Any) ->
     where = {"pipeline": {"name": family, "model": str(tiny(family)), "device": "cpu", **SETTINGS[family]}}
     if family == "flux2":
         where["pipeline"]["options"] = {"max_references": 2}
-    settings = {"prompts": {"train": str(prompts)}, "rewards": list(rewards), **where, "sampler": {"kernel": "flow_sde", "num_steps": 2}}
+    settings = {
+        "prompts": {"train": str(prompts)},
+        "rewards": list(rewards),
+        **where,
+        "sampler": {"kernel": "flow_sde", "num_steps": 2},
+    }
     return load_config({"num_iterations": 1, "prompts_per_step": 1, "group_size": 2, **settings, **more})
 
 
@@ -234,7 +239,10 @@ def batch_case(numbers: tuple[int, ...], folder: Path) -> Outcome:
     if total % processes or total // processes % updates:
         return refused_call(lambda: made.resolve_batch(processes), "divide")
     own = total // processes
-    best = [max(k for k in range(1, most + 1) if part % k == 0) for part, most in ((own, min(rollout, own)), (own // updates, min(micro, own // updates)))]
+    best = [
+        max(k for k in range(1, most + 1) if part % k == 0)
+        for part, most in ((own, min(rollout, own)), (own // updates, min(micro, own // updates)))
+    ]
     found = made.resolve_batch(processes)
     return same((found.rollout_batch_size, found.micro_batch_size, found.micro_batches_per_update * updates * found.micro_batch_size),
                 (*best, own))  # fmt: skip
@@ -242,7 +250,9 @@ def batch_case(numbers: tuple[int, ...], folder: Path) -> Outcome:
 
 def said_case(folder: Path) -> Outcome:
     """`plan` says the batch that is taken in place of the one that was asked for."""
-    code, said = command("plan", "tiny_flow_grpo", "prompts_per_step=6", "group_size=6", "rollout_batch_size=7", "micro_batch_size=5")
+    code, said = command(
+        "plan", "tiny_flow_grpo", "prompts_per_step=6", "group_size=6", "rollout_batch_size=7", "micro_batch_size=5"
+    )
     if code != 0:
         raise Silent(said[-300:])
     lines = [line for line in said.splitlines() if "rollout_batch_size" in line or "micro_batch_size" in line]
@@ -253,7 +263,14 @@ def said_case(folder: Path) -> Outcome:
 
 
 def wise(number: Any, category: str = "Cultural knowledge", **more: Any) -> dict[str, Any]:
-    return {"prompt_id": number, "Prompt": "a festival", "Explanation": "lanterns", "Category": category, "Subcategory": "x", **more}
+    return {
+        "prompt_id": number,
+        "Prompt": "a festival",
+        "Explanation": "lanterns",
+        "Category": category,
+        "Subcategory": "x",
+        **more,
+    }
 
 
 BENCHES: dict[str, tuple[str, list[Any], bool]] = {

@@ -15,12 +15,12 @@ import numpy as np
 from PIL import Image
 from unlisted_case import Case, Outcome, Silent, command, same
 
-from flowrl.files import content_digest
 from flowrl.generation.image_folder import read_items
 from flowrl.generation.models import fingerprint
 from flowrl.prompts.identity import asked_for, distinct, drawn_by, identity
 from flowrl.prompts.loading import eval_items, read_prompts
 from flowrl.prompts.source_images import read_image
+from flowrl.runtime.digests import content_digest
 from flowrl.training.model_files import digests_of, named_files
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
@@ -40,7 +40,11 @@ def colours(folder: Path) -> None:
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
-BASE: dict[str, Any] = {"prompt": "make it darker", "source": ["red.bmp", "green.bmp"], "reference": ["red.bmp", "green.bmp"]}
+BASE: dict[str, Any] = {
+    "prompt": "make it darker",
+    "source": ["red.bmp", "green.bmp"],
+    "reference": ["red.bmp", "green.bmp"],
+}
 ROWS: dict[str, dict[str, Any]] = {
     "a key": {"key": 7}, "a target": {"target": "OPEN"}, "a target in another case": {"target": "open"},
     "boxes": {"boxes": [[0, 0, 1, 1]]}, "a box by a hair": {"boxes": [[0, 0, 1, 1.0000001]]},
@@ -283,12 +287,17 @@ def answers(folder: Path) -> None:
     for k, colour in enumerate(("red", "green", "blue")):
         (folder / "images").mkdir(exist_ok=True)
         Image.new("RGB", (8, 8), COLOURS[colour]).save(folder / "images" / f"{k}.png")
-    rows = [{"file": f"{k}.png", "prompt": f"prompt {k}", "text": "A", "source": "red.bmp", "reference": "green.bmp"} for k in range(3)]
+    rows = [
+        {"file": f"{k}.png", "prompt": f"prompt {k}", "text": "A", "source": "red.bmp", "reference": "green.bmp"}
+        for k in range(3)
+    ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / f"helper{number}.py").write_text("def of(image):\n    return float(image[0].mean())\n")
     (folder / "level.py").write_text(REWARD.format(number=number, asked=str(folder / "asked")))
     (folder / "weights.bin").write_bytes(bytes(3 * 2**20))
-    (folder / "rewards.yaml").write_text("rewards: [{file: level.py, function: level, options: {weights: weights.bin}}]")
+    (folder / "rewards.yaml").write_text(
+        "rewards: [{file: level.py, function: level, options: {weights: weights.bin}}]"
+    )
 
 
 def edit(name: str, old: str, new: str) -> Callable[[Path], object]:
@@ -329,7 +338,6 @@ ANSWERS: dict[str, tuple[Callable[[Path], object], int, tuple[str, ...]]] = {
     "the content of a source": (lambda folder: in_place(folder / "red.bmp", folder), 3, ()),
     "the content of a reference": (lambda folder: in_place(folder / "green.bmp", folder), 3, ()),
     "the order of rows": (turned, 0, ()),
-    "the batch": (lambda folder: None, 0, ("--batch-size", "1")),
 }  # fmt: skip
 
 

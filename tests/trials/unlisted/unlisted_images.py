@@ -262,10 +262,18 @@ def others() -> list[Case]:
     rgba = Image.fromarray(np.dstack([RGB, ALPHA]))
     half = np.where(ALPHA > 127, 255, 0).astype(np.uint8)
     clear = Image.fromarray(np.dstack([RGB, half]))
-    bmp = b"BM" + struct.pack("<IHHI", 54 + 216, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 9, -6, 1, 32, 0, 216, 0, 0, 0, 0)
+    bmp = (
+        b"BM"
+        + struct.pack("<IHHI", 54 + 216, 0, 0, 54)
+        + struct.pack("<IiiHHIIiiII", 40, 9, -6, 1, 32, 0, 216, 0, 0, 0, 0)
+    )
     pixels = np.dstack([RGB[..., ::-1], np.zeros((6, 9), np.uint8)]).tobytes()
     masks = struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000) + b"BGRs" + b"\0" * 48
-    v4 = b"BM" + struct.pack("<IHHI", 122 + 216, 0, 0, 122) + struct.pack("<IiiHHIIiiII", 108, 9, -6, 1, 32, 3, 216, 0, 0, 0, 0)
+    v4 = (
+        b"BM"
+        + struct.pack("<IHHI", 122 + 216, 0, 0, 122)
+        + struct.pack("<IiiHHIIiiII", 108, 9, -6, 1, 32, 3, 216, 0, 0, 0, 0)
+    )
     run = bytes([3, 0, 0, 0, 2, 1, 0, 0, 0, 1])
     rle = (b"BM" + struct.pack("<IHHI", 62 + len(run), 0, 0, 62)
            + struct.pack("<IiiHHIIiiII", 40, 3, 2, 1, 8, 1, len(run), 0, 0, 2, 2) + b"\0\0\0\0\0\0\xff\0" + run)  # fmt: skip
@@ -328,7 +336,14 @@ def paired(names: Sequence[str], junk: Sequence[str], place: Path) -> Outcome:
 
 def alone(place: Path) -> Outcome:
     """What a system leaves in a folder is no image of it."""
-    junk = (".DS_Store", "Thumbs.db", "._1.png", ".ipynb_checkpoints/1-checkpoint.png", "__MACOSX/._1.png", "desktop.ini")
+    junk = (
+        ".DS_Store",
+        "Thumbs.db",
+        "._1.png",
+        ".ipynb_checkpoints/1-checkpoint.png",
+        "__MACOSX/._1.png",
+        "desktop.ini",
+    )
     folder = folder_of(place, ["1.png", "2.png"], junk)
     items = read_items(folder, prompt="a red circle")
     return same([item.file for item in items], ["1.png", "2.png"], "images")
@@ -339,9 +354,13 @@ def listed(place: Path) -> Outcome:
     names = ["b 10.png", "a,1.png", "sub dir/ü.PNG", "c#2.png"]
     folder = folder_of(place, names)
     rows = [{"file": name, "prompt": f"prompt {k}"} for k, name in enumerate(names)]
-    (place / "rows.jsonl").write_text("\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8-sig")
+    (place / "rows.jsonl").write_text(
+        "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8-sig"
+    )
     items = read_items(folder, prompts=place / "rows.jsonl")
-    return same([(item.prompt, int(read_image(item.path)[0, 0, 0])) for item in items], [(f"prompt {k}", k) for k in range(4)])
+    return same(
+        [(item.prompt, int(read_image(item.path)[0, 0, 0])) for item in items], [(f"prompt {k}", k) for k in range(4)]
+    )
 
 
 def scored(place: Path) -> Outcome:

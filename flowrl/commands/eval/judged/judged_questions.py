@@ -13,7 +13,6 @@ from PIL import Image
 
 from flowrl.benchmarks.judged.cases import Ask, Case, Judgement, Protocol
 from flowrl.commands.eval.kept_answers import Tries, ask_kept
-from flowrl.files import content_digest
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
 from flowrl.media.reading import read_image
@@ -22,6 +21,7 @@ from flowrl.rewards.judges.answers import answer_mass
 from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question
 from flowrl.rewards.judges.templates import BLANK, Template, digest_of, load_template
+from flowrl.runtime.digests import content_digest
 
 VALUES = "values"
 """In a row of the journal: the numbers read of a reply."""

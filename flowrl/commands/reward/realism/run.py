@@ -14,6 +14,7 @@ from flowrl.media.name_order import natural_order
 from flowrl.media.reading import read_image
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
+from flowrl.runtime.scrubbing import say as print
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.kernel_distance import kernel_change
 from flowrl.training.parts import read_prompts
