@@ -73,9 +73,9 @@ def beside_or_in_images(find: Callable[[str], Path]) -> Callable[[str], Path]:
     """Looks in the folder `images` for what is not beside the file."""
 
     def found(name: str) -> Path:
-        path = find(name)
-        other = path if path.is_file() else find(f"{FOLDER}/{name}")
-        return other if other.is_file() else path
+        path = find(name)  # of any text, of which Path.is_file refuses some
+        other = path if os.path.isfile(path) else find(f"{FOLDER}/{name}")
+        return other if os.path.isfile(other) else path
 
     return found
 
@@ -98,7 +98,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _is_there(name: str, find: Callable[[str], Path] | None) -> bool:
-    return find is not None and os.path.isfile(find(name))  # which takes any text, unlike Path's own
+    return find is not None and os.path.isfile(find(name))
 
 
 def _is_image(value: Any) -> bool:
