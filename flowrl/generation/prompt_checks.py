@@ -134,7 +134,8 @@ def _say_unread(rows: Sequence[Prompt]) -> None:
     for name, row in found.items():
         if names := foreign_rows.image_names(row.metadata[name]):
             _say(
-                f"flowrl: {row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under 'source'."
+                f"flowrl: {row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under "
+                "'source'."
             )
 
 

@@ -75,8 +75,8 @@ def lacks_range(image: Image.Image) -> str:
         bits, kind, zero = (image.tag_v2.get(tag, usual) for tag, usual in _TIFF_LEVELS.items())
         if (bits, kind, zero) != ((16,), (1,), 1):  # Pillow gives these as they are stored
             return (
-                f"has grey levels of {bits[0]} bits, SampleFormat {kind[0]} and PhotometricInterpretation {zero}, and of "
-                "those of more than 8 bits only whole ones of 16 in which 0 is black have a known range: save it as "
+                f"has grey levels of {bits[0]} bits, SampleFormat {kind[0]} and PhotometricInterpretation {zero}, and "
+                "of those of more than 8 bits only whole ones of 16 in which 0 is black have a known range: save it as "
                 "8-bit RGB"
             )
     return ""

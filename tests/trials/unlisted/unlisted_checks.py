@@ -1,4 +1,4 @@
-"""Files of prompts, edits and benchmarks as spreadsheets, scripts and other toolkits leave them; batches that do not fit."""
+"""Files of prompts, edits and benchmarks as other programs leave them; batches that do not fit."""
 
 from __future__ import annotations
 
@@ -68,8 +68,11 @@ TEXTS: dict[str, tuple[str, bytes, list[str] | None]] = {
     "escaped NUL": ("a.jsonl", b'{"prompt": "a cat\\u0000"}\n', None),
     "a negative prompt in a list": ("a.jsonl", b'{"prompt": "a cat", "negative_prompt": ["blur"]}\n', None),
     "indented JSON": ("a.jsonl", b'{\n  "prompt": "a cat"\n}\n', None),
-    "cells with quotes, commas and breaks": ("a.csv", b'id,prompt\r\n1,"a ""big"" cat,\r\non a mat"\r\n2,a dog\r\n',
-                                             ['a "big" cat,\non a mat', "a dog"]),
+    "cells with quotes, commas and breaks": (
+        "a.csv",
+        b'id,prompt\r\n1,"a ""big"" cat,\r\non a mat"\r\n2,a dog\r\n',
+        ['a "big" cat,\non a mat', "a dog"],
+    ),
     "semicolons": ("a.csv", b"id;prompt\n1;a cat\n", None),
     "sep= of Excel": ("a.csv", "\ufeffsep=;\r\nid;prompt\r\n1;a cat, big\r\n".encode(), ["a cat, big"]),
     "tabs in a table": ("a.csv", b"id\tprompt\n1\ta cat\n", None),
@@ -83,7 +86,7 @@ TEXTS: dict[str, tuple[str, bytes, list[str] | None]] = {
     "an index without a name, of pandas": ("a.csv", b",prompt\n0,a cat\n", None),
     "empty rows of Excel": ("a.csv", b"prompt,tag\r\na cat,x\r\n,\r\n,\r\n", ["a cat"]),
     "a header in capitals": ("a.csv", b"ID,Prompt\n1,a cat\n", None),
-}  # fmt: skip
+}
 
 
 def text_case(name: str, data: bytes, expected: list[str] | None, folder: Path) -> Outcome:
@@ -136,7 +139,9 @@ FORMS: dict[str, Callable[[Path], Any]] = {
     "an address with a question": lambda folder: {"image": "https://example.org/a?size=large"},
     "a file address": lambda folder: {"image": f"file://{folder}/a.png"},
     "base64": lambda folder: {"image": base64.b64encode((folder / "a.png").read_bytes()).decode()},
-    "a data address": lambda folder: {"image": f"data:image/png;base64,{base64.b64encode((folder / 'a.png').read_bytes()).decode()}"},
+    "a data address": lambda folder: {
+        "image": f"data:image/png;base64,{base64.b64encode((folder / 'a.png').read_bytes()).decode()}"
+    },
     "bytes of datasets": lambda folder: {"image": {"bytes": base64.b64encode(b"x").decode(), "path": None}},
     "a path in an object": lambda folder: {"image": {"path": "a.png"}},
     "a path in objects": lambda folder: {"images": [{"path": "a.png"}]},
@@ -149,7 +154,7 @@ FORMS: dict[str, Callable[[Path], Any]] = {
     "image_path": lambda folder: {"image_path": "a.png"},
     "control_image": lambda folder: {"control_image": "a.png"},
     "conditioning_image": lambda folder: {"conditioning_image": "sub/e.png"},
-}  # fmt: skip
+}
 READ = tuple(FORMS)[:5]
 
 
@@ -189,17 +194,42 @@ def count_case(family: str, counts: tuple[int, int], folder: Path) -> Outcome:
 RECORD = {"tag": "single_object", "include": [{"class": "circle", "count": 1}]}
 LACKS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "ocr": ({"name": "ocr"}, {"prompt": 'a sign "OK"'}, {"prompt": "a sign OK"}),
-    "ocr's own field": ({"name": "ocr", "options": {"target_field": "text"}}, {"prompt": "a", "text": "OK"}, {"prompt": "a", "text": ""}),
-    "ocr's field of a number": ({"name": "ocr", "options": {"target_field": "text"}}, {"prompt": "a", "text": "OK"}, {"prompt": "a", "text": 7}),
+    "ocr's own field": (
+        {"name": "ocr", "options": {"target_field": "text"}},
+        {"prompt": "a", "text": "OK"},
+        {"prompt": "a", "text": ""},
+    ),
+    "ocr's field of a number": (
+        {"name": "ocr", "options": {"target_field": "text"}},
+        {"prompt": "a", "text": "OK"},
+        {"prompt": "a", "text": 7},
+    ),
     "geneval": ({"name": "geneval"}, {"prompt": "a", **RECORD}, {"prompt": "a"}),
-    "geneval, an empty list": ({"name": "geneval"}, {"prompt": "a", **RECORD}, {"prompt": "a", "tag": "single_object", "include": []}),
-    "attributes, two objects": ({"name": "attributes"}, {"prompt": "a red circle", "tag": "colors", "include": [{"class": "circle", "count": 1, "color": "red"}]},
-                   {"prompt": "a red cow", "tag": "colors", "include": [{"class": "cow", "count": 1, "color": "red"}]}),
+    "geneval, an empty list": (
+        {"name": "geneval"},
+        {"prompt": "a", **RECORD},
+        {"prompt": "a", "tag": "single_object", "include": []},
+    ),
+    "attributes, two objects": (
+        {"name": "attributes"},
+        {"prompt": "a red circle", "tag": "colors", "include": [{"class": "circle", "count": 1, "color": "red"}]},
+        {"prompt": "a red cow", "tag": "colors", "include": [{"class": "cow", "count": 1, "color": "red"}]},
+    ),
     "references": ({"name": "similarity"}, {"prompt": "a", "reference": "a.png"}, {"prompt": "a"}),
-    "references of nothing": ({"name": "similarity"}, {"prompt": "a", "reference": "a.png"}, {"prompt": "a", "reference": []}),
-    "questions": ({"name": "yes_no", "options": {"judge": {"server": "http://127.0.0.1:9/v1", "model": "m"}, "questions_field": "asked"}},
-                  {"prompt": "a", "asked": [["is it red?", "yes"]]}, {"prompt": "a", "asked": []}),
-}  # fmt: skip
+    "references of nothing": (
+        {"name": "similarity"},
+        {"prompt": "a", "reference": "a.png"},
+        {"prompt": "a", "reference": []},
+    ),
+    "questions": (
+        {
+            "name": "yes_no",
+            "options": {"judge": {"server": "http://127.0.0.1:9/v1", "model": "m"}, "questions_field": "asked"},
+        },
+        {"prompt": "a", "asked": [["is it red?", "yes"]]},
+        {"prompt": "a", "asked": []},
+    ),
+}
 
 
 def lack_case(name: str, part: str, folder: Path) -> Outcome:
@@ -214,16 +244,29 @@ def lack_case(name: str, part: str, folder: Path) -> Outcome:
     settings += {
         "training": ["prompts.train=bad.jsonl", "prompts.eval=null", "eval_every=0", f"rewards=[{other}, {ours}]"],
         "evaluation": ["prompts.train=good.jsonl", "prompts.eval=bad.jsonl", f"rewards=[{ours}]"],
-        "a reward of evaluation": ["prompts.train=good.jsonl", "prompts.eval=bad.jsonl", f"rewards=[{other}]", f"eval.rewards=[{ours}]"],
-    }[part]  # fmt: skip
+        "a reward of evaluation": [
+            "prompts.train=good.jsonl",
+            "prompts.eval=bad.jsonl",
+            f"rewards=[{other}]",
+            f"eval.rewards=[{ours}]",
+        ],
+    }[part]
     made = load_config(find_config("tiny_flow_grpo"), settings)
     return refused_call(lambda: check_before_loading(made), "bad.jsonl, line 97", "120")
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------
 
-BATCHES = [(6, 4, 1, 1, 1, 1), (6, 4, 7, 7, 1, 1), (7, 3, 5, 4, 1, 1), (1, 13, 12, 12, 1, 1), (2, 4, 1000, 999, 1, 1),
-           (5, 6, 4, 4, 2, 1), (5, 6, 11, 11, 3, 2), (12, 8, 31, 17, 4, 3)]  # fmt: skip
+BATCHES = [
+    (6, 4, 1, 1, 1, 1),
+    (6, 4, 7, 7, 1, 1),
+    (7, 3, 5, 4, 1, 1),
+    (1, 13, 12, 12, 1, 1),
+    (2, 4, 1000, 999, 1, 1),
+    (5, 6, 4, 4, 2, 1),
+    (5, 6, 11, 11, 3, 2),
+    (12, 8, 31, 17, 4, 3),
+]
 """Prompts, group, rollout batch, micro batch, updates, processes."""
 
 
@@ -231,10 +274,17 @@ def batch_case(numbers: tuple[int, ...], folder: Path) -> Outcome:
     """By search: the largest that divides and is no more than was asked for."""
     prompts, group, rollout, micro, updates, processes = numbers
     (folder / "p.txt").write_text("\n".join(f"prompt {k}" for k in range(prompts)))
-    made = load_config(find_config("tiny_flow_grpo"), [
-        f"prompts_per_step={prompts}", f"group_size={group}", f"rollout_batch_size={rollout}", f"micro_batch_size={micro}",
-        f"updates_per_rollout={updates}", "prompts.train=p.txt",
-    ])  # fmt: skip
+    made = load_config(
+        find_config("tiny_flow_grpo"),
+        [
+            f"prompts_per_step={prompts}",
+            f"group_size={group}",
+            f"rollout_batch_size={rollout}",
+            f"micro_batch_size={micro}",
+            f"updates_per_rollout={updates}",
+            "prompts.train=p.txt",
+        ],
+    )
     total = prompts * group
     if total % processes or total // processes % updates:
         return refused_call(lambda: made.resolve_batch(processes), "divide")
@@ -244,8 +294,14 @@ def batch_case(numbers: tuple[int, ...], folder: Path) -> Outcome:
         for part, most in ((own, min(rollout, own)), (own // updates, min(micro, own // updates)))
     ]
     found = made.resolve_batch(processes)
-    return same((found.rollout_batch_size, found.micro_batch_size, found.micro_batches_per_update * updates * found.micro_batch_size),
-                (*best, own))  # fmt: skip
+    return same(
+        (
+            found.rollout_batch_size,
+            found.micro_batch_size,
+            found.micro_batches_per_update * updates * found.micro_batch_size,
+        ),
+        (*best, own),
+    )
 
 
 def said_case(folder: Path) -> Outcome:
@@ -285,7 +341,7 @@ BENCHES: dict[str, tuple[str, list[Any], bool]] = {
     "WISE, no prompt": ("wise", [wise(1, Prompt="")], False),
     "WISE, an explanation of nothing": ("wise", [wise(1, Explanation=None)], False),
     "WISE, records under ids": ("wise", {"1": wise(1)}, False),  # type: ignore[dict-item]
-}  # fmt: skip
+}
 
 
 def bench_case(name: str, folder: Path) -> Outcome:
@@ -299,12 +355,29 @@ def bench_case(name: str, folder: Path) -> Outcome:
 def cases() -> list[Case]:
     return [
         *(Case(f"text: {name}", partial(text_case, *how)) for name, how in TEXTS.items()),
-        *(Case(f"edit: {name}, {family}", partial(edit_case, family, name)) for name in FORMS for family in ("kontext", "flux2", "sd3")),
-        *(Case(f"edit: {counts[1]} sources where others have {counts[0]}, {family}", partial(count_case, family, counts))
-          for family, counts in (("kontext", (1, 0)), ("kontext", (1, 2)), ("sd3", (0, 1)), ("qwen_image_edit", (1, 0)))),
-        *(Case(f"lack: {name}, {part}", partial(lack_case, name, part)) for name in LACKS
-          for part in ("training", "evaluation", "a reward of evaluation")),
+        *(
+            Case(f"edit: {name}, {family}", partial(edit_case, family, name))
+            for name in FORMS
+            for family in ("kontext", "flux2", "sd3")
+        ),
+        *(
+            Case(
+                f"edit: {counts[1]} sources where others have {counts[0]}, {family}",
+                partial(count_case, family, counts),
+            )
+            for family, counts in (
+                ("kontext", (1, 0)),
+                ("kontext", (1, 2)),
+                ("sd3", (0, 1)),
+                ("qwen_image_edit", (1, 0)),
+            )
+        ),
+        *(
+            Case(f"lack: {name}, {part}", partial(lack_case, name, part))
+            for name in LACKS
+            for part in ("training", "evaluation", "a reward of evaluation")
+        ),
         *(Case(f"batch: {numbers}", partial(batch_case, numbers)) for numbers in BATCHES),
         Case("batch: plan says it", said_case),
         *(Case(f"bench: {name}", partial(bench_case, name)) for name in BENCHES),
-    ]  # fmt: skip
+    ]

@@ -46,25 +46,51 @@ BASE: dict[str, Any] = {
     "reference": ["red.bmp", "green.bmp"],
 }
 ROWS: dict[str, dict[str, Any]] = {
-    "a key": {"key": 7}, "a target": {"target": "OPEN"}, "a target in another case": {"target": "open"},
-    "boxes": {"boxes": [[0, 0, 1, 1]]}, "a box by a hair": {"boxes": [[0, 0, 1, 1.0000001]]},
-    "a seed": {"seed": 1}, "true and 1": {"flag": 1}, "a negative prompt": {"negative_prompt": "blur"},
+    "a key": {"key": 7},
+    "a target": {"target": "OPEN"},
+    "a target in another case": {"target": "open"},
+    "boxes": {"boxes": [[0, 0, 1, 1]]},
+    "a box by a hair": {"boxes": [[0, 0, 1, 1.0000001]]},
+    "a seed": {"seed": 1},
+    "true and 1": {"flag": 1},
+    "a negative prompt": {"negative_prompt": "blur"},
     "a negative prompt of nothing": {"negative_prompt": ""},
-    "one reference of two": {"reference": ["red.bmp", "blue.bmp"]}, "the order of references": {"reference": ["green.bmp", "red.bmp"]},
-    "one source of two": {"source": ["red.bmp", "blue.bmp"]}, "the order of sources": {"source": ["green.bmp", "red.bmp"]},
-    "fewer sources": {"source": ["red.bmp"]}, "a source twice": {"source": ["red.bmp", "red.bmp", "green.bmp"]},
-    "a space in the prompt": {"prompt": "make it  darker"}, "another form of a letter": {"prompt": "make it da\u0072\u0301ker"},
-    "the order of questions": {"questions": ["b", "a"]}, "a nested value": {"meta": {"a": {"b": 2}}},
-    "a clip": {"source_video": "b.mp4"}, "a mask": {"source_video": "a.mp4", "mask_video": "b.mp4"},
-}  # fmt: skip
+    "one reference of two": {"reference": ["red.bmp", "blue.bmp"]},
+    "the order of references": {"reference": ["green.bmp", "red.bmp"]},
+    "one source of two": {"source": ["red.bmp", "blue.bmp"]},
+    "the order of sources": {"source": ["green.bmp", "red.bmp"]},
+    "fewer sources": {"source": ["red.bmp"]},
+    "a source twice": {"source": ["red.bmp", "red.bmp", "green.bmp"]},
+    "a space in the prompt": {"prompt": "make it  darker"},
+    "another form of a letter": {"prompt": "make it da\u0072\u0301ker"},
+    "the order of questions": {"questions": ["b", "a"]},
+    "a nested value": {"meta": {"a": {"b": 2}}},
+    "a clip": {"source_video": "b.mp4"},
+    "a mask": {"source_video": "a.mp4", "mask_video": "b.mp4"},
+}
 OTHER: dict[str, dict[str, Any]] = {
-    "true and 1": {"flag": True}, "a target in another case": {"target": "OPEN"}, "boxes": {"boxes": []},
-    "a box by a hair": {"boxes": [[0, 0, 1, 1]]}, "the order of questions": {"questions": ["a", "b"]},
-    "a nested value": {"meta": {"a": {"b": 1}}}, "a clip": {"source_video": "a.mp4"},
+    "true and 1": {"flag": True},
+    "a target in another case": {"target": "OPEN"},
+    "boxes": {"boxes": []},
+    "a box by a hair": {"boxes": [[0, 0, 1, 1]]},
+    "the order of questions": {"questions": ["a", "b"]},
+    "a nested value": {"meta": {"a": {"b": 1}}},
+    "a clip": {"source_video": "a.mp4"},
     "a mask": {"source_video": "a.mp4", "mask_video": "a.mp4"},
-}  # fmt: skip
-DRAWN_ALIKE = ("a key", "a target", "a target in another case", "boxes", "a box by a hair", "a seed", "true and 1",
-               "one reference of two", "the order of references", "the order of questions", "a nested value")  # fmt: skip
+}
+DRAWN_ALIKE = (
+    "a key",
+    "a target",
+    "a target in another case",
+    "boxes",
+    "a box by a hair",
+    "a seed",
+    "true and 1",
+    "one reference of two",
+    "the order of references",
+    "the order of questions",
+    "a nested value",
+)
 
 
 def row_case(name: str, folder: Path) -> Outcome:
@@ -138,8 +164,15 @@ def by_map(path: Path, folder: Path) -> None:
     del pixels
 
 
-REPLACED = {"in place": in_place, "moved over": moved_over, "by a hard link": by_hard_link, "by a link": by_link,
-            "by a chain of links": by_chain, "cut and grown": cut_and_grown, "by a memory map": by_map}  # fmt: skip
+REPLACED = {
+    "in place": in_place,
+    "moved over": moved_over,
+    "by a hard link": by_hard_link,
+    "by a link": by_link,
+    "by a chain of links": by_chain,
+    "cut and grown": cut_and_grown,
+    "by a memory map": by_map,
+}
 
 
 def replaced_case(change: Callable[[Path, Path], None], through: bool, folder: Path) -> Outcome:
@@ -215,16 +248,25 @@ def middle_byte(path: Path) -> None:
 CHANGES: dict[str, tuple[Callable[[Path], object], bool]] = {
     "a byte amid the first expert": (lambda place: middle_byte(place / "transformer" / "model.safetensors"), True),
     "a byte amid the second expert": (lambda place: middle_byte(place / "transformer_2" / "model.safetensors"), True),
-    "a byte in a part through links": (lambda place: middle_byte(place.parent / "shared" / "deep" / "encoder.safetensors"), True),
-    "a file in a part through links": (lambda place: (place.parent / "shared" / "deep" / "more.bin").write_bytes(b"1"), True),
+    "a byte in a part through links": (
+        lambda place: middle_byte(place.parent / "shared" / "deep" / "encoder.safetensors"),
+        True,
+    ),
+    "a file in a part through links": (
+        lambda place: (place.parent / "shared" / "deep" / "more.bin").write_bytes(b"1"),
+        True,
+    ),
     "a configuration": (lambda place: (place / "vae" / "config.json").write_text("{ }"), True),
     "names of experts exchanged": (lambda place: exchange(place), False),
-    "a file renamed": (lambda place: (place / "vae" / "model.safetensors").rename(place / "vae" / "other.safetensors"), True),
+    "a file renamed": (
+        lambda place: (place / "vae" / "model.safetensors").rename(place / "vae" / "other.safetensors"),
+        True,
+    ),
     "an empty file": (lambda place: (place / "vae" / "empty.json").write_text(""), True),
     "a readme": (lambda place: (place / "README.md").write_text("mine"), False),
     "a time of change": (lambda place: os.utime(place / "vae" / "model.safetensors"), False),
     "a part moved and linked": (lambda place: away(place), False),
-}  # fmt: skip
+}
 
 
 def exchange(place: Path) -> None:
@@ -272,8 +314,20 @@ def judged(folder: Path, *more: str) -> tuple[int, list[float]]:
     """How many images the reward was asked about, and what the command says of them all."""
     asked = folder / "asked"
     asked.write_text("")
-    code, said = command("eval", "--images", "images", "--benchmark", "panel", "--prompts", "rows.jsonl", "--option",
-                         "rewards=rewards.yaml", "--out", "out", *more)  # fmt: skip
+    code, said = command(
+        "eval",
+        "--images",
+        "images",
+        "--benchmark",
+        "panel",
+        "--prompts",
+        "rows.jsonl",
+        "--option",
+        "rewards=rewards.yaml",
+        "--out",
+        "out",
+        *more,
+    )
     if code != 0:
         raise Silent(said[-400:])
     (file,) = (folder / "out").rglob("rows.jsonl")
@@ -338,7 +392,7 @@ ANSWERS: dict[str, tuple[Callable[[Path], object], int, tuple[str, ...]]] = {
     "the content of a source": (lambda folder: in_place(folder / "red.bmp", folder), 3, ()),
     "the content of a reference": (lambda folder: in_place(folder / "green.bmp", folder), 3, ()),
     "the order of rows": (turned, 0, ()),
-}  # fmt: skip
+}
 
 
 def answer_case(name: str, folder: Path) -> Outcome:
@@ -372,11 +426,16 @@ def groups(folder: Path) -> Outcome:
 def cases() -> list[Case]:
     return [
         *(Case(f"rows: {name}", partial(row_case, name)) for name in ROWS),
-        *(Case(f"files: replaced {name}{' and read through a link' * through}", partial(replaced_case, change, through))
-          for name, change in REPLACED.items() for through in (False, True)),
+        *(
+            Case(
+                f"files: replaced {name}{' and read through a link' * through}", partial(replaced_case, change, through)
+            )
+            for name, change in REPLACED.items()
+            for through in (False, True)
+        ),
         Case("files: written within a tick of the clock", in_one_tick),
         Case("files: copies, touched files, other encodings", by_another_name),
         *(Case(f"folders: {name}", partial(folder_case, name)) for name in CHANGES),
         *(Case(f"answers: {name}", partial(answer_case, name)) for name in ANSWERS),
         Case("answers: groups of edits", groups),
-    ]  # fmt: skip
+    ]

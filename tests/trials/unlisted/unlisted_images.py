@@ -6,7 +6,7 @@ import io
 import json
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,15 @@ RGB = np.random.default_rng(7).integers(0, 256, size=(6, 9, 3), dtype=np.uint8)
 GREY = RGB[..., 0]
 ALPHA = np.random.default_rng(8).integers(0, 256, size=(6, 9), dtype=np.uint8)
 TURNS: tuple[Callable[[Array], Array], ...] = (
-    lambda a: a, lambda a: a[:, ::-1], lambda a: a[::-1, ::-1], lambda a: a[::-1], lambda a: a.swapaxes(0, 1),
-    lambda a: np.rot90(a, -1), lambda a: a[::-1, ::-1].swapaxes(0, 1), lambda a: np.rot90(a, 1),
-)  # fmt: skip
+    lambda a: a,
+    lambda a: a[:, ::-1],
+    lambda a: a[::-1, ::-1],
+    lambda a: a[::-1],
+    lambda a: a.swapaxes(0, 1),
+    lambda a: np.rot90(a, -1),
+    lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    lambda a: np.rot90(a, 1),
+)
 """What EXIF's orientations 1 to 8 ask for, as the standard draws them."""
 
 
@@ -40,9 +46,12 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(
-    samples: Array, depth: int, colour: int, before: Sequence[tuple[bytes, bytes]] = (),
+    samples: Array,
+    depth: int,
+    colour: int,
+    before: Sequence[tuple[bytes, bytes]] = (),
     after: Sequence[tuple[bytes, bytes]] = (),
-) -> bytes:  # fmt: skip
+) -> bytes:
     """A PNG by the letter of its standard: samples [H, W] or [H, W, channels], unfiltered rows."""
     height, width = samples.shape[:2]
     rows = samples.reshape(height, -1)
@@ -57,7 +66,9 @@ def png(
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in chunks)
 
 
-def tiff(data: bytes, width: int, height: int, tags: dict[int, tuple[int, Sequence[int]]], order: str = "<") -> bytes:
+def tiff(
+    data: bytes, width: int, height: int, tags: Mapping[int, tuple[int, Sequence[int]]], order: str = "<"
+) -> bytes:
     """A TIFF of one strip by the letter of its standard; `tags` are added to those of its size, or stand for them."""
     strip = {256: (3, [width]), 257: (3, [height]), 259: (3, [1]), 273: (4, [8]), 278: (3, [height])}
     fields: dict[int, tuple[int, Sequence[int]]] = {**strip, 279: (4, [len(data)]), **tags}
@@ -148,14 +159,24 @@ def orientations() -> list[Case]:
         smooth = np.repeat(np.repeat(RGB, 16, axis=0), 16, axis=1)
         tags = {258: (3, [8, 8, 8]), 262: (3, [2]), 277: (3, [3]), 274: (3, [number])}
         found += [
-            image(f"orientation {number} in PNG, after the pixels", wrote(png(RGB, 8, 2, after=[(b"eXIf", raw)]), "a.png"),
-                  turn(RGB)),
+            image(
+                f"orientation {number} in PNG, after the pixels",
+                wrote(png(RGB, 8, 2, after=[(b"eXIf", raw)]), "a.png"),
+                turn(RGB),
+            ),
             image(f"orientation {number} in TIFF", wrote(tiff(RGB.tobytes(), 9, 6, tags), "a.tif"), turn(RGB)),
-            image(f"orientation {number} in JPEG", pillow(Image.fromarray(smooth), "a.jpg", exif=exif, quality=100,
-                  subsampling=0), turn(smooth), 6),
-            image(f"orientation {number} in WebP", pillow(Image.fromarray(RGB), "a.webp", exif=exif, lossless=True),
-                  turn(RGB)),
-        ]  # fmt: skip
+            image(
+                f"orientation {number} in JPEG",
+                pillow(Image.fromarray(smooth), "a.jpg", exif=exif, quality=100, subsampling=0),
+                turn(smooth),
+                6,
+            ),
+            image(
+                f"orientation {number} in WebP",
+                pillow(Image.fromarray(RGB), "a.webp", exif=exif, lossless=True),
+                turn(RGB),
+            ),
+        ]
     return found
 
 
@@ -171,47 +192,106 @@ def pngs() -> list[Case]:
     profile = b"icc\0\0" + zlib.compress(b"no profile")
     return [
         image("16-bit RGB PNG", wrote(png(wide, 16, 2), "a.png"), RGB),
-        image("16-bit RGB PNG, levels between", wrote(png(np.minimum(wide + 100, 65535), 16, 2), "a.png"),
-              np.minimum(wide + 100, 65535) / 257, 1),
-        image("16-bit RGBA PNG", wrote(png(np.dstack([wide, ALPHA.astype(np.uint32) * 257]), 16, 6), "a.png"),
-              on_white(RGB, ALPHA), 1),
+        image(
+            "16-bit RGB PNG, levels between",
+            wrote(png(np.minimum(wide + 100, 65535), 16, 2), "a.png"),
+            np.minimum(wide + 100, 65535) / 257,
+            1,
+        ),
+        image(
+            "16-bit RGBA PNG",
+            wrote(png(np.dstack([wide, ALPHA.astype(np.uint32) * 257]), 16, 6), "a.png"),
+            on_white(RGB, ALPHA),
+            1,
+        ),
         image("16-bit grey PNG", wrote(png(deep, 16, 0), "a.png"), np.rint(deep / 257)),
-        image("16-bit grey PNG with alpha", wrote(png(np.dstack([wide[..., 0], ALPHA.astype(np.uint32) * 257]), 16, 4),
-              "a.png"), on_white(GREY[..., None].repeat(3, 2), ALPHA), 1),
-        image("16-bit grey PNG, one clear level", wrote(png(deep, 16, 0, [(b"tRNS", struct.pack(">H", 255))]), "a.png"),
-              keyed),
-        image("16-bit RGB PNG, one clear colour", wrote(png(wide, 16, 2, [(b"tRNS", struct.pack(">3H", *wide[0, 0].tolist()))]),
-              "a.png"), np.where((RGB == RGB[0, 0]).all(2, keepdims=True), 255, RGB)),
-        image("RGB PNG, one clear colour", wrote(png(RGB, 8, 2, [(b"tRNS", struct.pack(">3H", *RGB[2, 3].tolist()))]), "a.png"),
-              np.where((RGB == RGB[2, 3]).all(2, keepdims=True), 255, RGB)),
-        image("grey PNG, one clear level", wrote(png(GREY, 8, 0, [(b"tRNS", struct.pack(">H", int(GREY[1, 1])))]), "a.png"),
-              np.where(GREY == GREY[1, 1], 255, GREY)),
+        image(
+            "16-bit grey PNG with alpha",
+            wrote(png(np.dstack([wide[..., 0], ALPHA.astype(np.uint32) * 257]), 16, 4), "a.png"),
+            on_white(GREY[..., None].repeat(3, 2), ALPHA),
+            1,
+        ),
+        image(
+            "16-bit grey PNG, one clear level",
+            wrote(png(deep, 16, 0, [(b"tRNS", struct.pack(">H", 255))]), "a.png"),
+            keyed,
+        ),
+        image(
+            "16-bit RGB PNG, one clear colour",
+            wrote(png(wide, 16, 2, [(b"tRNS", struct.pack(">3H", *wide[0, 0].tolist()))]), "a.png"),
+            np.where((RGB == RGB[0, 0]).all(2, keepdims=True), 255, RGB),
+        ),
+        image(
+            "RGB PNG, one clear colour",
+            wrote(png(RGB, 8, 2, [(b"tRNS", struct.pack(">3H", *RGB[2, 3].tolist()))]), "a.png"),
+            np.where((RGB == RGB[2, 3]).all(2, keepdims=True), 255, RGB),
+        ),
+        image(
+            "grey PNG, one clear level",
+            wrote(png(GREY, 8, 0, [(b"tRNS", struct.pack(">H", int(GREY[1, 1])))]), "a.png"),
+            np.where(GREY == GREY[1, 1], 255, GREY),
+        ),
         image("2-bit grey PNG", wrote(png(two, 2, 0), "a.png"), two * 85),
-        image("2-bit grey PNG, one clear level", wrote(png(two, 2, 0, [(b"tRNS", b"\0\1")]), "a.png"),
-              np.array([[0, 255, 170, 255]])),
-        image("4-bit grey PNG, one clear level", wrote(png(two, 4, 0, [(b"tRNS", b"\0\1")]), "a.png"),
-              np.array([[0, 255, 34, 51]])),
+        image(
+            "2-bit grey PNG, one clear level",
+            wrote(png(two, 2, 0, [(b"tRNS", b"\0\1")]), "a.png"),
+            np.array([[0, 255, 170, 255]]),
+        ),
+        image(
+            "4-bit grey PNG, one clear level",
+            wrote(png(two, 4, 0, [(b"tRNS", b"\0\1")]), "a.png"),
+            np.array([[0, 255, 34, 51]]),
+        ),
         image("1-bit PNG", wrote(png(bits, 1, 0), "a.png"), bits * 255),
         image("1-bit PNG, black is clear", wrote(png(bits, 1, 0, [(b"tRNS", b"\0\0")]), "a.png"), bits * 0 + 255),
-        image("palette PNG of 2 bits with tRNS", wrote(png(places, 2, 3, [*colours, (b"tRNS", b"\0\x80")]), "a.png"), seen, 1),
+        image(
+            "palette PNG of 2 bits with tRNS",
+            wrote(png(places, 2, 3, [*colours, (b"tRNS", b"\0\x80")]), "a.png"),
+            seen,
+            1,
+        ),
         image("palette PNG, nothing clear", wrote(png(places, 8, 3, colours), "a.png"), RGB[:4, 0][places]),
         image("PNG with gAMA", wrote(png(RGB, 8, 2, [(b"gAMA", struct.pack(">I", 100000))]), "a.png"), RGB),
         image("PNG with a profile that is none", wrote(png(RGB, 8, 2, [(b"iCCP", profile)]), "a.png"), RGB),
-        image("PNG with bKGD", wrote(png(np.dstack([RGB, ALPHA]), 8, 6, [(b"bKGD", struct.pack(">3H", 0, 0, 0))]), "a.png"),
-              on_white(RGB, ALPHA), 1),
-        image("APNG whose first frame is another", pillow(Image.fromarray(RGB), "a.png", save_all=True,
-              append_images=[Image.fromarray(RGB[::-1])], default_image=True), RGB),
+        image(
+            "PNG with bKGD",
+            wrote(png(np.dstack([RGB, ALPHA]), 8, 6, [(b"bKGD", struct.pack(">3H", 0, 0, 0))]), "a.png"),
+            on_white(RGB, ALPHA),
+            1,
+        ),
+        image(
+            "APNG whose first frame is another",
+            pillow(
+                Image.fromarray(RGB),
+                "a.png",
+                save_all=True,
+                append_images=[Image.fromarray(RGB[::-1])],
+                default_image=True,
+            ),
+            RGB,
+        ),
         no("PNG of half a file", wrote(png(RGB, 8, 2)[:-60], "a.png")),
         no("PNG with a broken sum", wrote(png(RGB, 8, 2).replace(b"IDAT", b"IDAT", 1)[:60] + b"\xff" * 40, "a.png")),
         no("empty file", wrote(b"", "a.png")),
         no("PNG of no width", wrote(png(np.zeros((1, 0, 3), np.uint8), 8, 2), "a.png")),
-        no("a billion pixels in a small file", wrote(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(
-            ">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)) + chunk(b"IDAT", b"") + chunk(b"IEND", b""), "a.png")),
+        no(
+            "a billion pixels in a small file",
+            wrote(
+                b"\x89PNG\r\n\x1a\n"
+                + chunk(b"IHDR", struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0))
+                + chunk(b"IDAT", b"")
+                + chunk(b"IEND", b""),
+                "a.png",
+            ),
+        ),
         no("a page of the web under a picture's name", wrote(b"<!doctype html><html>404</html>", "a.png")),
         no("HEIC without a plugin", wrote(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 64, "a.heic")),
         no("SVG", wrote(b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="6"/>', "a.svg")),
-        no("a pointer of Git LFS", wrote(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a.png")),
-    ]  # fmt: skip
+        no(
+            "a pointer of Git LFS",
+            wrote(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a.png"),
+        ),
+    ]
 
 
 def tiffs() -> list[Case]:
@@ -239,20 +319,48 @@ def tiffs() -> list[Case]:
         no("TIFF of 32-bit whole numbers", grey(GREY, 32, "<u4"), "range"),
         no("TIFF of signed 16 bits", grey(GREY, 16, "<i2", s339=2), "range"),
         no("TIFF of floats", grey(GREY / 255, 32, "<f4", s339=3), "range"),
-        image("16-bit RGB TIFF", wrote(tiff((RGB.astype(np.uint32) * 257).astype("<u2").tobytes(), 9, 6, colour), "a.tif"), RGB, 1),
-        image("TIFF with alpha", wrote(tiff(np.dstack([RGB, ALPHA]).tobytes(), 9, 6, {**clear, 338: (3, [2])}), "a.tif"),
-              on_white(RGB, ALPHA), 1),
-        image("TIFF with colours times alpha", wrote(tiff(before.tobytes(), 9, 6, {**clear, 338: (3, [1])}), "a.tif"),
-              on_white(RGB, ALPHA), 3),
-        image("TIFF with a channel that is no alpha", wrote(tiff(np.dstack([RGB, ALPHA]).tobytes(), 9, 6,
-              {**clear, 338: (3, [0])}), "a.tif"), RGB),
-        image("first page of a TIFF", pillow(Image.fromarray(RGB), "a.tif", save_all=True,
-              append_images=[Image.fromarray(RGB[::-1])]), RGB),
+        image(
+            "16-bit RGB TIFF",
+            wrote(tiff((RGB.astype(np.uint32) * 257).astype("<u2").tobytes(), 9, 6, colour), "a.tif"),
+            RGB,
+            1,
+        ),
+        image(
+            "TIFF with alpha",
+            wrote(tiff(np.dstack([RGB, ALPHA]).tobytes(), 9, 6, {**clear, 338: (3, [2])}), "a.tif"),
+            on_white(RGB, ALPHA),
+            1,
+        ),
+        image(
+            "TIFF with colours times alpha",
+            wrote(tiff(before.tobytes(), 9, 6, {**clear, 338: (3, [1])}), "a.tif"),
+            on_white(RGB, ALPHA),
+            3,
+        ),
+        image(
+            "TIFF with a channel that is no alpha",
+            wrote(tiff(np.dstack([RGB, ALPHA]).tobytes(), 9, 6, {**clear, 338: (3, [0])}), "a.tif"),
+            RGB,
+        ),
+        image(
+            "first page of a TIFF",
+            pillow(Image.fromarray(RGB), "a.tif", save_all=True, append_images=[Image.fromarray(RGB[::-1])]),
+            RGB,
+        ),
         no("LAB TIFF", pillow(Image.new("LAB", (4, 4)), "a.tif"), "LAB"),
-        *(no(f"TIFF of half a file, {kind}", wrote((lambda data: data[: len(data) * 2 // 3])(packed(
-            Image.fromarray(np.tile(RGB, (9, 9, 1))), "TIFF", compression=kind)), "a.tif"))
-          for kind in ("raw", "tiff_lzw", "tiff_deflate", "packbits")),
-    ]  # fmt: skip
+        *(
+            no(
+                f"TIFF of half a file, {kind}",
+                wrote(
+                    (lambda data: data[: len(data) * 2 // 3])(
+                        packed(Image.fromarray(np.tile(RGB, (9, 9, 1))), "TIFF", compression=kind)
+                    ),
+                    "a.tif",
+                ),
+            )
+            for kind in ("raw", "tiff_lzw", "tiff_deflate", "packbits")
+        ),
+    ]
 
 
 def others() -> list[Case]:
@@ -275,36 +383,82 @@ def others() -> list[Case]:
         + struct.pack("<IiiHHIIiiII", 108, 9, -6, 1, 32, 3, 216, 0, 0, 0, 0)
     )
     run = bytes([3, 0, 0, 0, 2, 1, 0, 0, 0, 1])
-    rle = (b"BM" + struct.pack("<IHHI", 62 + len(run), 0, 0, 62)
-           + struct.pack("<IiiHHIIiiII", 40, 3, 2, 1, 8, 1, len(run), 0, 0, 2, 2) + b"\0\0\0\0\0\0\xff\0" + run)  # fmt: skip
+    rle = (
+        b"BM"
+        + struct.pack("<IHHI", 62 + len(run), 0, 0, 62)
+        + struct.pack("<IiiHHIIiiII", 40, 3, 2, 1, 8, 1, len(run), 0, 0, 2, 2)
+        + b"\0\0\0\0\0\0\xff\0"
+        + run
+    )
     pgm = b"P5\n# made by a scanner\n9 6\n1023\n" + (GREY.astype(np.uint32) * 1023 // 255).astype(">u2").tobytes()
     return [
         image("CMYK JPEG of Adobe, inverted", pillow(ink, "a.jpg", quality=100, subsampling=0), smooth, 8),
         image("CMYK TIFF", pillow(ink, "a.tif"), smooth, 1),
-        image("progressive JPEG", pillow(Image.fromarray(smooth), "a.jpg", quality=100, subsampling=0, progressive=True), smooth, 6),
+        image(
+            "progressive JPEG",
+            pillow(Image.fromarray(smooth), "a.jpg", quality=100, subsampling=0, progressive=True),
+            smooth,
+            6,
+        ),
         image("JPEG under the name of a PNG", wrote(jpeg, "a.png"), smooth, 6),
         image("JPEG with bytes behind its end", wrote(jpeg + b"\0" * 999, "a.jpg"), smooth, 6),
         no("JPEG of half a file", wrote(jpeg[: len(jpeg) // 2], "a.jpg")),
-        no("progressive JPEG of half a file", wrote((lambda d: d[: len(d) // 2])(packed(Image.fromarray(smooth), "JPEG", progressive=True)), "a.jpg")),
-        no("WebP of half a file", wrote((lambda d: d[: len(d) // 2])(packed(Image.fromarray(smooth), "WEBP")), "a.webp")),
-        no("GIF of half a file", wrote((lambda d: d[: len(d) // 2])(packed(Image.fromarray(smooth).quantize(64), "GIF")), "a.gif")),
+        no(
+            "progressive JPEG of half a file",
+            wrote((lambda d: d[: len(d) // 2])(packed(Image.fromarray(smooth), "JPEG", progressive=True)), "a.jpg"),
+        ),
+        no(
+            "WebP of half a file",
+            wrote((lambda d: d[: len(d) // 2])(packed(Image.fromarray(smooth), "WEBP")), "a.webp"),
+        ),
+        no(
+            "GIF of half a file",
+            wrote((lambda d: d[: len(d) // 2])(packed(Image.fromarray(smooth).quantize(64), "GIF")), "a.gif"),
+        ),
         no("BMP of half a file", wrote((bmp + pixels)[:150], "a.bmp")),
         image("BMP of 32 bits without alpha", wrote(bmp + pixels, "a.bmp"), RGB),
-        image("BMP with alpha", wrote(v4 + masks + np.dstack([RGB[..., ::-1], ALPHA]).tobytes(), "a.bmp"), on_white(RGB, ALPHA), 1),
-        image("BMP by lengths of runs", wrote(rle, "a.bmp"), np.array([[[255, 0, 0]] * 2 + [[0, 0, 0]], [[0, 0, 0]] * 3])),
-        image("ICO with alpha", pillow(Image.fromarray(np.dstack([smooth[:32, :32], np.full((32, 32), 128, np.uint8)])), "a.ico",
-              sizes=[(16, 16), (32, 32)]), on_white(smooth[:32, :32], np.full((32, 32), 128)), 1),
+        image(
+            "BMP with alpha",
+            wrote(v4 + masks + np.dstack([RGB[..., ::-1], ALPHA]).tobytes(), "a.bmp"),
+            on_white(RGB, ALPHA),
+            1,
+        ),
+        image(
+            "BMP by lengths of runs", wrote(rle, "a.bmp"), np.array([[[255, 0, 0]] * 2 + [[0, 0, 0]], [[0, 0, 0]] * 3])
+        ),
+        image(
+            "ICO with alpha",
+            pillow(
+                Image.fromarray(np.dstack([smooth[:32, :32], np.full((32, 32), 128, np.uint8)])),
+                "a.ico",
+                sizes=[(16, 16), (32, 32)],
+            ),
+            on_white(smooth[:32, :32], np.full((32, 32), 128)),
+            1,
+        ),
         image("JPEG 2000", pillow(Image.fromarray(smooth), "a.jp2", irreversible=False), smooth),
-        image("JPEG 2000 of 16 bits", pillow(Image.fromarray((smooth[..., 0].astype(np.uint16) * 257)), "a.jp2"), smooth[..., 0]),
-        image("animated GIF, first frame with holes", pillow(clear, "a.gif", save_all=True, append_images=[Image.fromarray(RGB)]),
-              np.where(half[..., None] == 255, RGB, 255), 0),
-        image("animated WebP with alpha", pillow(rgba, "a.webp", save_all=True, append_images=[rgba.rotate(180)], lossless=True, exact=True),
-              on_white(RGB, ALPHA), 1),
+        image(
+            "JPEG 2000 of 16 bits",
+            pillow(Image.fromarray(smooth[..., 0].astype(np.uint16) * 257), "a.jp2"),
+            smooth[..., 0],
+        ),
+        image(
+            "animated GIF, first frame with holes",
+            pillow(clear, "a.gif", save_all=True, append_images=[Image.fromarray(RGB)]),
+            np.where(half[..., None] == 255, RGB, 255),
+            0,
+        ),
+        image(
+            "animated WebP with alpha",
+            pillow(rgba, "a.webp", save_all=True, append_images=[rgba.rotate(180)], lossless=True, exact=True),
+            on_white(RGB, ALPHA),
+            1,
+        ),
         image("TGA from the bottom up", pillow(rgba, "a.tga"), on_white(RGB, ALPHA), 1),
         image("PGM of 10 bits", wrote(pgm, "a.pgm"), GREY, 1),
         image("PPM of text", wrote(b"P3 9 6 255\n" + " ".join(map(str, RGB.ravel())).encode(), "a.ppm"), RGB),
         no("PFM", wrote(b"Pf\n9 6\n-1.0\n" + (GREY / 255).astype("<f4").tobytes(), "a.pfm"), "range"),
-    ]  # fmt: skip
+    ]
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -372,12 +526,25 @@ def scored(place: Path) -> Outcome:
     )
     (place / "match.yaml").write_text(f"rewards: [{{file: {place}/level.py, function: match}}]")
     (place / "prompts.txt").write_text("\n".join(f"prompt {k}" for k in range(12)))
-    code, said = command("reward", "score", str(place / "match.yaml"), str(folder), "--prompts", str(place / "prompts.txt"),
-                         "--out", str(place / "scores.jsonl"))  # fmt: skip
+    code, said = command(
+        "reward",
+        "score",
+        str(place / "match.yaml"),
+        str(folder),
+        "--prompts",
+        str(place / "prompts.txt"),
+        "--out",
+        str(place / "scores.jsonl"),
+    )
     if code != 0:
         raise Silent(said[-300:])
     rows = [json.loads(line) for line in (place / "scores.jsonl").read_text().splitlines()]
     return same([row["values"] for row in rows], [{"match": 1.0}] * 12)
+
+
+def in_script(number: int, zero: int) -> str:
+    """A number in the digits of a script, by the code of its zero."""
+    return "".join(chr(zero + int(digit)) for digit in str(number))
 
 
 NAMES: dict[str, list[str]] = {
@@ -387,8 +554,8 @@ NAMES: dict[str, list[str]] = {
     "mixed widths": ["01.png", "2.png", "003.png", "10.png", "0011.png"],
     "one number twice": ["1.png", "01.png", "2.png"],
     "a copy beside its image": ["1.png", "1 (1).png", "2.png", "2 (1).png"],
-    "full-width digits": [f"img_{'１２３４５６７８９'[k]}.png" for k in range(9)] + ["img_１０.png"],
-    "Arabic digits": [f"{'١٢٣٤٥٦٧٨٩'[k]}.png" for k in range(9)] + ["١٠.png"],
+    "full-width digits": [f"img_{in_script(k, 0xFF10)}.png" for k in range(1, 11)],
+    "Arabic digits": [f"{in_script(k, 0x660)}.png" for k in range(1, 11)],
     "superscripts": ["x².png", "x³.png", "x¹⁰.png"],
     "mixed endings and cases": ["1.PNG", "2.jpg", "3.JPEG", "10.WebP"],
     "two kinds of names": ["cat_10.png", "dog_2.png"],
@@ -404,7 +571,7 @@ NAMES: dict[str, list[str]] = {
     "letters": ["a.png", "b.png", "c.png"],
     "umlauts in two forms": ["u\u0308_1.png", "\u00fc_2.png"],
     "ComfyUI": [f"ComfyUI_{k:05d}_.png" for k in range(1, 13)],
-}  # fmt: skip
+}
 
 
 def names() -> list[Case]:
