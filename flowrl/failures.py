@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowrl.files import replacing
+from flowrl.runtime.disk_errors import DISK, FULL, system_words
 from flowrl.runtime.scrubbing import printable, say, without_secrets
 from flowrl.versions import version_text
 
@@ -119,8 +120,8 @@ def _explained(error: BaseException) -> str:
             f"sys.exit({'' if error.code is None else repr(error.code)}) was called{_where(error)}, which ends the "
             "command before its work is done: raise an error there instead, with words that say what is wrong"
         )
-    if number in _DISK:
-        what, advice = _DISK[number]
+    if number in DISK:
+        what, advice = DISK[number]
         return f"a file could not be {_deed(error, number)}: {what}{_file(error)}. {advice}"
     if isinstance(error, RecursionError):
         return (
@@ -243,41 +244,6 @@ def speaker() -> str:
     return "flowrl" if world == "1" else f"flowrl (process {rank} of {world})"
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""Numbers of the operating system that only who writes meets."""
-_DISK = {
-    errno.ENOSPC: ("no space is left on the disk", "Make room"),
-    errno.EDQUOT: ("your quota of the disk is used up", "Make room, or ask for more"),
-    errno.EFBIG: (
-        "it would be larger than files may be here",
-        "Raise the limit of file sizes (ulimit -f), or write to another disk",
-    ),
-    errno.EROFS: ("the disk can only be read", "Choose a folder on another disk"),
-    errno.EIO: (
-        "the disk reports an error",
-        "Look into the system's log (dmesg) and save what is on that disk; choose a folder on another one",
-    ),
-    errno.ESTALE: (
-        "the server of its network disk does not know it any more (stale handle)",
-        "Mount that disk again, or wait until its server is back",
-    ),
-    errno.ENOLCK: ("its disk has no locks", "Have it mounted with locks, or choose a folder on another disk"),
-    errno.ENXIO: ("its device is gone", "See whether the disk is still mounted"),
-    errno.ENODEV: ("its device is gone", "See whether the disk is still mounted"),
-    errno.EMFILE: ("too many files are open at once", "Raise the limit (ulimit -n)"),
-    errno.ENFILE: ("too many files are open on this machine", "Close some, or raise the system's limit (fs.file-max)"),
-    errno.ENAMETOOLONG: ("its name is too long", "Choose a shorter name, or a folder that is not as deep"),
-    errno.ELOOP: ("links lead in a circle", "Remove one of them"),
-    errno.EBUSY: ("another program holds it", "End that program, or choose another place"),
-    errno.ETXTBSY: ("another program runs it", "End that program, or choose another place"),
-    errno.ETIMEDOUT: (
-        "its disk, or a machine on the network, does not answer",
-        "See whether that is there, then go on",
-    ),
-}
-"""Number of the operating system -> what is wrong with a file, what to change."""
-
-
 def _errno(error: BaseException) -> int | None:
     """The number of the operating system's error, also where a library wrote it into its message."""
     if isinstance(error, OSError):
@@ -296,12 +262,12 @@ def _os_error(error: OSError) -> str:
         return str(error) or type(error).__name__
     if isinstance(error, ConnectionError):
         return (
-            f"a connection failed{_where(error)}: {_system_words(error)}. See whether the program at its other end is "
+            f"a connection failed{_where(error)}: {system_words(error)}. See whether the program at its other end is "
             "there, and what it says"
         )
     name = _file_name(error)
     if name is None:
-        return f"the system refused what was asked of it{_where(error)}: {_system_words(error)}"
+        return f"the system refused what was asked of it{_where(error)}: {system_words(error)}"
     path = Path(name)
     if error.errno == errno.ENOENT:
         beside = "" if path.is_absolute() else f" (seen from {_working_folder()})"
@@ -312,12 +278,7 @@ def _os_error(error: OSError) -> str:
         return f"{path} cannot be written: you have no right to; choose another folder, or change its mode (chmod)"
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return f"{path} is there already, or lies in what is no folder: choose another place"
-    return f"{path}: {_system_words(error)}"
-
-
-def _system_words(error: OSError) -> str:
-    """What the system says, without its number."""
-    return str(error.strerror or os.strerror(error.errno or 0))
+    return f"{path}: {system_words(error)}"
 
 
 def _working_folder() -> str:
@@ -328,7 +289,7 @@ def _working_folder() -> str:
 
 
 def _deed(error: BaseException, number: int | None) -> str:
-    return "written" if number in _FULL else "read or written"
+    return "written" if number in FULL else "read or written"
 
 
 def _file(error: BaseException) -> str:
@@ -345,7 +306,7 @@ def _file_name(error: BaseException) -> str | None:
     places = list(traceback.walk_tb(error.__traceback__))
     for frame, _ in reversed(places):
         for value in frame.f_locals.values():
-            if isinstance(value, io.IOBase | tempfile._TemporaryFileWrapper):
+            if isinstance(value, io.IOBase) or type(value).__module__ == "tempfile":
                 opened = getattr(value, "name", None)  # of one in memory there is none
                 if isinstance(opened, str | bytes):
                     return os.fsdecode(opened)

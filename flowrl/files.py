@@ -24,7 +24,7 @@ from pathlib import Path
 from re import Pattern
 from typing import Any, BinaryIO
 
-from flowrl.failures import explain
+from flowrl.runtime.disk_errors import disk_words
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
 
@@ -335,7 +335,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {explain(error)}") from error
+        raise ValueError(f"{path}: cannot be read: {disk_words(error)}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 

@@ -141,7 +141,7 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str)
     raised = ConfigError(*faults, *refused)
     raised.refused = tuple(refused)
     raised.rest = values | {
-        name: field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+        name: field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[operator]
         for name, field in fields.items() if name not in data and _has_default(field)
     }  # fmt: skip
     raise raised

@@ -228,9 +228,9 @@ def test_what_is_no_text_is_refused_everywhere(folder: Path, text: str, said: st
             with pytest.raises(ValueError, match=rf"{name}, line 2") as error:
                 read_file(write(folder, name, content))
             assert said in str(error.value)
-    for fields in ({"text": text}, {"text": "a dog", "negative": text}):
+    for words, negative in ((text, ""), ("a dog", text)):
         with pytest.raises(ValueError, match=r"U\+"):
-            Prompt(**fields, metadata={})
+            Prompt(text=words, negative=negative, metadata={})
 
 
 @pytest.mark.parametrize(

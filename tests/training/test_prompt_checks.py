@@ -74,7 +74,7 @@ def test_evaluation_files_are_looked_at_too(tmp_path: Path) -> None:
     assert "bad.jsonl, line 1" in said
 
 
-LACKING = {
+LACKING: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "typographic quotes": ({"name": "ocr"}, {"prompt": "a sign that says “Hello World”"}, "has “Hello World” in"),
     "single quotes": ({"name": "ocr"}, {"prompt": "a sign that says 'Hello'"}, "has 'Hello' in quotes of another kind"),
     "no quotes": ({"name": "ocr"}, {"prompt": "the dog's bone"}, "and has none: write"),

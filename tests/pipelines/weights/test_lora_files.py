@@ -134,7 +134,7 @@ def test_a_file_beside_a_model_is_known_by_its_content(tmp_path: Path, models: d
 
 
 def test_alpha_is_what_each_form_says(tmp_path: Path) -> None:
-    kohya = {"down": "lora_down", "up": "lora_up"}
+    kohya: dict[str, Any] = {"down": "lora_down", "up": "lora_up"}
     name = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
     assert read_lora(single(lambda _: name, {"a": PAIR}, tmp_path / "1", **kohya), SD).alpha == 2  # the rank
     assert read_lora(single(lambda _: name, {"a": PAIR}, tmp_path / "2", alpha=1.5, **kohya), SD).alpha == 1.5
@@ -152,7 +152,7 @@ def test_alpha_is_what_each_form_says(tmp_path: Path) -> None:
 
 def test_layers_of_several_ranks_and_alphas_act_as_they_did(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    tensors, wanted = {}, {}
+    tensors, wanted = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for layer, rank, alpha in (("a", 1, 3.0), ("b", 3, 3.0), ("c", 3, 5.0)):
         down, up = torch.randn(rank, 6, generator=generator), torch.randn(5, rank, generator=generator)
         tensors |= {f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": up, f"{layer}.alpha": torch.tensor(alpha)}
