@@ -40,6 +40,7 @@ from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.rewards.outputs import check_output
 from flowrl.runtime.digests import files_below
+from flowrl.runtime.scrubbing import say as print
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 POINTWISE = ("pointwise", "remote")
