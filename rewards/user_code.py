@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ IMPORT_SECONDS, CALL_SECONDS = 10.0, 60.0
 
 _said: set[tuple[str, str]] = set()  # (whose, what): each is said once
 _paths: dict[str, list[str]] = {}  # module -> the import path as its file left it
+_helpers: dict[str, dict[str, bytes]] = {}  # file -> modules beside it that it imports, with their content
 
 
 class _Setting(NamedTuple):
@@ -96,8 +98,33 @@ def load_function(file: str, function: str, *, what: str = "reward") -> Callable
     scorer = vars(module)[function]
     if not callable(scorer):
         raise ValueError(f"{owner}: {function} is a {type(scorer).__name__}, not a function.")
-    _paths[file] = _paths[private]
+    _paths[file], _helpers[file] = _paths[private], _helpers[private]
     return scorer
+
+
+def content_of(file: str) -> str:
+    """A digest of a file that `load_function` has loaded, with the modules in its folder that it imports."""
+    digest = hashlib.sha256(Path(file).read_bytes())
+    for name, content in sorted(_helpers.get(file, {}).items()):
+        digest.update(f"\0{name}\0".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def _beside(path: Path, before: set[str], module: ModuleType) -> dict[str, bytes]:
+    """Modules below a file's folder that its import has loaded, or that it names where another file had loaded them."""
+    named = {
+        value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
+        for value in vars(module).values() if isinstance(value, ModuleType | FunctionType | type)
+    }  # fmt: skip
+    home, found = path.resolve().parent, dict[str, bytes]()
+    for name in sorted((set(sys.modules) - before) | (named & set(sys.modules))):
+        place = getattr(sys.modules[name], "__file__", None)
+        if not isinstance(place, str) or place == module.__file__ or "site-packages" in place:
+            continue
+        inside = Path(place).resolve()
+        if inside.is_relative_to(home) and inside.is_file() and name.partition(".")[0] != "flowrl":
+            found[name] = inside.read_bytes()
+    return found
 
 
 def _import(path: Path, private: str, file: str, owner: str) -> None:
@@ -107,11 +134,13 @@ def _import(path: Path, private: str, file: str, owner: str) -> None:
         raise ValueError(f"{owner} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[private] = module  # dataclasses and pickle look a class's module up here
+    before = set(sys.modules)
     try:
         with unchanged_process(owner), saying_what_is_awaited(f"the import of {owner}", IMPORT_SECONDS):
             # Not by Python's cache of compiled files, to which a change of the same length within a second is none.
             exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
             _paths[private] = list(sys.path)
+            _helpers[private] = _beside(path, before, module)
     except BaseException as error:
         del sys.modules[private]
         if isinstance(error, KeyboardInterrupt):
