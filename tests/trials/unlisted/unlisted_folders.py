@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowrl.pipelines import PIPELINES
 from tiny_runs import lora, metrics
 from toy_pipeline import write_toy
 from unlisted_case import Case, Outcome, Silent, command, refused
+
+from flowrl.pipelines import PIPELINES
 
 Damage = Callable[[Path], object]
 _SEAL, _STATE, _ROWS = "checkpoints/000003/checkpoint.json", "checkpoints/000003/state.pt", "metrics.jsonl"
