@@ -116,7 +116,7 @@ _HINTS = re.compile(
     re.IGNORECASE,
 )
 """One of these is in whatever the shapes find."""
-_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+_COLOURS = re.compile(r"(?:\x1b|\\x1b|\\033|\\u001b)\[[0-9;:]*m")
 _SECRET_SETTINGS = re.compile(rf"(?:{_NAMES})\Z", re.IGNORECASE)
 _remembered: set[str] = set()
 
@@ -134,7 +134,11 @@ def without_secrets(text: str) -> str:
     (`hf_`, `sk-`, `ghp_`, `AKIA`, ...), also percent-encoded, and the values of environment variables that are called
     a token, key, secret or password.
     """
-    if "\x1b[" in text and (cleared := _without_secrets(plain := _COLOURS.sub("", text))) != plain:
+    if (
+        "[" in text
+        and _COLOURS.search(text)
+        and (cleared := _without_secrets(plain := _COLOURS.sub("", text))) != plain
+    ):
         return cleared  # colours may stand in the midst of a secret
     return _without_secrets(text)
 

@@ -157,7 +157,8 @@ _EDITS: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 _ROW_EDITS: dict[str, Callable[[bytes], bytes]] = {
     "with two rows swapped": _swapped, "with a row doubled": _doubled, "with one digit changed": _digit,
-    "with its keys sorted by jq": _sorted, "with a NaN": lambda data: data.replace(b'"loss": ', b'"loss": NaN, "l": ', 1),
+    "with its keys sorted by jq": _sorted,
+    "with a NaN": lambda data: data.replace(b'"loss": ', b'"loss": NaN, "l": ', 1),
     "with rows of a later run behind": lambda data: data + data.splitlines(keepends=True)[-1],
 }  # fmt: skip
 
@@ -241,21 +242,22 @@ FOLDERS: dict[str, Damage] = {
     "the newest checkpoint copied under a later number": _copied("checkpoints/000003", "checkpoints/000009"),
     "an older checkpoint copied with another number of digits": _two_numbers,
     "a checkpoint of another run": _foreign("checkpoints/000003"),
-    "all checkpoints of another run": _foreign("checkpoints"),
-    "the state of another run": _foreign_state, "the state of an older checkpoint": _older_state,
-    "rows of another run": _foreign_rows, "the LoRA of another run": _foreign_lora,
-    "a checkpoint partly copied by rsync": _partly, "files of the far future": _later_clock,
-    "rows under a name in capitals": _small_letters, "a seal with other bytes of rows": _seal_number,
-    "no manifest": _no_manifest, "rows compressed": gzipped(_ROWS), "a state compressed": gzipped(_STATE),
-    "a seal that is a folder": as_folder(_SEAL), "a state that is a folder": as_folder(_STATE),
-    "rows that are a folder": as_folder(_ROWS), "a manifest that is a folder": as_folder("manifest.json"),
-    "settings that are a folder": as_folder("config.yaml"),
+    "all checkpoints of another run": _foreign("checkpoints"), "the state of another run": _foreign_state,
+    "the state of an older checkpoint": _older_state, "rows of another run": _foreign_rows,
+    "the LoRA of another run": _foreign_lora, "a checkpoint partly copied by rsync": _partly,
+    "files of the far future": _later_clock, "rows under a name in capitals": _small_letters,
+    "a seal with other bytes of rows": _seal_number, "no manifest": _no_manifest, "rows compressed": gzipped(_ROWS),
+    "a state compressed": gzipped(_STATE), "a seal that is a folder": as_folder(_SEAL),
+    "a state that is a folder": as_folder(_STATE), "rows that are a folder": as_folder(_ROWS),
+    "a manifest that is a folder": as_folder("manifest.json"), "settings that are a folder": as_folder("config.yaml"),
     "another learning rate in the settings": _yaml("lr: 0.01", "lr: 0.1"),
     "another seed in the settings": _yaml("seed: 0", "seed: 1"),
     "an unknown setting": _yaml("seed: 0", "seed: 0\nsede: 1"),
     "no checkpoints folder": lambda run: shutil.rmtree(run / "checkpoints"),
     "no LoRA": lambda run: shutil.rmtree(run / "lora"),
-    "junk of systems": lambda run: [(run / name / ".DS_Store").write_bytes(b"x") for name in ("", "checkpoints", "lora")],
+    "junk of systems": lambda run: [
+        (run / name / ".DS_Store").write_bytes(b"x") for name in ("", "checkpoints", "lora")
+    ]
 }  # fmt: skip
 
 
@@ -294,17 +296,18 @@ LINKS: dict[str, Damage] = {
     "a file of the next checkpoint": _link("checkpoints/000004", "{outside}/deep"),
     "half of a next checkpoint": _link("checkpoints/.000004", "{outside}/deep"),
     "an older one aside": _link("checkpoints/.000003.old", "{outside}/deep"),
-    "what is staged": _link(".lora.writing", "{outside}/deep"),
-    "samples": _link("samples", "{outside}"),
+    "what is staged": _link(".lora.writing", "{outside}/deep"), "samples": _link("samples", "{outside}"),
     "a sample": _link("samples/iteration_000000/0000.png", "/etc/hostname"),
-    "a folder of samples": _link("samples/iteration_000000", "{outside}"),
-    "evaluations": _link("eval", "{outside}"),
+    "a folder of samples": _link("samples/iteration_000000", "{outside}"), "evaluations": _link("eval", "{outside}"),
     "the report": _link("report.html", "{outside}/file"),
-    "a chain that ends outside": lambda run: (_link("a", "b")(run), _link("b", "{outside}/file")(run), _link("error.log", "a")(run)),
+    "a chain that ends outside": lambda run: (
+        _link("a", "b")(run),
+        _link("b", "{outside}/file")(run),
+        _link("error.log", "a")(run),
+    ),
     "to the folder above": _link("lora", ".."),
     "a place that damaged things would move to": _link("damaged-1", "{outside}"),
-    "tensorboard": _link("tensorboard", "{outside}"),
-    "the summary": _link("summary.json", "{outside}/file"),
+    "tensorboard": _link("tensorboard", "{outside}"), "the summary": _link("summary.json", "{outside}/file"),
 }  # fmt: skip
 
 

@@ -98,13 +98,15 @@ def as_rows(folder: Path, rows: list[Any]) -> None:
 
 
 def _sources(folder: Path) -> None:
-    for number, prompt in enumerate(PROMPTS):
+    for number in range(len(PROMPTS)):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
     as_rows(folder, [{"prompt": prompt, "metadata": {"n": n, "m": [1, 2]}} for n, prompt in enumerate(PROMPTS)])
 
 
 def _option(folder: Path) -> None:
-    (folder / "toy_rewards.py").write_text("def brightness(images, prompts, metadata, *, table='', many=()):\n    return images.mean((1, 2, 3))\n")
+    (folder / "toy_rewards.py").write_text(
+        "def brightness(images, prompts, metadata, *, table='', many=()):\n    return images.mean((1, 2, 3))\n"
+    )
     (folder / "table.json").write_text("{}")
     (folder / "tables").mkdir()
     (folder / "tables" / "one.json").write_text("{}")
@@ -119,39 +121,108 @@ def _shuffled_keys(folder: Path) -> None:
     (folder / "toy.yaml").write_text("# ours\n" + yaml.safe_dump(dict(reversed(config.items())), sort_keys=False))
 
 
+def _linked(folder: Path) -> None:
+    (folder / "prompts.txt").rename(folder / "there.txt")
+    (folder / "prompts.txt").symlink_to("there.txt")
+
+
 _ROWS = {"prompts": {"train": "prompts.jsonl"}}
 _TWO = {"rewards": [{"file": "toy_rewards.py", "function": name} for name in ("brightness", "redness")]}
 DIFFERENT: list[Case] = [
     differs("one letter of a prompt", rewrite("prompts.txt", lambda text: text.replace("red", "rad")), "prompts.train"),
-    differs("prompts in another order", rewrite("prompts.txt", lambda text: "\n".join(reversed(text.split()))), "prompts.train"),
+    differs(
+        "prompts in another order",
+        rewrite("prompts.txt", lambda text: "\n".join(reversed(text.split()))),
+        "prompts.train",
+    ),
     differs("a prompt more", rewrite("prompts.txt", lambda text: text + "a dog\n"), "prompts.train", "5 rows"),
     differs("a prompt twice", rewrite("prompts.txt", lambda text: text + text.splitlines()[0] + "\n"), "prompts.train"),
-    differs("a prompt with a letter and its accent apart", rewrite("prompts.txt", lambda text: text.replace("e\u0301", "\xe9")),
-            "prompts.train", prepare=rewrite("prompts.txt", lambda text: text.replace("red", "re\u0301d"))),
-    differs("an accent as two letters and as one, each", rewrite("prompts.txt", lambda text: text.replace("blue", "bl\xfce")), "prompts.train"),
-    differs("metadata of a prompt", rewrite("prompts.jsonl", lambda text: text.replace('"n": 3', '"n": 4')), "prompts.train",
-            settings=_ROWS, prepare=_sources),
-    differs("order in a list of metadata", rewrite("prompts.jsonl", lambda text: text.replace("[1, 2]", "[2, 1]")), "prompts.train",
-            settings=_ROWS, prepare=_sources),
-    differs("a reward's file with a space more", rewrite("toy_rewards.py", lambda text: text + " \n"), "toy_rewards.py"),
-    differs("a file that an option names", rewrite("table.json", lambda text: "[]"), "table.json", settings=_reward(table="table.json"), prepare=_option),
-    differs("a file in a list of an option", rewrite("table.json", lambda text: "[]"), "table.json",
-            settings=_reward(many=["x", "./table.json"]), prepare=_option),
-    differs("a file within a folder of an option", rewrite("tables/one.json", lambda text: "[]"), "tables",
-            settings=_reward(table="./tables"), prepare=_option),
-    differs("a hidden helper in a folder of an option", lambda folder: (folder / "tables" / "two.json").write_text("1"), "tables",
-            settings=_reward(table="./tables"), prepare=_option),
+    differs(
+        "a prompt with a letter and its accent apart",
+        rewrite("prompts.txt", lambda text: text.replace("e\u0301", "\xe9")),
+        "prompts.train",
+        prepare=rewrite("prompts.txt", lambda text: text.replace("red", "re\u0301d")),
+    ),
+    differs(
+        "an accent as two letters and as one, each",
+        rewrite("prompts.txt", lambda text: text.replace("blue", "bl\xfce")),
+        "prompts.train",
+    ),
+    differs(
+        "metadata of a prompt",
+        rewrite("prompts.jsonl", lambda text: text.replace('"n": 3', '"n": 4')),
+        "prompts.train",
+        settings=_ROWS,
+        prepare=_sources,
+    ),
+    differs(
+        "order in a list of metadata",
+        rewrite("prompts.jsonl", lambda text: text.replace("[1, 2]", "[2, 1]")),
+        "prompts.train",
+        settings=_ROWS,
+        prepare=_sources,
+    ),
+    differs(
+        "a reward's file with a space more", rewrite("toy_rewards.py", lambda text: text + " \n"), "toy_rewards.py"
+    ),
+    differs(
+        "a file that an option names",
+        rewrite("table.json", lambda text: "[]"),
+        "table.json",
+        settings=_reward(table="table.json"),
+        prepare=_option,
+    ),
+    differs(
+        "a file in a list of an option",
+        rewrite("table.json", lambda text: "[]"),
+        "table.json",
+        settings=_reward(many=["x", "./table.json"]),
+        prepare=_option,
+    ),
+    differs(
+        "a file within a folder of an option",
+        rewrite("tables/one.json", lambda text: "[]"),
+        "tables",
+        settings=_reward(table="./tables"),
+        prepare=_option,
+    ),
+    differs(
+        "a hidden helper in a folder of an option",
+        lambda folder: (folder / "tables" / "two.json").write_text("1"),
+        "tables",
+        settings=_reward(table="./tables"),
+        prepare=_option,
+    ),
     differs("rewards in another order", setting(rewards=list(reversed(_TWO["rewards"]))), "rewards.0", settings=_TWO),
     differs("a reward less", setting(rewards=_TWO["rewards"][:1]), "rewards.1", settings=_TWO),
-    differs("a weight of a reward", setting(rewards=[_TWO["rewards"][0] | {"weight": 0.5}, _TWO["rewards"][1]]), "weight", "0.5", settings=_TWO),
+    differs(
+        "a weight of a reward",
+        setting(rewards=[_TWO["rewards"][0] | {"weight": 0.5}, _TWO["rewards"][1]]),
+        "weight",
+        "0.5",
+        settings=_TWO,
+    ),
     differs("a number in its last digit", setting(optim={"lr": 0.010000000000000002}), "optim.lr"),
     differs("a group size", setting(group_size=2), "group_size", "4 in process 0", "2 in process 1"),
-    differs("an evaluation in one alone", setting(eval_every=1, prompts={"train": "prompts.txt", "eval": "prompts.txt"}), "eval_every", "prompts.eval"),
+    differs(
+        "an evaluation in one alone",
+        setting(eval_every=1, prompts={"train": "prompts.txt", "eval": "prompts.txt"}),
+        "eval_every",
+        "prompts.eval",
+    ),
     differs("a tracker", setting(logging={"tensorboard": True}), "logging.tensorboard"),
     differs("a budget", setting(budget={"images": 100}), "budget"),
     differs("a kernel", setting(sampler={"kernel": "cps", "num_steps": 4}), "sampler.kernel"),
-    differs("another dtype", setting(pipeline={"name": "sd3", "model": "toy", "dtype": "bfloat16", "device": "cpu"}), "pipeline.dtype"),
-    differs("the place of a model", setting(pipeline={"name": "sd3", "model": "toy-2", "dtype": "float32", "device": "cpu"}), "pipeline.model"),
+    differs(
+        "another dtype",
+        setting(pipeline={"name": "sd3", "model": "toy", "dtype": "bfloat16", "device": "cpu"}),
+        "pipeline.dtype",
+    ),
+    differs(
+        "the place of a model",
+        setting(pipeline={"name": "sd3", "model": "toy-2", "dtype": "float32", "device": "cpu"}),
+        "pipeline.model",
+    ),
     differs("keys in another order and a comment", _shuffled_keys),
     differs("numbers written in another way", rewrite("toy.yaml", lambda text: text.replace("lr: 0.01", "lr: 1.0e-2"))),
     differs("quotes in YAML", rewrite("toy.yaml", lambda text: text.replace("kernel: flow_sde", 'kernel: "flow_sde"'))),
@@ -159,12 +230,20 @@ DIFFERENT: list[Case] = [
     differs("prompts with the line ends of Windows", rewrite("prompts.txt", lambda text: text.replace("\n", "\r\n"))),
     differs("prompts with a byte order mark", rewrite("prompts.txt", lambda text: "\ufeff" + text)),
     differs("prompts without the last line's end", rewrite("prompts.txt", lambda text: text.rstrip())),
-    differs("keys of a row in another order", lambda folder: as_rows(
-        folder, [{"metadata": {"m": [1, 2], "n": n}, "prompt": prompt} for n, prompt in enumerate(PROMPTS)]), settings=_ROWS, prepare=_sources),
+    differs(
+        "keys of a row in another order",
+        lambda folder: as_rows(
+            folder, [{"metadata": {"m": [1, 2], "n": n}, "prompt": prompt} for n, prompt in enumerate(PROMPTS)]
+        ),
+        settings=_ROWS,
+        prepare=_sources,
+    ),
     differs("folders and threads of their own", setting(out="elsewhere", threads=3, progress=True)),
     differs("files that nothing names", lambda folder: (folder / "notes.md").write_text("mine")),
-    differs("a prompts' file that is a link", lambda folder: (
-        (folder / "prompts.txt").rename(folder / "there.txt"), (folder / "prompts.txt").symlink_to("there.txt"))),
+    differs(
+        "a prompts' file that is a link",
+        _linked,
+    ),
 ]  # fmt: skip
 
 
@@ -280,7 +359,12 @@ MEETINGS = [
     met("the first of three comes late", 3, {0: (0.4, {}), 1: {}, 2: {}}, limit=5.0),
     met("two of five do not come", 5, {0: {}, 2: {}, 4: {}}, "processes 1, 3 of 5 did not come", "Waiting for"),
     met("the first does not come, nor another", 4, {1: {}, 2: {}}, "process 0 of 4 did not come"),
-    met("one leaves with quotes and lines in its words", 3, {0: {}, 1: {}, 2: 'x.yaml: "no\nsuch" \u202e key \ud800'}, "process 2 cannot"),
+    met(
+        "one leaves with quotes and lines in its words",
+        3,
+        {0: {}, 1: {}, 2: 'x.yaml: "no\nsuch" \u202e key \ud800'},
+        "process 2 cannot",
+    ),
     met("the first leaves", 3, {0: "no such file", 1: {}, 2: {}}, "process 0 cannot", "no such file"),
     met("two leave", 3, {0: {}, 1: "one", 2: "two"}, "cannot take part"),
     met("names of files that are no text", 2, {0: {"file \udcff": "a"}, 1: {"file \udcff": "b"}}, "file"),
@@ -311,7 +395,8 @@ def variables(name: str, given: Mapping[str, str], *names: str) -> Case:
 
 _FULL = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
 VARIABLES = [
-    variables("none", {}), variables("all", _FULL), variables("with blanks", _FULL | {"RANK": " 1 ", "MASTER_PORT": "29500\n"}),
+    variables("none", {}), variables("all", _FULL),
+    variables("with blanks", _FULL | {"RANK": " 1 ", "MASTER_PORT": "29500\n"}),
     variables("a rank of srun's own names", _FULL | {"RANK": "$SLURM_PROCID"}, "RANK='$SLURM_PROCID'"),
     variables("a rank in the middle of two", _FULL | {"RANK": "0.5"}, "RANK='0.5'"),
     variables("a negative rank", _FULL | {"RANK": "-1"}, "RANK=-1"),

@@ -1,31 +1,30 @@
-"""Cases: requests to the servers, secrets in what others read, and what is printed on a terminal."""
+"""Cases: requests to the servers."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
-import os
+import shutil
 import socket
 import struct
-import subprocess
-import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import unquote
 
 import numpy as np
 from PIL import Image
 from reward_servers import Running, reward_of, running
-from unlisted_case import Case, Outcome, Silent, command, same
-from unlisted_folders import runs, train
+from unlisted_case import Case, Outcome, Silent, same
+from unlisted_folders import runs
 
-from flowrl.failures import explain, write_error_log
+from flowrl.commands.watch.followed_runs import Watched
+from flowrl.commands.watch.watch_app import make_app
 from flowrl.rewards.serving.wire import Limits
 from flowrl.rewards.serving.wire_videos import encode_video
-from flowrl.runtime.scrubbing import printable, without_secrets
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 
@@ -82,7 +81,9 @@ def alive(server: Running) -> None:
         raise Silent(f"afterwards a good request gets {status}: {answer[:200]!r}")
 
 
-def request(name: str, data: bytes | Callable[[], bytes], *statuses: int, word: str = "", value: float | None = None) -> Case:
+def request(
+    name: str, data: bytes | Callable[[], bytes], *statuses: int, word: str = "", value: float | None = None
+) -> Case:  # fmt: skip
     """A request to a server without a token, and the statuses that are right; 0 is a closed connection."""
 
     def run(folder: Path) -> Outcome:
@@ -115,13 +116,15 @@ def forged(width: int, height: int, pixels: bytes = b"") -> bytes:
 def animated(form: str, count: int) -> bytes:
     """An animation of grey images that become lighter."""
     frames = [Image.new("RGB", (2, 2), (51 + 20 * number,) * 3) for number in range(count)]
-    return saved(frames[0], form, save_all=True, append_images=frames[1:], **({"lossless": True} if form == "WEBP" else {}))
+    more = {"lossless": True} if form == "WEBP" else {}
+    return saved(frames[0], form, save_all=True, append_images=frames[1:], **more)
 
 
 def multipart(data: bytes, boundary: str = "b", **files: bytes) -> bytes:
     """A multipart body."""
     text = [("request", data), *files.items()]
-    parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + one + b"\r\n" for name, one in text]
+    head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="f"\r\n\r\n'
+    parts = [head.format(boundary, name).encode() + one + b"\r\n" for name, one in text]
     return b"".join(parts) + f"--{boundary}--\r\n".encode()
 
 
@@ -142,34 +145,58 @@ def items(count: int, **more: Any) -> bytes:
 HOSTS: dict[str, tuple[str | None, int]] = {
     "evil.example": ("evil.example", 400), "a port that is not the server's": ("127.0.0.1:1", 200),
     "capitals": ("LocalHost", 200), "a dot at the end": ("localhost.", 200), "IPv6": ("[::1]:80", 200),
-    "127.0.0.2": ("127.0.0.2", 200), "a user": ("user@localhost", 400), "localhost as a user": ("localhost@evil.example", 400),
-    "localhost as a part": ("localhost.evil.example", 400), "localhost at the end": ("evil.localhost", 400),
-    "127.0.0.1 as a part": ("127.0.0.1.nip.io", 400), "a number": ("2130706433", 400), "octal": ("0177.0.0.1", 400),
-    "an address of IPv6 for IPv4": ("[::ffff:127.0.0.1]", 200), "a scope": ("[::1%25lo]", 400), "0.0.0.0": ("0.0.0.0", 400),
-    "nothing": ("", 400), "a blank within": ("localhost evil", 400), "a tab": ("localhost\tevil", 400),
-    "a port of letters": ("localhost:x", 400), "another script": ("l\xf6calhost", 400), "none": (None, 400),
+    "127.0.0.2": ("127.0.0.2", 200), "a user": ("user@localhost", 400),
+    "localhost as a user": ("localhost@evil.example", 400), "localhost as a part": ("localhost.evil.example", 400),
+    "localhost at the end": ("evil.localhost", 400), "127.0.0.1 as a part": ("127.0.0.1.nip.io", 400),
+    "a number": ("2130706433", 400), "octal": ("0177.0.0.1", 400),
+    "an address of IPv6 for IPv4": ("[::ffff:127.0.0.1]", 200), "a scope": ("[::1%25lo]", 400),
+    "0.0.0.0": ("0.0.0.0", 400), "nothing": ("", 400), "a blank within": ("localhost evil", 400),
+    "a tab": ("localhost\tevil", 400), "a port of letters": ("localhost:x", 400),
+    "another script": ("l\xf6calhost", 400), "none": (None, 400),
 }  # fmt: skip
 _PLAIN = "text/plain"
 REQUESTS: list[Case] = [
-    *(request(f"the host {name}", post(body(), host=host), *((200,) if status == 200 else (400,)))
-      for name, (host, status) in HOSTS.items()),
+    *(
+        request(f"the host {name}", post(body(), host=host), *((200,) if status == 200 else (400,)))
+        for name, (host, status) in HOSTS.items()
+    ),
     request("two hosts", post(body(), "Host: evil.example"), 400),
     request("a host within the address", post(body(), path="http://evil.example/v1/score"), 400, 404),
-    *(request(f"origin {origin}", post(body(), f"Origin: {origin}"), 403) for origin in (
-        "null", "file://", "http://evil.example", "http://localhost.evil.example", "http://127.0.0.1:1", "moz-extension://a", "")),
+    *(
+        request(f"origin {origin}", post(body(), f"Origin: {origin}"), 403)
+        for origin in (
+            "null",
+            "file://",
+            "http://evil.example",
+            "http://localhost.evil.example",
+            "http://127.0.0.1:1",
+            "moz-extension://a",
+            "",
+        )
+    ),
     request("an origin of its own", post(body(), "Origin: http://HOST"), 200),
-    *(request(f"fetched {site}", post(body(), f"Sec-Fetch-Site: {site}"), 403) for site in ("cross-site", "same-site", "Cross-Site")),
+    *(
+        request(f"fetched {site}", post(body(), f"Sec-Fetch-Site: {site}"), 403)
+        for site in ("cross-site", "same-site", "Cross-Site")
+    ),
     request("a page that a form sends to", post(body(), "Referer: http://evil.example/a"), 403),
-    request("a question before a request", post(b"", "Origin: http://evil.example", "Access-Control-Request-Method: POST", method="OPTIONS"), 403),
+    request(
+        "a question before a request",
+        post(b"", "Origin: http://evil.example", "Access-Control-Request-Method: POST", method="OPTIONS"),
+        403,
+    ),
     request("a question without an origin", post(b"", method="OPTIONS"), 405),
-    request("HEAD of health", post(b"", path="/health", kind="", method="HEAD"), 405), request("TRACE", post(b"", method="TRACE"), 405),
+    request("HEAD of health", post(b"", path="/health", kind="", method="HEAD"), 405),
+    request("TRACE", post(b"", method="TRACE"), 405),
     request("CONNECT", post(b"", path="evil.example:443", method="CONNECT"), 400, 404, 405),
     request("text that is JSON", post(body(), kind=_PLAIN), 415), request("no type", post(body(), kind=""), 415),
     request("a type in capitals with letters", post(body(), kind="Application/JSON; charset=utf-8"), 200, value=51.0),
     request("gzip", post(body(), "Content-Encoding: gzip"), 415),
     request("a thousand headers", post(body(), *(f"X-{n}: {n}" for n in range(1000))), 200, 400, 431, 0),
     request("a header of 64 KiB", post(body(), "X-A: " + "a" * 65536), 400, 431, 0),
-    request("chunks", post(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body()), body()), "Transfer-Encoding: chunked"), 200, value=51.0),
+    request(
+        "chunks", post(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body()), body()), "Transfer-Encoding: chunked"), 200, value=51.0
+    ),
     request("chunks and a length", post(body(), "Transfer-Encoding: chunked", "Content-Length: 5"), 400, 0),
     request("two lengths", post(body(), "Content-Length: 5", "Content-Length: 6"), 400, 0),
     request("a negative length", post(body(), "Content-Length: -1"), 400, 0),
@@ -177,46 +204,111 @@ REQUESTS: list[Case] = [
     request("chunks whose size is no number", post(b"zz\r\nabc\r\n0\r\n\r\n", "Transfer-Encoding: chunked"), 400, 0),
     request("chunked twice", post(body(), "Transfer-Encoding: chunked, chunked"), 400, 415, 501, 0),
     request("a header with a line in it", post(body(), "X-A: a\r\n Host: evil.example"), 200, 400),
-    request("HTTP/0.9", b"GET /health\r\n\r\n", 400, 0), request("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, 0),
+    request("HTTP/0.9", b"GET /health\r\n\r\n", 400, 0),
+    request("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, 0),
     request("a TLS greeting", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 400, 400, 0),
-    *(request(f"the path {path}", post(body(), path=path), 404, 400) for path in (
-        "/v1/../v1/score/x", "/v1/%2e%2e/health", "/v1/score%00", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//v1/score", "/v1/score;a")),
+    *(
+        request(f"the path {path}", post(body(), path=path), 404, 400)
+        for path in (
+            "/v1/../v1/score/x",
+            "/v1/%2e%2e/health",
+            "/v1/score%00",
+            "/../../etc/passwd",
+            "/%2e%2e/%2e%2e/etc/passwd",
+            "//v1/score",
+            "/v1/score;a",
+        )
+    ),
     request("a path of percent signs", post(body(), path="/v1/%73core"), 200, 404),
     request("a path with a query", post(body(), path="/v1/score?reward=x"), 200, value=51.0),
-    request("multipart without boundary", post(multipart(body()), path="/v1/score/multipart", kind="multipart/form-data"), 422),
-    request("multipart with another boundary", post(multipart(body()), path="/v1/score/multipart", kind="multipart/form-data; boundary=c"), 422),
-    request("multipart without an end", post(multipart(body())[:-8], path="/v1/score/multipart", kind="multipart/form-data; boundary=b"), 422),
-    request("multipart whose image is a path", post(multipart(body("/etc/hostname")), path="/v1/score/multipart", kind="multipart/form-data; boundary=b"), 422),
-    request("multipart with two parts of one name", post(multipart(body("f")).replace(b"--b--\r\n", b"") + multipart(b"", f=png()).partition(b"--b\r\n\r\n")[2]
-            + multipart(body("f"), f=png()), path="/v1/score/multipart", kind="multipart/form-data; boundary=b"), 422, 200),
-    request("17 images", post(body(png(), reference_images=[base64.b64encode(png()).decode()] * 16)), 413, word="too_many_images"),
-    request("65 items", post(items(65)), 413), request("no items", post(items(0)), 422), request("20 items", post(items(20)), 413),
-    request("100,000 items without images", post(json.dumps({"items": [{"id": n} for n in range(50_000)]}).encode()), 413),
+    request(
+        "multipart without boundary",
+        post(multipart(body()), path="/v1/score/multipart", kind="multipart/form-data"),
+        422,
+    ),
+    request(
+        "multipart with another boundary",
+        post(multipart(body()), path="/v1/score/multipart", kind="multipart/form-data; boundary=c"),
+        422,
+    ),
+    request(
+        "multipart without an end",
+        post(multipart(body())[:-8], path="/v1/score/multipart", kind="multipart/form-data; boundary=b"),
+        422,
+    ),
+    request(
+        "multipart whose image is a path",
+        post(multipart(body("/etc/hostname")), path="/v1/score/multipart", kind="multipart/form-data; boundary=b"),
+        422,
+    ),
+    request(
+        "multipart with two parts of one name",
+        post(
+            multipart(body("f")).replace(b"--b--\r\n", b"")
+            + multipart(b"", f=png()).partition(b"--b\r\n\r\n")[2]
+            + multipart(body("f"), f=png()),
+            path="/v1/score/multipart",
+            kind="multipart/form-data; boundary=b",
+        ),
+        422,
+        200,
+    ),
+    request(
+        "17 images",
+        post(body(png(), reference_images=[base64.b64encode(png()).decode()] * 16)),
+        413,
+        word="too_many_images",
+    ),
+    request("65 items", post(items(65)), 413), request("no items", post(items(0)), 422),
+    request("20 items", post(items(20)), 413),
+    request(
+        "100,000 items without images", post(json.dumps({"items": [{"id": n} for n in range(50_000)]}).encode()), 413
+    ),
     request("a prompt of a megabyte", post(body(prompt="a" * 2**20)), 413),
     request("brackets 100,000 deep", post(b'{"items": ' + b"[" * 100_000), 422),
-    request("metadata 2,000 deep", post(body(metadata="X").replace(b'"X"', b'{"a":' * 2000 + b"1" + b"}" * 2000)), 422, 200),
+    request(
+        "metadata 2,000 deep", post(body(metadata="X").replace(b'"X"', b'{"a":' * 2000 + b"1" + b"}" * 2000)), 422, 200
+    ),
     request("a key twice", post(body().replace(b'"prompt": "p"', b'"prompt": "p", "prompt": "q"')), 422),
     request("items twice", post(b'{"items": [], ' + body()[1:]), 422),
-    request("NaN for fps", post(body(fps=1).replace(b'"fps": 1', b'"fps": NaN')), 422), request("fps of 1e999", post(body(fps=1).replace(b'"fps": 1', b'"fps": 1e999')), 422),
+    request("NaN for fps", post(body(fps=1).replace(b'"fps": 1', b'"fps": NaN')), 422),
+    request("fps of 1e999", post(body(fps=1).replace(b'"fps": 1', b'"fps": 1e999')), 422),
     request("an id of 400 digits", post(body().replace(b'"id": 0', b'"id": ' + b"9" * 400)), 422),
     request("an id of 5,000 digits", post(body().replace(b'"id": 0', b'"id": ' + b"9" * 5000)), 422),
-    request("half a character", post(body().replace(b'"p"', b'"\\ud800"')), 422), request("not UTF-8", post(body().replace(b'"p"', b'"\xff"')), 422),
-    request("JSON in UTF-16", post(body().decode().encode("utf-16")), 422, 200), request("a byte order mark", post(b"\xef\xbb\xbf" + body()), 422, 200),
-    request("a list", post(b"[1, 2]"), 422), request("nothing", post(b"", "Content-Length: 0"), 422),
-    request("an image of 0 x 0", post(body(forged(0, 0))), 422), request("an image of 0 x 5", post(body(forged(0, 5))), 422),
+    request("half a character", post(body().replace(b'"p"', b'"\\ud800"')), 422),
+    request("not UTF-8", post(body().replace(b'"p"', b'"\xff"')), 422),
+    request("JSON in UTF-16", post(body().decode().encode("utf-16")), 422, 200),
+    request("a byte order mark", post(b"\xef\xbb\xbf" + body()), 422, 200), request("a list", post(b"[1, 2]"), 422),
+    request("nothing", post(b"", "Content-Length: 0"), 422),
+    request("an image of 0 x 0", post(body(forged(0, 0))), 422),
+    request("an image of 0 x 5", post(body(forged(0, 5))), 422),
     request("an image of 2^31", post(body(forged(2**31 - 1, 2**31 - 1))), 413, 422),
     request("a bomb", lambda: post(body(forged(99, 99, b"\0" * 30_000_000))), 200, 413, 422),
-    request("10,001 pixels", post(body(png(73, 137))), 413), request("10,000 pixels", post(body(png(100, 100))), 200, value=51.0),
-    request("GIF", post(body(animated("GIF", 3))), 422), request("TIFF", post(body(saved(Image.new("RGB", (2, 2)), "TIFF"))), 422),
-    request("SVG", post(body(b"<svg xmlns='http://www.w3.org/2000/svg'/>")), 422), request("EPS", post(body(b"%!PS-Adobe-3.0 EPSF-3.0\n")), 422),
+    request("10,001 pixels", post(body(png(73, 137))), 413),
+    request("10,000 pixels", post(body(png(100, 100))), 200, value=51.0),
+    request("GIF", post(body(animated("GIF", 3))), 422),
+    request("TIFF", post(body(saved(Image.new("RGB", (2, 2)), "TIFF"))), 422),
+    request("SVG", post(body(b"<svg xmlns='http://www.w3.org/2000/svg'/>")), 422),
+    request("EPS", post(body(b"%!PS-Adobe-3.0 EPSF-3.0\n")), 422),
     request("a PNG of 300 frames", post(body(animated("PNG", 9))), 200, 422, value=51.0),
     request("a WebP of 9 frames", post(body(animated("WEBP", 9))), 200, 422, value=51.0),
-    request("an image as a path", post(body("/etc/hostname")), 422), request("an image as an address", post(body("http://127.0.0.1:1/x.png")), 422),
+    request("an image as a path", post(body("/etc/hostname")), 422),
+    request("an image as an address", post(body("http://127.0.0.1:1/x.png")), 422),
     request("an image as data:", post(body("data:image/png;base64," + base64.b64encode(png()).decode())), 422, 200),
-    request("base64 of other letters", post(body(base64.urlsafe_b64encode(png(16, 16)).decode().replace("+", "-") + "-_")), 422),
-    request("a video without a frame", lambda: video(0), 422), request("a video of one frame", lambda: video(1), 200, value=51.0),
-    request("a video of 16 frames", lambda: video(16), 200, value=51.0), request("a video of 17 frames", lambda: video(17), 413),
-    request("frames of two sizes", post(body(images=[], frames=[base64.b64encode(one).decode() for one in (png(), png(3, 2))])), 422),
+    request(
+        "base64 of other letters",
+        post(body(base64.urlsafe_b64encode(png(16, 16)).decode().replace("+", "-") + "-_")),
+        422,
+    ),
+    request("a video without a frame", lambda: video(0), 422),
+    request("a video of one frame", lambda: video(1), 200, value=51.0),
+    request("a video of 16 frames", lambda: video(16), 200, value=51.0),
+    request("a video of 17 frames", lambda: video(17), 413),
+    request(
+        "frames of two sizes",
+        post(body(images=[], frames=[base64.b64encode(one).decode() for one in (png(), png(3, 2))])),
+        422,
+    ),
     request("metrics by a foreign name", post(b"", path="/metrics", host="evil.example", kind="", method="GET"), 400),
     request("a reward of another name", post(json.dumps({"reward": "\x1b[31m" + "x" * 5000}).encode()), 422),
 ]  # fmt: skip
@@ -226,10 +318,16 @@ def tokens(folder: Path) -> Outcome:
     """A server with a token: who has none learns nothing, whatever the form of the header."""
     with running(reward_of(), token="correct horse") as server:
         port, found = int(server.url.rpartition(":")[2]), list[int]()
-        for line in ("Authorization: Bearer", "Authorization: Bearer correct", "Authorization: Basic correct horse", "Authorization: Bearer correct horse\xe9",
-                     "Authorization: Bearer " + "a" * 5000, "X-Authorization: Bearer correct horse", "Cookie: token=correct horse"):  # fmt: skip
-            found += [sent(port, post(body(), line))[0], sent(port, post(b"", line, path="/metrics", kind="", method="GET"))[0]]
-            status, answer = sent(port, post(b"", line, path="/health", kind="", method="GET"))
+        for line in (
+            "Authorization: Bearer", "Authorization: Bearer correct", "Authorization: Basic correct horse",
+            "Authorization: Bearer correct horse\xe9", "Authorization: Bearer " + "a" * 5000,
+            "X-Authorization: Bearer correct horse", "Cookie: token=correct horse",
+        ):  # fmt: skip
+            found += [
+                sent(port, post(body(), line))[0],
+                sent(port, post(b"", line, path="/metrics", kind="", method="GET"))[0],
+            ]
+            _, answer = sent(port, post(b"", line, path="/health", kind="", method="GET"))
             if b"version" in answer:
                 raise Silent(f"{line!r} is told the version: {answer[:200]!r}")
         if set(found) != {401}:
@@ -252,160 +350,64 @@ def connections(folder: Path) -> Outcome:
     return "right", "answered"
 
 
-# ---- secrets ---------------------------------------------------------------------------------------------------------
-
-S = "Zx9kQ2mV7pLw4Rt8"
-_BASIC = base64.b64encode(f"bob:{S}".encode()).decode()
-_JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.SflKxwRJSMeKKF2QT4fwpMeJf36P"
-_PEM = "-----BEGIN {0}PRIVATE KEY-----\n{1}\n{1}\n-----END {0}PRIVATE KEY-----"
-SECRETS: dict[str, str] = {
-    "a fragment": f"https://app.example/cb#access_token={S}&state=1", "a token alone before @": f"https://{S}@git.example/x.git",
-    "a user without a name": f"redis://:{S}@cache:6379/0", "a driver's address": f"mongodb+srv://bob:{S}@c0.example/x?retryWrites=true",
-    "a slash in a password": f"https://bob:p/{S}@h/x", "a hash in a password": f"https://bob:p#{S}@h/x", "IPv6": f"http://bob:{S}@[::1]:8000/x",
-    "Basic": f"authorization: Basic {_BASIC}", "Digest": f'Authorization: Digest username="bob", response="{S}"',
-    "AWS4": f"Authorization: AWS4-HMAC-SHA256 Credential=AKIAABCDEFGHIJKLMNOP/2026/s3, SignedHeaders=host, Signature={S}",
-    "a cookie": f"Cookie: session={S}; theme=dark", "a set cookie": f"Set-Cookie: sid={S}; Path=/; HttpOnly",
-    "cookies of a mapping": repr({"Cookie": f"sessionid={S}; csrf={S}"}), "a jar": f"<RequestsCookieJar[<Cookie sid={S} for h/>]>",
-    "S3": f"https://b.s3.amazonaws.com/k?X-Amz-Credential=AKIAABCDEFGHIJKLMNOP%2F20260101&X-Amz-Signature={S}&X-Amz-Security-Token={S}",
-    "GCS": f"https://storage.googleapis.com/b/o?GoogleAccessId=x@y.iam&Expires=1&Signature={S}",
-    "Azure": f"https://a.blob.core.windows.net/c/b?sv=2022-11-02&sr=b&sig={S}%3D", "Azure's accounts": f"AccountName=a;AccountKey={S}==;EndpointSuffix=x",
-    "a bus": f"Endpoint=sb://x.net/;SharedAccessKeyName=Root;SharedAccessKey={S}=", "CloudFront": f"https://d1.cloudfront.net/x?Expires=1&Signature={S}~&Key-Pair-Id=APKAABCDEFGHIJKLMNOP",
-    "Slack": f"https://hooks.slack.com/services/T0AAAA/B0BBBB/{S}", "Discord": f"https://discord.com/api/webhooks/123456789/{S}",
-    "Telegram": f"https://api.telegram.org/bot123456789:AA{S}/sendMessage", "JWT": f"claims of {_JWT} expired", "JWE": f"got eyJhbGciOiJkaXIiLCJlbmMi..QR1Owv2ug2WyPBnb.{S}.abc",
-    "an OpenSSH key": _PEM.format("OPENSSH ", S), "a key of a service account": json.dumps({"private_key": _PEM.format("", S)}), "PGP": _PEM.replace("KEY", "KEY BLOCK").format("PGP ", S),
-    "colours": f"\x1b[1mpassword\x1b[0m=\x1b[31m{S}\x1b[0m", "colours within": f"token is hf_Zx9k\x1b[31m{S}\x1b[0mabcdefgh",
-    "encoded twice": f"https://h/?next={quote(quote('https://h/?token=' + S, safe=''), safe='')}",
-    "a user encoded three times": f"x={quote(quote(quote(f'https://bob:{S}@h/', safe=''), safe=''), safe='')}", "a file's name": f"/data/https%3A%2F%2Fbob%3A{S}%40h%2Fx.png",
-    "YAML": f"hub:\n  token: {S}\n", "YAML in quotes": f"password: '{S}'", "a mapping": repr({"token": S, "n": 1}), "bytes": repr({b"authorization": f"Bearer {S}".encode()}),
-    "ASGI's headers": repr([(b"x-api-key", S.encode())]), "JSON in JSON": json.dumps(json.dumps({"apiKey": S})), "camels": json.dumps({"clientSecret": S, "refreshToken": S}),
-    "HTML": f"{{&#x27;password&#x27;: &#x27;{S}&#x27;}}", "an address in HTML": f"&lt;a href=&quot;https://h/?a=1&amp;token={S}&quot;",
-    "a flag": f"tool --api-key {S} -n 3", "curl": f"curl -sS -u bob:{S} https://h/x", "export": f'export DB_PASSWORD="{S}"', "netrc": f"machine h login bob password {S}",
-    "npm's file": f"//registry.example/:_authToken={S}", "PyPI": f"pypi-AgEIcHlwaS5vcmcCJ{S}{S} refused", "npm": f"npm_{S}{S}abcd refused", "Stripe": f"sk_live_{S}abcd",
-    "SendGrid": f"SG.{S}abcdef.{S}abcdefghijklmnopqrstuvw", "Google": f"ya29.{S}abcdefghijk", "Anthropic": f"sk-ant-api03-{S}-{S}", "Replicate": f"r8_{S}abcdefghijklmnopqrstu",
-    "ODBC": f"Driver=x;Uid=bob;Pwd={S};", "JDBC": f"jdbc:postgresql://h/x?user=bob&password={S}", "a sentence": f"Incorrect API key provided: {S}. You can", "a passphrase": f"passphrase={S}",
-    "a call": f"connect(host='h', password='{S}')", "git": f"fatal: could not read Password for 'https://{S}@github.com'",
-}  # fmt: skip
-PLAIN: tuple[str, ...] = (
-    "commit 0123456789abcdef0123456789abcdef01234567", "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-    "data:image/png;base64," + base64.b64encode(png(9, 9)).decode(), "/data/token_counts/tokenizer.json", "keyboard: mechanical", "secret = garden",
-    "the secret: a garden", "a password: swordfish", "token: 512", "max_token=77", "pad_token_id: 49407", "pad_token='<|endoftext|>'", "bos_token: <s>",
-    "primary_key=id", "state_dict key: transformer.blocks.0.attn.to_q.weight", "mailto:bob@example.com", "16:9@30", "signature=(int, float)", "pass=3 fail=2",
-    "auth=basic", "a bearer of bad news in 2024", "sk-learn is old", "hf_hub_download", "session: 2026-01-01", "cookie: chocolate chip", "a cookie=shaped star",
-    "chown -u 1000:1000", "passphrase: none", "user/image@sha256:abcdef0123456789abcdef0123456789", "policy: lora rank 4", "key: StableDiffusion3Pipeline",
-    "http://127.0.0.1:8190/v1/score", "a secretary, tokens of love, and a turnkey house; 4k", "model.layers.0.k_proj.weight", "a photo of a hotel key card, room 1408",
-)  # fmt: skip
-
-
-def hidden(name: str, text: str) -> Case:
-    """A text with a secret, as an error says it, a cause, a note, a group of errors, and the log of a run keep it."""
+def watched(name: str, path: str, *statuses: int, host: str = "127.0.0.1:1", method: str = "GET") -> Case:
+    """A request to the page of `flowrl watch`; nothing outside a run is shown, and nothing falls."""
 
     def run(folder: Path) -> Outcome:
-        try:
-            try:
-                raise OSError(5, text, f"/tmp/{text[:60]}")
-            except OSError as cause:
-                cause.add_note(f"note: {text}")
-                raise ExceptionGroup(f"several: {text}", [RuntimeError(text), ValueError(text)]) from cause
-        except ExceptionGroup as error:
-            log = write_error_log(folder, error)
-            assert log is not None
-            shown = {"log": log.read_text(), "words": explain(error), "text": without_secrets(text), "cause": "".join(traceback.format_exception(RuntimeError(text)))}
-        shown.pop("cause")
-        for where, said in shown.items():
-            if S in said or S[:10] in said or _BASIC in said or _JWT in said:
-                raise Silent(f"in {where}: {said[-300:]}")
-        return "right", shown["text"][:200]
+        (folder / "file").write_bytes(b"theirs")
+        shutil.copytree(runs() / "run", folder / "run")
+        (folder / "run/samples/iteration_000009").mkdir(parents=True)
+        (folder / "run/samples/iteration_000009/0000.png").symlink_to(folder / "file")
+        app, told = make_app(Watched(given=[folder / "run"]), "secret-token"), list[Any]()
 
-    return Case(f"servers: a secret, {name}", run)
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
 
+        async def send(message: Any) -> None:
+            told.append(message)
 
-def kept(text: str) -> Case:
-    """A text that looks a little like one that holds a secret."""
-    return Case(f"servers: no secret, {text[:40]}", lambda folder: same(without_secrets(text), text))
+        raw = path.replace("TOKEN", "secret-token")
+        scope = {
+            "type": "http", "method": method, "path": unquote(raw), "raw_path": raw.encode(), "query_string": b"",
+            "headers": [(b"host", host.encode("latin-1"))], "http_version": "1.1", "server": ("127.0.0.1", 1),
+            "root_path": "", "scheme": "http",
+        }  # fmt: skip
 
+        async def asked() -> None:
+            await app(scope, receive, send)
 
-def prompts_stay(folder: Path) -> Outcome:
-    """Prompts are data: those that look like secrets are trained on to the letter."""
-    words = [f"a sign that says password: {S}", "token=hunter2", "https://me:pw1@host on a billboard", "AKIAABCDEFGHIJKLMNOP"]
-    (folder / "prompts.txt").write_text("\n".join(words) + "\n")
-    text = (runs() / "toy.yaml").read_text().replace(str(runs() / "prompts.txt"), str(folder / "prompts.txt"))
-    (folder / "own.yaml").write_text(text)
-    code, said = train(str(folder / "own.yaml"), f"out={folder / 'run'}", "eval_every=3", f"prompts.eval={folder / 'prompts.txt'}", "eval.num_images=4")
-    if code:
-        raise Silent(f"refused: {said[-300:]}")
-    shown = [json.loads(line) for path in (folder / "run/samples").rglob("*.json*") for line in path.read_text().splitlines() if line.startswith("{")]
-    told = {str(row.get("prompt")) for row in shown if "prompt" in row}
-    return same(told <= set(words), True, "prompts") if told else ("right", "no samples")
+        asyncio.run(asked())
+        status, shown = told[0]["status"], b"".join(message.get("body", b"") for message in told)
+        if b"theirs" in shown or status not in statuses:
+            raise Silent(f"{status} where {statuses} are right: {shown[:200]!r}")
+        return ("right" if status < 300 else "refused"), f"{status} {shown[:100]!r}"
+
+    return Case(f"servers: watch, {name}", run)
 
 
-def environment(folder: Path) -> Outcome:
-    """Values of variables that are called a secret, wrapped by a terminal's width or in capitals of a header."""
-    os.environ["UNLISTED_API_KEY"] = "correct-horse-battery-staple"
-    try:
-        said = without_secrets("header: correct-horse-battery-staple, quoted correct-horse-battery-staple%20, [correct-horse-battery-staple]")
-    finally:
-        del os.environ["UNLISTED_API_KEY"]
-    return same("horse" in said, False)
-
-
-# ---- printing --------------------------------------------------------------------------------------------------------
-
-ACTS: dict[str, str] = {
-    "a colour": "\x1b[31mred", "a link of OSC 8": "\x1b]8;;http://evil.example\x1b\\here\x1b]8;;\x1b\\", "a bell": "a\x07b", "a title": "\x1b]0;owned\x07",
-    "a carriage return": "safe\rEVIL", "backspaces": "rm\x08\x08ls", "a turn of direction": "a\u202etxt.exe", "isolates": "\u2066a\u2069", "a C1 control": "\x9b31mred",
-    "half a character": "a\udcff\ud800", "a form feed": "a\x0cb", "a delete": "a\x7fb", "a line separator": "a\u2028b", "a tag": "a\U000e0041b", "a soft hyphen": "pass\xadword",
-    "zero width": "pay\u200bpal", "a null": "a\0b", "an answer back": "\x05", "a Mongolian separator": "a\u180eb", "a Hangul filler": "a\u3164b", "an interlinear mark": "a\ufff9b",
-}  # fmt: skip
-HARMLESS = {"a soft hyphen", "zero width", "a Mongolian separator", "a Hangul filler"}
-"""Letters that are not seen and move nothing: scripts are written with some of them."""
-
-
-def printed(name: str, text: str) -> Case:
-    """A text of somebody else on the terminal, in an error and in the names of files."""
-
-    def run(folder: Path) -> Outcome:
-        bad = set(text) - set("".join(letter for letter in text if letter.isprintable())) if name not in HARMLESS else set()
-        for said in (printable(text), explain(ValueError(f"x {text}")), command("train", f"no-such-{text}.yaml".replace("\0", "0"))[1]):
-            if left := [letter for letter in bad if letter in said and letter not in "\n\t"]:
-                raise Silent(f"{left} reach the terminal: {said!r:.200}")
-        return "right", repr(printable(text))
-
-    return Case(f"servers: printed, {name}", run)
-
-
-PASTED: tuple[str, ...] = (
-    "a b", "a'b", 'say "hi"', "$(touch owned)", "`touch owned`", "a;touch owned", "a\\nb", "!history", "-dash", "~", "*", "a&b", "\u201cquotes\u201d", "a # b", "{a,b}",
-)  # fmt: skip
-
-
-def pasted(folder: Path) -> Outcome:
-    """Commands that a run prints, pasted into a shell: each word is the one that was meant, and nothing else runs."""
-    for number, prompt in enumerate(PASTED):
-        place = folder / f"{number} {prompt.replace('/', '')}"
-        (folder / "p.txt").write_text(prompt + "\n")
-        text = (runs() / "toy.yaml").read_text().replace(str(runs() / "prompts.txt"), str(folder / "p.txt")).replace("num_iterations: 3", "num_iterations: 1")
-        (folder / "own.yaml").write_text(text.replace("prompts_per_step: 2", "prompts_per_step: 1"))
-        code, said = train(str(folder / "own.yaml"), f"out={place}")
-        if code:
-            raise Silent(f"{prompt!r} refused: {said[-300:]}")
-        shown = said[said.index("flowrl sample") :].replace("flowrl sample", "printf '%s\\n'", 1)
-        lines = subprocess.run(["bash", "-c", shown.split("\n\n")[0]], cwd=folder, capture_output=True, text=True, check=False).stdout.split("\n")
-        if str(place) not in lines or prompt not in lines or (folder / "owned").exists():
-            raise Silent(f"{prompt!r} becomes {lines}: {shown!r:.300}")
-    return "right", f"{len(PASTED)} prompts"
+WATCHED = [
+    watched("the page", "/TOKEN/", 200), watched("the list", "/TOKEN/list", 200),
+    watched("no token", "/", 404), watched("a part of the token", "/secret/list", 404),
+    watched("a token of other letters", "/secret-tok\u00e9n/", 404),
+    watched("a token encoded", "/%73ecret-token/list", 200),
+    watched("a run that links out", "/TOKEN/run/0", 200, 409),
+    watched("a sample that links out", "/TOKEN/sample/0/9/0000.png", 404, 409),
+    watched("samples of that run", "/TOKEN/samples/0", 200, 409),
+    watched("a sample of dots", "/TOKEN/sample/0/0/..%2f..%2f..%2ffile", 404),
+    watched("a sample with a null", "/TOKEN/sample/0/0/0000.png%00", 404),
+    watched("a negative run", "/TOKEN/run/-1", 404), watched("a run of 15 digits", "/TOKEN/run/999999999999999", 409),
+    watched("a run of other digits", "/TOKEN/run/\u0663", 404, 409),
+    watched("an iteration of 12 digits", "/TOKEN/sample/0/123456789012/0000.png", 404),
+    watched("a write", "/TOKEN/list", 405, method="POST"), watched("a question", "/TOKEN/list", 405, method="OPTIONS"),
+    watched("another host", "/TOKEN/list", 400, host="evil.example"), watched("no host", "/TOKEN/list", 400, host=""),
+    watched("half an address", "/TOKEN/list", 400, host="[::1"),
+    watched("a path of a megabyte", "/TOKEN/" + "a" * 10**6, 400),
+]  # fmt: skip
 
 
 def cases() -> Iterator[Case]:
     """Every case of this file."""
     yield from REQUESTS
+    yield from WATCHED
     yield Case("servers: tokens in other forms", tokens)
     yield Case("servers: connections that ask for nothing", connections)
-    for name, text in SECRETS.items():
-        yield hidden(name, text)
-    for text in PLAIN:
-        yield kept(text)
-    yield Case("servers: prompts that look like secrets", prompts_stay)
-    yield Case("servers: values of variables", environment)
-    for name, text in ACTS.items():
-        yield printed(name, text)
-    yield Case("servers: commands that are pasted", pasted)
