@@ -17,6 +17,7 @@ from flowrl.config.strict_yaml import (
     Source,
     apply_override,
     described,
+    dotted_items,
     dotted_keys,
     hints_of,
     kind,
@@ -64,7 +65,8 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
     wrong = [said for said in found.faults if said not in found.refused]
     # A contradiction of a key that is itself wrong, or of the one that was meant, may follow from that alone; so may
     # all contradictions of an item of a list that has such a key.
-    doubtful = {name for said in (*(said for _, said in keys), *wrong) for pair in _KEY.findall(said) for name in pair}
+    given = {dotted for dotted, _ in dotted_items(data, prefix)}
+    doubtful = {name for _, said in keys for name in _named(said)} - given | {n for said in wrong for n in _named(said)}
     doubtful |= {item for name in doubtful if (item := name.rpartition(".")[0]).rpartition(".")[2].isdecimal()}
     wrong += [said for said in found.refused if not _names(said, doubtful)]
     told = [*(f"{place}: {said}" for place, said in keys), *wrong]
@@ -79,9 +81,14 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
 _KEY = re.compile(r"'([a-z_][\w.]*)'|: ([a-z_][\w.]*) (?:must be|is) ")
 
 
+def _named(said: str) -> list[str]:
+    """The keys that a sentence about a key names, the one that was meant among them."""
+    return [name for pair in _KEY.findall(said) for name in pair if name]
+
+
 def _names(said: str, keys: Iterable[str]) -> bool:
     """Whether a sentence names one of the keys."""
-    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", said) for key in keys if key)
+    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", said) for key in keys)
 
 
 def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Iterator[tuple[str, str]]:
@@ -119,32 +126,35 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str)
         ConfigError: all that is wrong with their values; nothing, where a required key is missing.
     """
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
-    values, faults, refused, failed = dict[str, Any](), list[str](), list[str](), list[str]()
+    values, kept, faults, refused = dict[str, Any](), dict[str, Any](), list[str](), list[str]()
     for name in [name for name in data if name in fields]:
         try:
             values[name] = _convert(data[name], hints[name], f"{prefix}{name}", source)
         except ConfigError as error:
             faults += error.faults
             refused += error.refused
-            failed.append(f"{prefix}{name}")
-    made = None
-    if all(name in values or _has_default(field) for name, field in fields.items()):
+            kept |= {} if error.made is None else {name: error.made}
+    made, failed = None, [f"{prefix}{name}" for name in data if name in fields and name not in values]
+    if all(name in values or name in kept or _has_default(field) for name, field in fields.items()):
         try:
-            made = cls(**values)
+            made = cls(**values, **kept)
         except ValueError as error:
             # Sections have one place each and name their keys in full; only an item of a list needs its index said.
             item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
             own = [f"{source.file}:{item} {said}" for said in faults_of(error)]
             refused += [said for said in own if not _names(said, failed)]
-    if made is not None and not faults and not refused:
+    if made is not None and not failed:
         return made
     raised = ConfigError(*faults, *refused)
-    raised.refused = tuple(refused)
+    raised.refused, raised.made = tuple(refused), made
     raised.rest = values | {
-        name: field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[operator]
-        for name, field in fields.items() if name not in data and _has_default(field)
-    }  # fmt: skip
+        name: _default(field) for name, field in fields.items() if name not in data and _has_default(field)
+    }
     raise raised
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:

@@ -35,6 +35,8 @@ class ConfigError(Faults):
 
     refused: tuple[str, ...] = ()
     """Those faults that are contradictions of keys, each right by itself."""
+    made: Any = None
+    """An instance without the keys that are wrong, for what else contradicts; None where one of them is needed."""
     rest: Mapping[str, Any] = types.MappingProxyType({})
     """Of a whole configuration: keys that are right, defaults too; what else is wrong can be looked for in them."""
 

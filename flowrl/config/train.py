@@ -201,6 +201,7 @@ class TrainConfig:
             lambda: share("max_invalid_ratio", self.max_invalid_ratio),
             self._check_groups,
             self._check_clip,
+            self._check_average,
             self._check_reference,
             self._check_workers,
             lambda: check_rewards(self.rewards),
@@ -236,10 +237,11 @@ class TrainConfig:
                 f"clip_range must lie above 0, its lower part below 1, got [{low:g}, {high:g}]; published: 1e-4"
             )
 
-    def _check_reference(self) -> None:
-        """Refuses a KL to what is not there, or that nothing weighs."""
+    def _check_average(self) -> None:
         if self.kl_reference == "ema" and self.policy.ema_decay == 0:
             raise ConfigError("kl_reference is ema, but there is no average: set policy.ema_decay, 0.99 say")
+
+    def _check_reference(self) -> None:
         if self.kl_reference != "base" and self.kl_coef == 0:
             raise ConfigError(
                 f"kl_reference is {self.kl_reference}, but kl_coef is 0, so no KL is taken to it: set kl_coef above 0, "

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.files import plain
-from flowrl.pipelines.places.lora_places import folder_of_lora
 from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ _NONE = object()
 
 def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
     """What a run is made with, as far as it is known before anything loads."""
+    from flowrl.pipelines.places.lora_places import folder_of_lora  # with it comes torch
+
     rows = {"prompts.train": prompts.train, "prompts.eval": prompts.held_out}
     found = {key: "".join(_prompt_digest(prompt) for prompt in listed) for key, listed in rows.items()}
     pairs = config.objective.options.get("pairs")

@@ -350,14 +350,17 @@ def test_batch_sizes_are_upper_bounds(path: Path, overrides: list[str], processe
 
 def test_keys_values_and_contradictions_are_told_at_once(path: Path) -> None:
     write(path, MINIMAL)
-    message = refusal(
-        path, "learning_rate=1", "sampler.num_steps=many", "policy.lora_rank=0", "optim.eps=0", "kl_reference=ema",
+    wrong = [
+        "learning_rate=1", "sampler.num_steps=many", "policy.lora_rank=0", "optim.eps=0", "kl_reference=ema",
         "workers.staleness=1", "optim.lr=-1",
-    )  # fmt: skip
+    ]  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, wrong)
+    message = str(caught.value)
     assert message.startswith(f"{path}: 7 mistakes\n")
     for said in (
         "'learning_rate' is called 'optim.lr'", "sampler.num_steps must be an integer", "policy.lora_rank must be at",
-        "optim.eps must be above 0", "optim.lr must be at least 0", "workers.staleness is 1", "kl_reference",
+        "optim.eps must be above 0", "optim.lr must be at least 0", "workers.staleness is 1", "kl_reference is ema",
     ):  # fmt: skip
         assert message.count(said) == 1, said
 

@@ -195,7 +195,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(folder: Path, name: str, 
 def test_other_encodings_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes("Grün".encode("latin-1"))
     for name in ("p.txt", "absent.txt"):
-        with pytest.raises(ValueError, match="cannot be read as UTF-8"):
+        with pytest.raises(ValueError, match="cannot be read"):
             read_file(tmp_path / name)
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(ValueError, match="cannot be read, it is a pipe or a device"):

@@ -190,7 +190,8 @@ def test_a_module_beside_the_file_that_it_imports_is_part_of_the_version(
         (place / "helper_of_a_reward.py").write_text(f"FACTOR = {factor}\n")
         (place / "rw.py").write_text(
             "import sys\nfrom pathlib import Path\nsys.path.insert(0, str(Path(__file__).parent))\n"
-            "from helper_of_a_reward import FACTOR\n\ndef reward(images, prompts, metadata):\n    return images * FACTOR\n"
+            "from helper_of_a_reward import FACTOR\n\n"
+            "def reward(images, prompts, metadata):\n    return images * FACTOR\n"
         )
         monkeypatch.chdir(place)
         versions.append(user_file_options("rw.py", "reward", {}).build(torch.device("cpu")).version)

@@ -7,10 +7,11 @@ import re
 from flowrl.commands.doctor.result import Check
 
 _ASKING = (
-    "accept add ask begin bound call change check choose compare complete continue convert correct delete do download "
-    "draw drop end fetch fill finish fix flatten free give have indent install keep launch leave let list load look "
-    "lower make map mark measure move name number pass pip put raise read remove rename repeat replace resize restore "
-    "return run say save see score send separate set shift sort start take train try turn unpack use wait widen write"
+    "accept add ask begin bound call change check choose compare complete continue convert correct delete do "
+    "download draw drop end fetch fill finish fix flatten free give have indent install keep launch leave let list "
+    "load look lower make map mark measure move name number pass pip put raise read remove rename repeat replace "
+    "resize restore return run say save see score send separate set shift sort start stop take train try turn "
+    "unpack use wait widen write"
 )
 """The verbs that messages ask with."""
 _CURE = re.compile(

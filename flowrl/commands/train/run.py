@@ -134,9 +134,8 @@ def _run(
             f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {describe(config)}",
             flush=True,
         )
-        for line in (sizes_line(config, run.world), untested_line(versions())):
-            if line:
-                print(f"Note: {line}.", flush=True)
+        for line in filter(None, (sizes_line(config, run.world), untested_line(versions()))):
+            print(f"Note: {line}.", flush=True)
         if not resumed:
             _note_overlap(run, prompts, evaluated=config.eval_every > 0)
     try:
