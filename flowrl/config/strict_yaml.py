@@ -204,6 +204,9 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     return data
 
 
+_COMMENT = re.compile(r"\s#")
+
+
 def apply_override(data: dict[str, Any], argument: str) -> str:
     """Set ``a.b=value`` or ``items.0.name=value`` in ``data``, in place, and return the dotted key.
 
@@ -218,7 +221,10 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
         raise ConfigError(f"override '{argument}': write KEY=VALUE, for instance optim.lr=1e-4 or rewards.0.weight=2")
     if not text.strip():
         raise ConfigError(f"override '{argument}' gives no value: write {dotted}=null for none, or leave it out")
-    value = Override(text=text.strip(), value=parse_yaml(text, f"override '{argument}'"))
+    parsed = parse_yaml(text, f"override '{argument}'")
+    if _COMMENT.search(text) and not isinstance(parsed, dict | list) and text.lstrip()[0] not in "\"'|>":
+        parsed = text.strip()  # a file's comment, which no word of a command line is
+    value = Override(text=text.strip(), value=parsed)
     parts = dotted.split(".")
     node: Any = data
     for depth, part in enumerate(parts):

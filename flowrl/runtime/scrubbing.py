@@ -14,51 +14,109 @@ SECRET = "SECRET"
 _SECRET_VARIABLES = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")  # ends of names
 _SHORTEST = 8  # letters of a variable's value that is looked for: a shorter one occurs in other words
 _START = r"(?:(?<![A-Za-z0-9_])|(?<=%[0-9A-Fa-f]{2}))"  # of a word, in an encoded address too
+_FIRST = r"(?:(?<![\w-])-{0,2}|(?<=%[0-9A-Fa-f]{2}))"  # of a name with whatever is before it
+_KEYS = r"(?:api|access|account|auth|license|master|private|secret|shared|signing|storage)"
 _NAMES = (
     r"(?:(?:access|auth|api|bearer|github|hf|hub|id|private|refresh|secret|security|session|user|wandb)[_-]?)?token"
-    r"|[\w-]{0,40}?(?:api|access|secret|private|signing)[_-]?key(?:[_-]?id)?|[\w-]{0,40}?(?:secret|passw(?:or)?d|pwd)"
-    r"|[A-Z][A-Z0-9_]{0,60}?_(?:TOKEN|KEY)|client[_-]secret"
+    rf"|[\w-]{{0,40}}?{_KEYS}[_-]?key(?:[_-]?id)?|[\w-]{{0,40}}?(?:secret|passw(?:or)?d|pwd|passphrase)"
+    r"|(?-i:[A-Z][A-Z0-9_]{0,60}?_(?:TOKEN|KEY))|client[_-]secret|credentials?"
+)
+_SAID = (
+    rf"(?:[\w-]{{0,40}}?(?:{_KEYS}[ _-]?key|token|secret|passw(?:or)?d|pwd|passphrase|credentials?))"
+    r"(?:\s+(?:given|header|is|provided|used|value|was))?"
+)
+"""What sentences, flags and lists call a secret: only what looks like one is left out after such a word."""
+_BETWEEN = (
+    r"(?:b?\\?['\"]|[ \t:=,;(\[<>{|\uff1a\uff1d]|\\[\\nt]|&\#(?:x27|39|34);|&quot;|%(?:25){0,4}(?:20|22|27)){1,9}"
+)
+_RANDOM = (
+    r"(?:(?=[a-z0-9+/=~_-]{0,300}?[A-Z])(?=[A-Z0-9+/=~_-]{0,300}?[a-z])(?=[A-Za-z+/=~_-]{0,300}?[0-9])"
+    r"[\w+/=~-]{10,}|(?=[A-Za-z]{0,300}[0-9])(?=[0-9]{0,300}[A-Za-z])[A-Za-z0-9]{16,})"
 )
 _EQUALS, _COLON, _AND = r"(?:=|%(?:25){0,4}3[Dd])", r"(?::|%(?:25){0,4}3[Aa])", r"(?:[?&;]|%(?:25){0,4}(?:3[Ff]|26))"
 _SLASH, _AT = r"(?:\\?/|%(?:25){0,4}2[Ff])", r"%(?:25){0,4}40"
 _VALUE = (
-    r"(?!(?:None|null|true|false|TOKEN|SECRET)\b|[$<{*]|%(?:25){0,4}3[Dd])(?:(?!%(?:25){0,4}26)[^\s'\"&,;<>)\]}\\])+"
+    r"(?!(?:[Nn]one|null|true|false|True|False|TOKEN|SECRET)\b|[$<{*]|%(?:25){0,4}3[Dd])"
+    r"(?:(?!%(?:25){0,4}26)[^\s'\"&,;<>)\]}\\])+"
 )
+_FORMS = (
+    r"hf_(?:(?=[A-Za-z]{0,80}\d)[A-Za-z0-9]{8,}|[A-Za-z0-9]{20,})",
+    r"hf_(?:\n?[A-Za-z0-9]){34}(?![A-Za-z0-9])",  # wrapped by a terminal
+    r"sk-(?:(?=[A-Za-z_-]{0,80}\d)[\w-]{16,}|[A-Za-z]{32,})",
+    r"[spr]k_(?:live|test)_\w{10,}",
+    r"gh[pousr]_\w{16,}",
+    r"github_pat_\w{20,}",
+    r"gl(?:pat|rt|dt|cbt|ptt)-[\w-]{16,}",
+    r"xox[abeprs]-[\w-]{10,}",
+    r"xapp-[\w-]{20,}",
+    r"A[KS]IA[0-9A-Z]{16}",
+    r"AIza[\w-]{35}",
+    r"ya29\.[\w-]{10,}",
+    r"1//0[\w-]{20,}",
+    r"eyJ[\w-]{8,2000}(?:\.[\w-]*){2,4}",
+    r"pypi-[\w-]{20,}",
+    r"npm_[A-Za-z0-9]{30,}",
+    r"dckr_pat_[\w-]{16,}",
+    r"SG\.[\w-]{16,}\.[\w-]{16,}",
+    r"SK[0-9a-f]{32}\b",
+    r"(?:r8|gsk|rpa|csk)_[A-Za-z0-9]{20,}",
+    r"(?:nvapi|xai|pplx)-[\w-]{20,}",
+    r"shp(?:at|ca|pa|ss)_[0-9a-f]{32}",
+    r"dapi[0-9a-f]{32}",
+    r"hvs\.[\w-]{20,}",
+    r"dop_v1_[0-9a-f]{40,}",
+)
+"""Tokens that are known by their form, as their givers describe it."""
+_HOOKS = (
+    r"hooks\.slack(?:-gov)?\.com/\w+/", r"discord(?:app)?\.com/api/(?:v\d+/)?webhooks/",
+    r"api\.telegram\.org/(?:file/)?bot", r"webhook\.office\.com/", r"outlook\.office\.com/webhook/",
+)  # fmt: skip
+"""Addresses whose path is the secret."""
 _SHAPES = tuple(
     (re.compile(pattern), by)
     for pattern, by in (
-        # user:password@ of an address; the last @ before its path, as passwords may hold one
+        (r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
+         r"(?:-----END [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----|\Z)", SECRET),
+        (rf"({'|'.join(_HOOKS)})[^\s'\"<>]+", rf"\1{SECRET}"),
+        # user:password@ of an address; the last @ before its path, as passwords may hold one, and a slash where what
+        # follows the colon is no port
         (rf"(?<=[A-Za-z0-9])({_COLON}(?:(?<=https:)|(?<=http:)|{_SLASH}){_SLASH})(?!git@)"
          r"[^\s/\\?#'\"<>]{1,300}@", rf"\1{SECRET}@"),
+        (r"(?<=[A-Za-z0-9]:)(//)[^\s/\\?#'\"<>:@]{1,100}:(?!\d{1,5}(?:[/?#\s]|$))[^\s'\"<>@]{1,200}@", rf"\1{SECRET}@"),
         (rf"({_COLON}{_SLASH}{{2}})(?:(?!{_SLASH})[^\s/\\?#'\"<>&@]){{1,300}}({_AT})", rf"\1{SECRET}\2"),
+        (r"(\b(?:curl|wget|https?)\b[^\n]{0,300}?\s(?:-u|--user|--proxy-user)[\s=]*['\"]?)[^\s:'\"]{1,100}:[^\s'\"]+",
+         rf"\1{SECRET}"),
         # a query's token
         (rf"({_AND}(?i:{_NAMES}|key|sig(?:nature)?|auth|pass|jwt|\w{{0,20}}access_?key_?id|x-(?:amz|goog)-[\w-]+)"
          rf"{_EQUALS}){_VALUE}", rf"\1{SECRET}"),
+        # cookies, and Authorization with parameters, up to the end of the line
+        (r"(?i)((?:set-)?cookie\\?['\"]?(?:\s*[:=,]\s*|\s)b?\\?['\"]?)(?=[\w.-]{1,100}=)[^\n'\"]+", rf"\1{SECRET}"),
+        (r"(?i)((?:proxy-)?authorization\\?['\"]?\s*[:=,]\s*b?\\?['\"]?(?:aws4-[\w-]+|digest|hawk|hmac[\w-]*|oauth"
+         r"|signature|sharedkey\w*)\s+)(?=[\w]+=)[^\n]+", rf"\1{SECRET}"),
         # Authorization: Bearer ..., and a bearer's token without its header
-        (r"(?i)((?:proxy-)?authorization\\?['\"]?\s*[:=,]\s*b?\\?['\"]?(?:bearer|basic|token|digest|apikey)(?:\s+|%20|\+))"
-         rf"{_VALUE}", rf"\1{SECRET}"),
+        (r"(?i)((?:proxy-)?authorization\\?['\"]?\s*[:=,]\s*b?\\?['\"]?(?:bearer|basic|token|digest|apikey|key|negotiate"
+         rf"|ntlm|oauth)(?:\s+|%20|\+)){_VALUE}", rf"\1{SECRET}"),
         (r"\b([Bb]earer(?:\s+|%20))(?=[\w.~+/-]{0,300}\d)[\w.~+/=-]{8,}", rf"\1{SECRET}"),
-        # name=value, "name": "value", and name: value where the value has a digit
-        (rf"({_START}(?i:{_NAMES})\\?['\"]?\s?{_EQUALS}\s?\\?['\"]?){_VALUE}", rf"\1{SECRET}"),
-        (rf"({_START}(?i:{_NAMES})\\?['\"]\s*:\s*b?\\?['\"]){_VALUE}", rf"\1{SECRET}"),
-        (rf"({_START}(?i:x-[\w-]{{0,40}}(?:key|token|secret)|(?:api|access|secret)[_-]key|passw(?:or)?d"
-         rf"|(?:access|auth)[_-]token)\s*:\s+)(?=\S{{0,300}}\d)(?!\d+\b){_VALUE}", rf"\1{SECRET}"),
-        # tokens that are known by their form
-        (rf"{_START}hf_(?:(?=[A-Za-z]{{0,80}}\d)[A-Za-z0-9]{{8,}}|[A-Za-z0-9]{{20,}})", SECRET),
-        (rf"{_START}sk-(?:(?=[A-Za-z_-]{{0,80}}\d)[\w-]{{16,}}|[A-Za-z]{{32,}})", SECRET),
-        (rf"{_START}(?:gh[pousr]_\w{{16,}}|github_pat_\w{{20,}}|glpat-[\w-]{{16,}}|xox[abeprs]-[\w-]{{10,}})", SECRET),
-        (rf"{_START}(?:(?:AKIA|ASIA)[0-9A-Z]{{16}}|AIza[\w-]{{35}}|eyJ[\w-]{{8,300}}\.eyJ[\w-]{{8,}}\.[\w-]+)", SECRET),
+        # name=value, "name": "value"; name = value and name: value where the value has a digit
+        (rf"({_FIRST}(?i:{_NAMES})\\?['\"]?{_EQUALS}\\?['\"]?)(?!\d{{1,5}}\b){_VALUE}", rf"\1{SECRET}"),
+        (rf"({_FIRST}(?i:{_NAMES})\\?['\"]\s*:\s*b?\\?['\"]){_VALUE}", rf"\1{SECRET}"),
+        (rf"({_FIRST}(?i:{_NAMES})\\?['\"]?\s?=\s?\\?['\"]?)(?=\S{{0,300}}\d)(?!\d{{1,5}}\b){_VALUE}", rf"\1{SECRET}"),
+        (rf"({_FIRST}(?i:x-[\w-]{{0,40}}(?:key|token|secret)|(?:api|access|secret)[_-]key|passw(?:or)?d"
+         rf"|(?:access|auth)[_-]token)\s*:\s+['\"]?)(?=\S{{0,300}}\d)(?!\d+\b){_VALUE}", rf"\1{SECRET}"),
+        (rf"(?=[a-zAES1]){_START}(?:{'|'.join(_FORMS)})", SECRET),
+        (rf"({_FIRST}(?i:{_SAID}){_BETWEEN}){_RANDOM}", rf"\1{SECRET}"),
         (r"(?i)((?:api[_ -]?key|wandb|login)(?:\W{1,4}|\s+is\s+|\W+(?:api\W?)?key\W{1,4}|\W+login\W{1,3}))(?:local-)?"
          r"[0-9a-f]{40}\b", rf"\1{SECRET}"),
-        (r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", SECRET),
     )
 )  # fmt: skip
 _HINTS = re.compile(
-    r"@|=|%(?:25){0,4}[34]|bearer|authorization|token|key|secret|passw|pwd|login|wandb|hf_|sk-|gh[pousr]_"
-    r"|github_pat|glpat-|xox[abeprs]-|AKIA|ASIA|AIza|eyJ",
+    r"[@=]|%(?:25){0,4}[34]|bearer|authorization|token|key|secret|passw|passphrase|pwd|credential|cookie|login|wandb"
+    r"|curl|wget|https?\b|hooks|telegram|(?:hf|live|test|gh[pousr]|pat|npm|r8|gsk|rpa|csk|v1|shp..)_|1//0|eyJ|dapi"
+    r"|(?:sk|gl...?|xox.|xapp|pypi|nvapi|xai|pplx)-|(?:ya29|SG|hvs)\.|A[KS]IA|AIza|SK[0-9a-f]",
     re.IGNORECASE,
 )
 """One of these is in whatever the shapes find."""
+_COLOURS = re.compile(r"(?:\x1b|\\x1b|\\033|\\u001b)\[[0-9;:]*m")
 _SECRET_SETTINGS = re.compile(rf"(?:{_NAMES})\Z", re.IGNORECASE)
 _remembered: set[str] = set()
 
@@ -76,6 +134,16 @@ def without_secrets(text: str) -> str:
     (`hf_`, `sk-`, `ghp_`, `AKIA`, ...), also percent-encoded, and the values of environment variables that are called
     a token, key, secret or password.
     """
+    if (
+        "[" in text
+        and _COLOURS.search(text)
+        and (cleared := _without_secrets(plain := _COLOURS.sub("", text))) != plain
+    ):
+        return cleared  # colours may stand in the midst of a secret
+    return _without_secrets(text)
+
+
+def _without_secrets(text: str) -> str:
     for value in _secret_values():
         text = text.replace(value, SECRET)
     if not _HINTS.search(text):  # as most texts

@@ -438,8 +438,13 @@ def read_json_body(body: bytes) -> Any:
     def constant(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("a key stands twice in one mapping")
+        return found
+
     try:
-        return json.loads(body, parse_constant=constant)
+        return json.loads(body, parse_constant=constant, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON ({short(str(error))})") from error
 

@@ -56,6 +56,7 @@ def test_defaults_and_derived_quantities(path: Path) -> None:
         ("out=1e-4", "out", "1e-4"),
         ("out=null", "out", None),
         ("out=a=b", "out", "a=b"),
+        ("out=run # 2", "out", "run # 2"),
         ("logging.tensorboard=false", "logging.tensorboard", False),
         ("micro_batch_size=8", "micro_batch_size", 8),
         ("adv_std=none", "adv_std", "none"),

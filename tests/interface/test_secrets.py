@@ -48,6 +48,13 @@ HIDDEN = "hunter2Zq9"
         "{b'authorization': b'Bearer hunter2Zq9'}", "sent Bearer hunter2Zq9 to it", "x-api-key: hunter2Zq9",
         "password=hunter2Zq9", "api_key='hunter2Zq9'", '{"api_key": "hunter2Zq9"}', "MY_TOKEN=hunter2Zq9 python x.py",
         "password: hunter2Zq9", "HF_TOKEN=hunter2Zq9", "db_password = hunter2Zq9",
+        "https://user:pa/hunter2Zq9@host/x", "curl -u me:hunter2Zq9 https://h", "tool --api-key hunter2Zq9 -n 3",
+        "Cookie: session=hunter2Zq9; theme=dark", "<Cookie sid=hunter2Zq9 for h />", "AccountKey=hunter2Zq9==;x",
+        "Authorization: Digest username='me', response='hunter2Zq9'", "[(b'x-api-key', b'hunter2Zq9')]",
+        "https://hooks.slack.com/services/T0/B0/hunter2Zq9", "token (hunter2Zq9) was refused",
+        "https://discord.com/api/webhooks/12/hunter2Zq9", "password: 'hunter2Zq9'", "machine h login me password hunter2Zq9",
+        '{"private_key": "-----BEGIN PRIVATE KEY-----\\nhunter2Zq9\\n-----END PRIVATE KEY-----"}',
+        "\x1b[1mpassword\x1b[0m=\x1b[31mhunter2Zq9", "Incorrect API key provided: hunter2Zq9.",
         'Traceback (most recent call last):\n  File "/a/b.py", line 3, in f\n    get("https://u:hunter2Zq9@h")\nValueError',
     ],
 )  # fmt: skip
@@ -62,7 +69,8 @@ def test_a_secret_of_an_address_or_a_name_is_left_out(text: str) -> None:
     [
         "hf_AbCdEfGhIjKlMnOpQrStUv", "hf_abcdefgh1", "sk-abcdefghijklmnop1234", "sk-proj-abc_def-ghijklmnop12",
         "ghp_abcdefghijklmnopqrstu1", "github_pat_abcdefghijklmnopqrst", "AKIAABCDEFGHIJKLMNOP",
-        "glpat-abcdefghijklmnop", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcDEF",
+        "glpat-abcdefghijklmnop", "npm_abcdefghijklmnopqrstuvwxyz0123456789", "sk_live_abcdefgh1234", "ya29.abcdefghij12",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcDEF",
     ],
 )  # fmt: skip
 def test_a_secret_of_a_known_form_is_left_out(secret: str) -> None:
@@ -78,7 +86,8 @@ def test_a_key_of_40_digits_is_one_after_such_words(before: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a photo of a key: value pair", "a secret: garden", "password is needed", "two tokens: 77 of 77",
+        "a photo of a key: value pair", "secret = garden", "max_token=77", "primary_key=id", "cookie: chocolate chip",
+        "unknown key 'StableDiffusion3Pipeline'", "tokenizer/token_list_B12aZ9.json", "a secret: garden", "password is needed", "two tokens: 77 of 77",
         f"commit {HEX}", f"git_commit: {HEX}", f"sha256:{HEX}{HEX[:24]}", "/home/me/runs/tiny-1/lora/x.safetensors",
         "unknown key 'sampler.guidance': did you mean sampler.guidance_scale?",
         "max_tokens=77, eos_token=<|endoftext|>",

@@ -196,3 +196,22 @@ def test_user_files_that_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "rewards.txt").write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="is not a Python file"):
         validate_reward_specs([{"file": str(tmp_path / "rewards.txt"), "function": "f"}])
+
+
+def test_a_module_beside_the_file_that_it_imports_is_part_of_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = []
+    for factor in (1, -1):
+        place = tmp_path / str(factor)
+        place.mkdir()
+        (place / "helper_of_a_reward.py").write_text(f"FACTOR = {factor}\n")
+        (place / "rw.py").write_text(
+            "import sys\nfrom pathlib import Path\nsys.path.insert(0, str(Path(__file__).parent))\n"
+            "from helper_of_a_reward import FACTOR\n\n"
+            "def reward(images, prompts, metadata):\n    return images * FACTOR\n"
+        )
+        monkeypatch.chdir(place)
+        versions.append(user_file_options("rw.py", "reward", {}).build(torch.device("cpu")).version)
+        monkeypatch.delitem(sys.modules, "helper_of_a_reward")
+    assert versions[0] != versions[1]

@@ -184,6 +184,13 @@ def test_a_process_that_cannot_take_part_tells_the_others_why(rank: int) -> None
     assert heard[1 - rank].endswith("c.yaml: no such key")
 
 
+@pytest.mark.usefixtures("quick")
+def test_names_that_are_no_text_and_secrets_are_told_in_letters_to_all() -> None:
+    heard, _ = meet_all({0: {"file \udcff": "a"}, 1: {"file \udcff": "https://u:hunter2@h"}}, world=2)
+    assert heard[0] == heard[1]
+    assert "file \\udcff: a in process 0, https://SECRET@h in process 1" in heard[0]
+
+
 # ---- launchers' variables --------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from flowrl.failures import explain
+from flowrl.runtime.scrubbing import printable, without_secrets
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.processes.launched import Launched, launched
 
@@ -113,6 +114,7 @@ class Meeting:
 
     def _give(self, verdict: str, gone: Sequence[int] = ()) -> str:
         """Writes the verdict, and of a bad one waits until those that are not gone have read it."""
+        verdict = printable(without_secrets(verdict))  # names of files need not be text, which a store takes alone
         self.store.set("verdict", verdict or "-")
         end = time.monotonic() + _FAREWELL
         left = set(range(1, self.who.world)) - set(gone) if verdict and self.hosts else set[int]()

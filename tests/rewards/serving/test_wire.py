@@ -387,6 +387,12 @@ def test_json_of_many_values_is_not_read() -> None:
         decode_request(b"[" * 500_000, Limits())
 
 
+def test_a_key_that_stands_twice_is_refused() -> None:
+    with pytest.raises(WireError, match="a key stands twice") as refused:
+        decode_request(b'{"items": [{"id": 0, "prompt": "one", "prompt": "two", "images": []}]}', Limits())
+    assert refused.value.status == 422
+
+
 def _chunk(kind: bytes, content: bytes = b"") -> bytes:
     return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
 

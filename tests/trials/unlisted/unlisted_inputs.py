@@ -31,7 +31,7 @@ from unlisted_case import Case, Silent
 
 ROOMS = (
     "unlisted_identity", "unlisted_images", "unlisted_checks", "unlisted_models", "unlisted_loras",
-    "unlisted_processes", "unlisted_servers",
+    "unlisted_processes", "unlisted_servers", "unlisted_folders", "unlisted_words",
 )  # fmt: skip
 
 
