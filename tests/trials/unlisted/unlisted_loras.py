@@ -26,6 +26,8 @@ from flowrl.pipelines.lora import add_saved_lora
 Tensors = dict[str, Tensor]
 Q, K, OUT = (f"transformer_blocks.0.attn.{name}" for name in ("to_q", "to_k", "to_out.0"))
 UNET = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+ON_UNET: Any = {"layers": (UNET, UNET.replace("to_q", "to_out.0")), "family": "sd"}
+"""diffusers reads kohya's names of UNets; of SD3's own layers nobody has them."""
 _ROOM = tempfile.TemporaryDirectory()
 RANK = 4
 
@@ -184,6 +186,16 @@ def two_alphas_do(pairs: Pairs) -> Tensors:
     return {k: (2 + 6 * n) / RANK * b @ a for n, (k, (a, b)) in enumerate(pairs.items())}
 
 
+def magnitudes_of_one(pairs: Pairs) -> Tensors:
+    """What a DoRA adds whose magnitudes are 1: rows of W + B A of length 1, less W."""
+    found: Tensors = {}
+    for layer, (a, b) in pairs.items():
+        base: Any = loaded("sd3").denoiser.get_submodule(layer)
+        whole = base.weight + b @ a
+        found[layer] = whole / whole.norm(dim=1, keepdim=True) - base.weight
+    return found
+
+
 def noted(**stated: Any) -> dict[str, str]:
     return {"lora_adapter_metadata": json.dumps({f"transformer.{key}": value for key, value in stated.items()})}
 
@@ -246,7 +258,7 @@ FILES = (
     File("base_model.model.transformer.", prefixed("base_model.model.transformer."), 1.0),
     File("an adapter's name", ended(".default.weight"), 1.0),
     File("an adapter's name of two words with a dot", ended(".my.style.weight"), 1.0, ("my",), may=True),
-    File("an adapter's name without weight", ended(".default"), 1.0, ("default",), may=True),
+    File("an adapter's name without weight", ended(".default"), 1.0, ("default|no LoRA",), may=True),
     File("an adapter that is called weight", ended(".weight.weight"), 1.0, ("weight",), may=True),
     File("two adapters", lambda p: peft(p, end=".a.weight") | peft(p, end=".b.weight"), None, ("2 adapters", "a, b")),
     File("an adapter beside plain names", lambda p: peft(p) | {k: t + 1 for k, t in peft(p, end=".b.weight").items()}, None, ("b",)),
@@ -263,27 +275,27 @@ FILES = (
     *(File(f"all in {str(kind)[6:]}", cast(kind), None, ("whole numbers|int8|bool|uint8",)) for kind in (
         torch.int8, torch.bool, torch.uint8)),
     File("fp8 with scales beside", also(cast(torch.float8_e4m3fn), **{f"transformer.{Q}.lora_A.scale_weight".replace(".", "__"):
-         torch.tensor(0.5)}), None, ("scale_weight",)),
+         torch.tensor(0.5)}), None, ("scale_weight|nobody knows",)),
     File("complex numbers", cast(torch.complex64), None, ("complex",)),
     *(File(f"{value} in A", put(value), None, ("NaN or infinity",)) for value in (float("nan"), float("inf"), float("-inf"))),
-    File("NaN in the alpha", alpha(torch.tensor(float("nan"))), None, ("alpha",)),
+    File("NaN in the alpha", alpha(torch.tensor(float("nan"))), None, ("alpha",), **ON_UNET),
     # strengths
-    File("alpha a whole number", alpha(torch.tensor(2)), 0.5),
-    File("alpha of shape [1]", alpha(torch.tensor([2.0])), 0.5),
-    File("alpha of shape [1, 1]", alpha(torch.tensor([[2.0]])), 0.5),
-    File("alpha of float16", alpha(torch.tensor(2.5).half()), 0.625),
-    File("alpha of bfloat16", alpha(torch.tensor(3.0).bfloat16()), 0.75),
-    File("alpha of several numbers", alpha(torch.ones(RANK)), None, ("alpha",)),
-    File("alpha without numbers", alpha(torch.ones(0)), None, ("alpha",)),
-    File("alpha above the rank", alpha(torch.tensor(64.0)), 16.0),
-    File("alpha 0", alpha(torch.tensor(0.0)), None, ("alpha",)),
-    File("alpha below 0", alpha(torch.tensor(-4.0)), None, ("alpha",)),
-    File("alphas of layers", two_alphas, two_alphas_do),
-    File("alpha of a layer that is not there", also(kohya, lora_unet_nothing__alpha=torch.tensor(3.0)), None, ("nothing",)),
+    File("alpha a whole number", alpha(torch.tensor(2)), 0.5, **ON_UNET),
+    File("alpha of shape [1]", alpha(torch.tensor([2.0])), 0.5, **ON_UNET),
+    File("alpha of shape [1, 1]", alpha(torch.tensor([[2.0]])), 0.5, **ON_UNET),
+    File("alpha of float16", alpha(torch.tensor(2.5).half()), 0.625, **ON_UNET),
+    File("alpha of bfloat16", alpha(torch.tensor(3.0).bfloat16()), 0.75, **ON_UNET),
+    File("alpha of several numbers", alpha(torch.ones(RANK)), None, ("alpha",), **ON_UNET),
+    File("alpha without numbers", alpha(torch.ones(0)), None, ("alpha",), **ON_UNET),
+    File("alpha above the rank", alpha(torch.tensor(64.0)), 16.0, **ON_UNET),
+    File("alpha 0", alpha(torch.tensor(0.0)), None, ("alpha",), **ON_UNET),
+    File("alpha below 0", alpha(torch.tensor(-4.0)), None, ("alpha",), **ON_UNET),
+    File("alphas of layers", two_alphas, two_alphas_do, **ON_UNET),
+    File("alpha of a layer that is not there", also(kohya, lora_unet_nothing__alpha=torch.tensor(3.0)), None, ("nothing",), **ON_UNET),
     File("alpha beside PEFT's names", lambda p: peft(p) | {f"transformer.{k}.alpha": torch.tensor(2.0) for k in p}, 0.5),
     File("kohya's notes of alpha", peft, 1.0, notes={"ss_network_alpha": "2", "ss_network_dim": "4"}, may=True,
          words=("ss_network_alpha",)),
-    File("kohya's notes beside kohya's names", alpha(torch.tensor(2.0)), 0.5, notes={"ss_network_alpha": "2"}),
+    File("kohya's notes beside kohya's names", alpha(torch.tensor(2.0)), 0.5, notes={"ss_network_alpha": "2"}, **ON_UNET),
     File("diffusers' notes", peft, 1.5, notes=noted(r=RANK, lora_alpha=6)),
     File("diffusers' notes, rsLoRA", peft, 3.0, notes=noted(r=RANK, lora_alpha=6, use_rslora=True)),
     File("diffusers' notes with an alpha in quotes", peft, None, ("lora_alpha",), notes=noted(r=RANK, lora_alpha="6")),
@@ -332,9 +344,9 @@ FILES = (
     File("a wider model's", lambda p: {k: torch.cat([t, t], int("lora_A" in k)) for k, t in peft(p).items()}, None,
          ("another model", "shape")),
     # beside it
-    File("DoRA as kohya spells it", lambda p: kohya(p, dora_scale=lambda a, b: torch.ones(len(b), 1)), None, ("DoRA",)),
+    File("DoRA as kohya spells it", lambda p: kohya(p, dora_scale=lambda a, b: torch.ones(len(b), 1)), None, ("DoRA",), **ON_UNET),
     File("DoRA as diffusers' scripts spelt it", lambda p: peft(p) | {f"transformer.{k}.lora_magnitude_vector.weight":
-         torch.ones(len(b)) for k, (_, b) in p.items()}, None, ("DoRA|magnitude|metadata",), may=True),
+         torch.ones(len(b)) for k, (_, b) in p.items()}, lambda p: magnitudes_of_one(p)),
     File("magnitudes of one layer alone", lambda p: peft(p) | {f"transformer.{Q}.lora_magnitude_vector": torch.ones(32)}, None,
          ("magnitude",)),
     File("whole weights (LyCORIS full)", also(kohya, lora_unet_transformer_blocks_0_ff_net_2__diff=torch.ones(32, 128)), None, ("diff",)),
