@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from flowrl.failures import speaker, told
 from flowrl.private_names import NOTES, flags_of
 from flowrl.process_settings import before_libraries_load
+from flowrl.runtime.scrubbing import say as print
 from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {

@@ -11,6 +11,7 @@ first connection only.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import logging
 import os
@@ -22,12 +23,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 EXTRA = "in flowrl's folder, pip install -e '.[ray]'"
 _PATIENCE = 10.0  # seconds that a cluster has to accept a connection
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What speakers of HTTP/2, as Ray is one, begin with; they answer a frame of the kind 4, their settings."""
+_PREFIX, _OWNER = "ray-", "flowrl.lock"
+"""Of the folder of an instance, and the file in it that says whose it is: held as long as that process lives."""
 _LONGEST_FOLDER = 40
 """Characters of a folder for Ray's files: names of its sockets, in folders of their own, end at 107."""
 
@@ -40,11 +43,20 @@ class Connection:
         address: other processes reach the same instance by.
         folder: of the files of an instance that this process started; None where it was there before.
         own: whether the connection was made here, and is closed here.
+        raylet: Ray's process that was started with such an instance (`psutil.Process`). When it is gone, Ray ends this
+            process at one of the next calls, without a word.
+        lock: open for as long as this process lives, so that nobody takes the folder for one that was left behind.
     """
 
     address: str
     folder: Path | None
     own: bool
+    raylet: Any = None
+    lock: IO[bytes] | None = None
+
+
+class RayEnded(ValueError):
+    """Ray's own processes on this machine are gone, and no call of it may be made any more."""
 
 
 _connection: list[Connection] = []  # at most one: Ray knows no more in a process
@@ -86,7 +98,10 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
         return made
     if address is not None:
         _refuse_silent(address)
-    folder = None if address is not None else _short_folder()
+    folder, lock = None, None
+    if address is None:
+        folder = _short_folder()
+        lock = _claimed(folder)
     settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if folder is not None:
         settings = settings | {
@@ -108,9 +123,40 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
         ) from error
-    made = Connection(address=ray.get_runtime_context().gcs_address, folder=folder, own=True)
+    made = Connection(
+        address=ray.get_runtime_context().gcs_address, folder=folder, own=True, lock=lock,
+        raylet=None if folder is None else _raylet(),
+    )  # fmt: skip
     _connection.append(made)
     return made
+
+
+def refuse_ended() -> None:
+    """Looks whether the instance that this process started is still there; to be called before Ray is.
+
+    Raises:
+        RayEnded: it is not.
+    """
+    if _connection and _is_over(_connection[0]):
+        raise RayEnded(
+            "Ray ended on this machine (its process raylet is gone), and with it all workers. It was killed from "
+            "outside, mostly for want of memory (dmesg names it), or Ray failed; nothing that was trained is lost"
+        )
+
+
+def _is_over(made: Connection) -> bool:
+    import psutil
+
+    try:
+        return made.raylet is not None and made.raylet.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _raylet() -> Any:
+    import psutil
+
+    return next((child for child in psutil.Process().children() if child.name() == "raylet"), None)
 
 
 def disconnect() -> None:
@@ -121,7 +167,9 @@ def disconnect() -> None:
     if not _connection:
         return
     made = _connection.pop()
-    if made.folder is not None:
+    if made.folder is not None and _is_over(made):
+        _end_rest(made.folder)
+    elif made.folder is not None:
         _end_instance(made.folder)
     elif made.own:
         import ray
@@ -139,6 +187,27 @@ def _end_instance(folder: Path) -> None:
             ray.shutdown()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_rest(folder: Path) -> None:
+    """Ends what is left of an instance whose raylet is gone; Ray's own way out would end this process on the way."""
+    import psutil
+
+    rest = [child for child in psutil.Process().children(recursive=True) if str(folder) in _command_of(child)]
+    for child in rest:
+        with suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(rest, timeout=_PATIENCE)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _command_of(process: Any) -> str:
+    import psutil
+
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def _refuse_silent(address: str) -> None:
@@ -166,9 +235,33 @@ def _refuse_silent(address: str) -> None:
 
 
 def _short_folder() -> Path:
-    """A new folder for Ray's files, with a name that leaves room for those of sockets."""
+    """A new folder for Ray's files, with a name that leaves room for those of sockets; those left behind go."""
     parent = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="ray-", dir=parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"))
+    parent = parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"
+    for folder in Path(parent).glob(f"{_PREFIX}*"):
+        if _is_left_behind(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+
+
+def _claimed(folder: Path) -> IO[bytes]:
+    """Marks a folder as one of a process that lives."""
+    lock = (folder / _OWNER).open("wb")
+    with suppress(OSError):  # a disk without locks: then folders of killed runs stay
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def _is_left_behind(folder: Path) -> bool:
+    """Whether a run of this user made a folder, and was killed before it could remove it."""
+    try:
+        if folder.is_symlink() or (folder / _OWNER).lstat().st_uid != os.getuid():
+            return False
+        with (folder / _OWNER).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:  # not a run's, at work, or on a disk without locks
+        return False
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Nothing heavy is imported, so errors of torch and other libraries are known by t
 from __future__ import annotations
 
 import errno
+import io
 import os
 import platform
 import re
@@ -15,9 +16,12 @@ import sysconfig
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from flowrl.files import replacing
+from flowrl.runtime.disk_errors import DISK, FULL, system_words
+from flowrl.runtime.scrubbing import printable, say, without_secrets
 from flowrl.versions import version_text
 
 LOG = "error.log"
@@ -25,11 +29,21 @@ LOG = "error.log"
 SHOW = "FLOWRL_TRACEBACK"
 """Environment variable: set to 1, tracebacks are printed too."""
 
+MAX_TOLD = 18
+"""Mistakes that one message names."""
+_LONGEST_NAME = 300  # characters of a file's name that are shown
 _MOST = 800  # characters of a foreign message that are shown
 _ALLOCATION = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|unable to allocate|ALLOC_FAILED",
     re.IGNORECASE,
 )
+_LOST_PROCESS = re.compile(
+    r"connection (closed|reset|refused) by peer|Connection was likely closed|Broken pipe|heartbeat|pair closure|"
+    r"Connection (reset|refused)|socket closed|Timed out waiting \d+ms for (recv|send)|remote process exited|"
+    r"ncclRemoteError|NCCL communicator was aborted|collective operation timeout",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and torch's store say of a process that is gone."""
 _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)? \w+)", re.IGNORECASE)
 _LESS_MEMORY = (
     ("flowrl.training.heldout", "while evaluating",
@@ -52,12 +66,51 @@ _LESS_MEMORY = (
 """Module on the way to the error -> what went on, and what needs less memory; the first that fits."""
 
 
+class Faults(ValueError):
+    """One thing that is wrong, or several that are told together: a paragraph for one, else a line for each.
+
+    Attributes:
+        faults: what is wrong, each a paragraph of its own.
+    """
+
+    def __init__(
+        self, *faults: str, head: str = "what is asked for has", what: str = "mistakes", more: str = ""
+    ) -> None:
+        """Of several faults, the line above says `head`, their number and `what`; `more` is said after the last."""
+        self.faults = tuple(dict.fromkeys(faults))
+        count = len(self.faults)
+        lines = [f"{head} {count} {what}", *self.faults[:MAX_TOLD]]
+        lines += [f"and {count - MAX_TOLD} more"] if count > MAX_TOLD else []
+        one = f"{self.faults[0]}{f'. {more}' if more else ''}" if count == 1 else ""
+        super().__init__(one or "\n  ".join([*lines, *([more] if more else [])]))
+
+
+def faults_of(error: Exception) -> tuple[str, ...]:
+    """What is wrong by an error, each in a paragraph of its own."""
+    return error.faults if isinstance(error, Faults) else (explain(error),)
+
+
+def found_by(*checks: Callable[[], object]) -> list[str]:
+    """What checks refuse, each thing once: a check refuses by a ValueError, or by an OSError of a file."""
+    found = dict[str, None]()
+    for check in checks:
+        try:
+            check()
+        except (ValueError, OSError) as error:
+            found |= dict.fromkeys(faults_of(error))
+    return list(found)
+
+
 class FlowrlError(ValueError):
     """What the Python functions raise: one paragraph that says what was given, what is allowed and what to change."""
 
 
 def explain(error: BaseException) -> str:
-    """One paragraph: what went wrong and what to change."""
+    """One paragraph, without secrets: what went wrong and what to change."""
+    return printable(without_secrets(_explained(error)))
+
+
+def _explained(error: BaseException) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     number = _errno(error)
     if out_of_memory(error):
@@ -67,8 +120,9 @@ def explain(error: BaseException) -> str:
             f"sys.exit({'' if error.code is None else repr(error.code)}) was called{_where(error)}, which ends the "
             "command before its work is done: raise an error there instead, with words that say what is wrong"
         )
-    if number in _WRITING:
-        return f"a file could not be written: {_WRITING[number]}{_file(error)}. {_ADVICE[number]}"
+    if number in DISK:
+        what, advice = DISK[number]
+        return f"a file could not be {_deed(error, number)}: {what}{_file(error)}. {advice}"
     if isinstance(error, RecursionError):
         return (
             f"something is nested too deep or calls itself without an end{_where(error)}: look for a file or a "
@@ -99,8 +153,12 @@ def explain(error: BaseException) -> str:
             f"the network's blocks could not be compiled: set pipeline.compile=none, which computes the same, slower. "
             f"{_short(error)}"
         )
-    if re.search(r"connection (closed|reset) by peer|Broken pipe|heartbeat", str(error), re.IGNORECASE):
-        return f"another process of this run ended, and says itself why: {_short(error)}"
+    if lost_process(error):
+        return (
+            "another process of this run ended, or is not reached any more. What it says itself, on the terminal or in "
+            "its own log, is the reason; where it says nothing it was killed from outside: for want of memory (dmesg "
+            "names it), by the scheduler, or with its machine"
+        )
     if re.search(r"CUDA error|device-side assert|HIP error|cudnn", str(error), re.IGNORECASE):
         return (
             f"the GPU reported an error{_where(error)}: start again, with CUDA_LAUNCH_BLOCKING=1 if it comes back, "
@@ -125,6 +183,12 @@ def out_of_memory(error: BaseException) -> bool:
     return False
 
 
+def lost_process(error: BaseException) -> bool:
+    """Whether an error says that another process of the run, with which this one exchanged numbers, is gone."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "RuntimeError" in kinds and _LOST_PROCESS.search(str(error)) is not None
+
+
 def told(error: BaseException, folder: Path | None = None) -> str:
     """The paragraph of an error; of one that nobody foresaw with the file that has the traceback.
 
@@ -134,7 +198,7 @@ def told(error: BaseException, folder: Path | None = None) -> str:
     """
     paragraph = explain(error)
     if os.environ.get(SHOW, "") not in ("", "0"):
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)), end="", file=sys.stderr)
     foreseen = isinstance(error, ValueError | OSError) and not isinstance(error, UnicodeError)
     log = None if foreseen and folder is None else write_error_log(folder, error)
     if foreseen or log is None:
@@ -155,7 +219,7 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
         time.strftime("%Y-%m-%dT%H:%M:%S%z"), shlex.join(["flowrl", *sys.argv[1:]]),
         f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
     ])  # fmt: skip
-    data = text.encode("utf-8", "backslashreplace")
+    data = without_secrets(text).encode("utf-8", "backslashreplace")
     if folder is not None and folder.is_dir():
         path = folder / (LOG if rank == "0" else f"error-{rank}.log")
         try:
@@ -180,20 +244,6 @@ def speaker() -> str:
     return "flowrl" if world == "1" else f"flowrl (process {rank} of {world})"
 
 
-_WRITING = {
-    errno.ENOSPC: "no space is left on the disk",
-    errno.EDQUOT: "your quota of the disk is used up",
-    errno.EFBIG: "it would be larger than files may be here",
-    errno.EROFS: "the disk can only be read",
-}
-_ADVICE = {
-    errno.ENOSPC: "Make room",
-    errno.EDQUOT: "Make room, or ask for more",
-    errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or write to another disk",
-    errno.EROFS: "Choose a folder on another disk",
-}
-
-
 def _errno(error: BaseException) -> int | None:
     """The number of the operating system's error, also where a library wrote it into its message."""
     if isinstance(error, OSError):
@@ -201,30 +251,34 @@ def _errno(error: BaseException) -> int | None:
     if type(error).__name__ == "SafetensorError":
         found = re.search(r"os error (\d+)", str(error))
         return int(found[1]) if found else None
-    if "PytorchStreamWriter failed" in str(error):  # torch.save says no more
-        return errno.ENOSPC
-    if "inline_container" in str(error) and isinstance(error.__context__, OSError):  # that of the write before
-        return error.__context__.errno
-    return None
+    written = "PytorchStreamWriter failed" in str(error)
+    if (written or "inline_container" in str(error)) and isinstance(error.__context__, OSError):
+        return error.__context__.errno  # that of the write before
+    return errno.ENOSPC if written else None  # torch.save says no more
 
 
 def _os_error(error: OSError) -> str:
-    name = error.filename
-    if error.errno is None or not isinstance(name, str | bytes):
+    if error.errno is None:
         return str(error) or type(error).__name__
-    path = Path(os.fsdecode(name))
+    if isinstance(error, ConnectionError):
+        return (
+            f"a connection failed{_where(error)}: {system_words(error)}. See whether the program at its other end is "
+            "there, and what it says"
+        )
+    name = _file_name(error)
+    if name is None:
+        return f"the system refused what was asked of it{_where(error)}: {system_words(error)}"
+    path = Path(name)
     if error.errno == errno.ENOENT:
         beside = "" if path.is_absolute() else f" (seen from {_working_folder()})"
         return f"there is no {path}{beside}: check the path, or whether it was moved while the command ran"
     if error.errno in (errno.EACCES, errno.EPERM):
-        if path.exists() and not os.access(path, os.R_OK):
+        if os.path.exists(path) and not os.access(path, os.R_OK):
             return f"{path} cannot be read: you have no right to; ask its owner, or change its mode (chmod)"
         return f"{path} cannot be written: you have no right to; choose another folder, or change its mode (chmod)"
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return f"{path} is there already, or lies in what is no folder: choose another place"
-    if error.errno == errno.EMFILE:
-        return f"too many files are open at once, {path} is one too many: raise the limit (ulimit -n)"
-    return f"{path}: {os.strerror(error.errno)}"
+    return f"{path}: {system_words(error)}"
 
 
 def _working_folder() -> str:
@@ -234,9 +288,29 @@ def _working_folder() -> str:
         return "a working folder that was removed"
 
 
+def _deed(error: BaseException, number: int | None) -> str:
+    return "written" if number in FULL else "read or written"
+
+
 def _file(error: BaseException) -> str:
-    name = getattr(error, "filename", None)
-    return f" ({name})" if isinstance(name, str) else ""
+    """The file of an error in brackets, or the line that it is at."""
+    name = _file_name(error)
+    return _where(error) if name is None else f" ({name if len(name) < _LONGEST_NAME else f'...{name[-99:]}'})"
+
+
+def _file_name(error: BaseException) -> str | None:
+    """The file that an error names; of one while an open file was read or written, which names none, that file."""
+    name = error.filename if isinstance(error, OSError) else None
+    if isinstance(name, str | bytes):
+        return os.fsdecode(name)
+    places = list(traceback.walk_tb(error.__traceback__))
+    for frame, _ in reversed(places):
+        for value in frame.f_locals.values():
+            if isinstance(value, io.IOBase) or type(value).__module__ == "tempfile":
+                opened = getattr(value, "name", None)  # of one in memory there is none
+                if isinstance(opened, str | bytes):
+                    return os.fsdecode(opened)
+    return None
 
 
 def _memory(error: BaseException) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
-import hashlib
 import json
 import math
 import os
@@ -26,12 +24,14 @@ from pathlib import Path
 from re import Pattern
 from typing import Any, BinaryIO
 
+from flowrl.runtime.disk_errors import disk_words
+from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.scrubbing import without_secrets
+
 LOCK = ".lock"
 """The file of a folder that its owner holds locked."""
 _HELD = b'{"pid": '
 """How the text of a lock that is held begins."""
-KEPT_FROM = 2**26
-"""Bytes from which the digest of a file's content is kept on disk: reading less takes no time that is felt."""
 DEEPEST = 100
 """Brackets within brackets that JSON may have: nothing here needs more, and readers of records go down by recursion."""
 
@@ -239,7 +239,7 @@ def locked(folder: Path, busy: str) -> Iterator[BinaryIO]:
         if (before := lock.read(len(_HELD)).strip(b"\0")) and not _HELD.startswith(before):
             raise ValueError(f"{path} is no lock of flowrl, and nothing in it will be overwritten: move it away")
         lock.truncate(0)
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        command = without_secrets(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
         lock.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "command": command}).encode())
         lock.flush()
         try:
@@ -323,91 +323,6 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(nearest_folder(path)).free
 
 
-def files_below(folder: Path) -> dict[str, Path]:
-    """All files of a folder and of those in it, by their relative names, in the order of the parts of these.
-
-    Links to files and to folders are followed, but for a link to a folder that it lies in. Of two links to one folder
-    each has its files.
-    """
-    found: dict[str, Path] = {}
-
-    def walk(place: Path, name: str, above: frozenset[tuple[int, int]]) -> None:
-        status = place.stat()
-        here = (status.st_dev, status.st_ino)
-        if here in above:
-            return
-        for path in place.iterdir():
-            if path.is_dir():
-                walk(path, f"{name}{path.name}/", above | {here})
-            elif path.is_file():
-                found[f"{name}{path.name}"] = path
-
-    walk(folder, "", frozenset())
-    return {name: found[name] for name in sorted(found, key=lambda name: name.split("/"))}
-
-
-_Stamp = tuple[int, int, int, int, int]
-_SETTLED = 2 * 10**9  # nanoseconds: a file written in the tick of the clock in which it was read may bear the same time
-_digests: dict[_Stamp, str] = {}
-
-
-def file_stamp(status: os.stat_result) -> _Stamp:
-    """What no write to a file leaves as it was: beside length and time of change, which a copy may bring along, the
-    file's number and the time at which the system last changed anything of it, which no program can set."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def content_digest(path: Path) -> str:
-    """SHA-256 of all of a file's content, of links that of what they lead to.
-
-    A file that has not changed since (`file_stamp`) is not read again: by this process, or by a later one where it
-    holds `KEPT_FROM` bytes or more, whose digests are kept in `flowrl/digests` of the user's cache folder.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as stream:
-            stamp = file_stamp(os.fstat(stream.fileno()))
-            large = stamp[2] >= KEPT_FROM
-            if known := _digests.get(stamp) or (_kept_digests().get(stamp) if large else None):
-                return known
-            settled = stamp[4] < time.time_ns() - _SETTLED
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            if settled and file_stamp(os.fstat(stream.fileno())) == stamp:
-                _digests[stamp] = digest
-                if large:
-                    _keep_digest(stamp, digest)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): give a file that is there") from error
-    return digest
-
-
-def _digests_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flowrl" / "digests"
-
-
-@functools.cache
-def _kept_digests() -> dict[_Stamp, str]:
-    """Those of earlier processes; a line that is none, of a process that was killed, is passed over."""
-    try:
-        lines = [line.split() for line in _digests_file().read_text("utf-8", "replace").splitlines()]
-    except OSError:  # there is none yet, or it is somebody else's: files are read again
-        return {}
-    rows = [line for line in lines if len(line) == 6 and len(line[5]) == 64 and all(map(str.isdigit, line[:5]))]
-    return {(int(a), int(b), int(c), int(d), int(e)): digest for a, b, c, d, e, digest in rows}
-
-
-def _keep_digest(stamp: _Stamp, digest: str) -> None:
-    file = _digests_file()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as stream:  # one short line in one write: writers do not mix
-            stream.write(f"{' '.join(map(str, stamp))} {digest}\n")
-    except OSError:  # no place to keep it: the next process reads the file again
-        pass
-
-
 def read_text(path: Path) -> str:
     """A text file in UTF-8, with or without a byte order mark.
 
@@ -419,7 +334,9 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path}: cannot be read, it is {what}")
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {disk_words(error)}") from error
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 
 

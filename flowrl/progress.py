@@ -21,6 +21,9 @@ from rich.progress import (
 from rich.segment import ControlType, Segment
 from rich.text import Text
 
+from flowrl.runtime.scrubbing import printable
+from flowrl.runtime.scrubbing import say as print
+
 Advance = Callable[[str], None]
 
 _LINE_EVERY = 15.0  # seconds between lines where there is not a terminal
@@ -39,7 +42,7 @@ class _WithLines(Progress):
     def get_renderables(self) -> Iterator[RenderableType]:
         yield from super().get_renderables()
         if self._more is not None:
-            yield from (Text(line, no_wrap=True, overflow="ellipsis") for line in self._more())
+            yield from (Text(printable(line), no_wrap=True, overflow="ellipsis") for line in self._more())
 
 
 class _Drawn:
@@ -77,7 +80,7 @@ class _InNotebook:
 
     def say(self, text: str, *, now: bool) -> None:
         """Draws another text, once a second at most unless it has to be now."""
-        self._text = text
+        self._text = printable(text)
         if now or time.monotonic() - self._drawn >= _REDRAWN_EVERY:
             self._drawn = time.monotonic()
             self._handle.update(self._bundle(), raw=True)
@@ -121,10 +124,10 @@ def progress(
             TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
         )  # fmt: skip
         with _WithLines(*columns, console=Console(stderr=True), more=more) as bar:
-            task = bar.add_task(label, total=total, completed=done, note="")
+            task = bar.add_task(printable(label), total=total, completed=done, note="")
             _bars.append(bar)
             try:
-                yield lambda note: bar.update(task, advance=1, note=note)
+                yield lambda note: bar.update(task, advance=1, note=printable(note))
             finally:
                 _bars.remove(bar)
     elif (display := notebook_display()) is not None:

@@ -150,14 +150,32 @@ def check_sources(
         ValueError: a prompt has more or fewer images than the loaded pipeline takes.
     """
     given = [()] * len(prompts) if sources is None else sources
-    least, most = allowed
     for prompt, images in zip(prompts, given, strict=True):
-        if not least <= len(images) <= most:
-            wanted = "no source image" if not most else f"{least}" if least == most else f"{least} to {most}"
-            loaded = "" if option is None else f" as loaded with pipeline.options.{option}={most}"
-            other = "" if option is None else f"set pipeline.options.{option}={len(images)}, "
-            raise ValueError(
-                f"prompt {prompt!r} has {len(images)} source images, and {family}{loaded} takes {wanted}: {other}give "
-                "them with --source FILE, in a prompt file under 'source' or 'sources', or take another model"
-            )
+        if fault := source_fault(len(images), allowed, family, option):
+            raise ValueError(f"prompt {prompt!r} {fault}")
     return given
+
+
+def source_fault(count: int, allowed: tuple[int, int], family: str, option: str | None, key: str = "") -> str:
+    """What is wrong with a number of source images, as the end of a sentence about a prompt; empty where nothing is.
+
+    Args:
+        count: source images of the prompt.
+        allowed: least and most of them.
+        family: for the message.
+        option: of `pipeline.options` that sets how many there are; None where nothing does.
+        key: of the prompt's row that names them.
+    """
+    least, most = allowed
+    if least <= count <= most:
+        return ""
+    wanted = "no source image" if not most else f"{least}" if least == most else f"{least} to {most}"
+    loaded = "" if option is None else f" as loaded with pipeline.options.{option}={most}"
+    other = "" if option is None else f"set pipeline.options.{option}={count}, "
+    named = f" (under {key!r})" if key else ""
+    give = "give them with --source FILE, in a prompt file under 'source' or 'sources'"
+    if count > most:
+        give = f"take {key!r} out of the row" if key else "give fewer"
+    return (
+        f"has {count} source images{named}, and {family}{loaded} takes {wanted}: {other}{give}, or take another model"
+    )

@@ -133,8 +133,9 @@ def made(model: str, config: Mapping[str, Any]) -> Any:
     import diffusers
 
     name = str(config.get("_class_name"))
-    kind: Any = getattr(diffusers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)):
+    found = getattr(diffusers, name, None)
+    kind: Any = found if isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin) else None
+    if kind is None:
         raise ValueError(f"the scheduler of {model} is {name}, and diffusers has none of that name")
     logging = diffusers.utils.logging
     loud = logging.get_verbosity()

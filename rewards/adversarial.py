@@ -25,8 +25,10 @@ import torch
 from torch import Tensor
 
 from flowrl.config.sections import at_least, share
+from flowrl.prompts.loading import Prompt
 from flowrl.randomness import Part, counter_choice, counter_seed
 from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
+from flowrl.rewards.image_files import no_listed
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
 from flowrl.rewards.networks.discriminators import (
     CLIP_MODEL,
@@ -46,7 +48,8 @@ from flowrl.rewards.networks.discriminators import (
 )
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
-from flowrl.rewards.references import References, open_references
+from flowrl.rewards.prompt_needs import no_fields
+from flowrl.rewards.references import WORLD, References, open_references
 
 _AT_ONCE = 16  # images that are judged in one piece
 _SNAPSHOT = 64  # images of the first iteration that are kept to be scored again and again
@@ -177,6 +180,10 @@ class Adversarial:
     def learned_by(self) -> Loss:
         """The loss, by the backbone where none is named."""
         return "pairwise" if self.backbone == "clip" else self.loss or "hinge"
+
+    def lacks_to_learn(self, prompt: Prompt) -> str | None:
+        """A reference image, or the record that one is drawn by."""
+        return no_fields(prompt, "include") if self.references == WORLD else no_listed(prompt.text, self.references)
 
     def opened(self) -> References:
         """The references."""

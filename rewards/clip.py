@@ -26,6 +26,7 @@ from flowrl.rewards.networks.clip_encoder import (
 )
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
+from flowrl.rewards.networks.text_limits import TextLimit, clip_limit
 
 DEFAULT_MODEL = "openai/clip-vit-large-patch14"
 PICK_SCORE_MODEL = "yuvalkirstain/PickScore_v1"
@@ -80,6 +81,11 @@ class ClipScore:
     def models(self) -> tuple[Model, ...]:
         return (sized(self.model),)
 
+    @property
+    def text_limit(self) -> TextLimit:
+        """What CLIP reads."""
+        return clip_limit(self.model)
+
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
         return _built("clip_score", self, device, library=self.library)
@@ -115,6 +121,11 @@ class PickScore:
     @property
     def models(self) -> tuple[Model, ...]:
         return (sized(self.model),)
+
+    @property
+    def text_limit(self) -> TextLimit:
+        """What CLIP reads."""
+        return clip_limit(self.model)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""

@@ -17,7 +17,7 @@ from flowrl.placement import Resting, sent
 from flowrl.precision import arithmetic
 from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.networks.rest import at_rest
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.outputs import check_output, log_words
 from flowrl.rewards.specs import Spec, validate_reward_specs
 
 Merge = Literal["sum", "geometric", "harmonic"]
@@ -153,8 +153,11 @@ class WeightedSum:
             if term.entry.gate is not None:
                 gates.append(output.valid.to(device))
             parts[f"reward/{term.key}"] = value
-            parts |= {f"reward/{term.key}/{part}": numbers.to(device) for part, numbers in output.parts.items()}
-            errors |= {f"{term.key}/{word}": count for word, count in output.errors.items()}
+            for part, name in log_words(output.parts).items():
+                parts[f"reward/{term.key}/{name}"] = output.parts[part].to(device)
+            for word, name in log_words(output.errors).items():
+                key = f"{term.key}/{name}"
+                errors[key] = errors.get(key, 0) + output.errors[word]
         valid_KB = torch.stack(known)
         weight_K = sent(torch.tensor(weights, dtype=torch.float32), device)
         if not any(weights) and (self.merge != "sum" or self.partial != "drop"):
@@ -239,18 +242,29 @@ def sum_of(
             f"a {merge} mean, or one that makes up for missing rewards, needs weights above 0, got {weights}"
             f"{f' and schedules with factors down to {min(factors):g}' if factors else ''}."
         )
-    taken = {entry.label or reward.name for reward, entry in members}
+    keys = unique_keys([entry.label or reward.name for reward, entry in members])
     terms: list[Term] = []
-    for reward, entry in members:
+    for (reward, entry), key in zip(members, keys, strict=True):
         if reward.kind not in KINDS:
             raise ValueError(f"reward {reward.name!r}: kind must be one of {', '.join(KINDS)}, got {reward.kind!r}.")
-        name, number, keys = entry.label or reward.name, 1, {term.key for term in terms}
-        key = name
-        while key in keys or (number > 1 and key in taken):  # `a_2` may also be some reward's own name
-            number += 1
-            key = f"{name}_{number}"
         terms.append(Term(reward=reward, key=key, entry=entry))
     return WeightedSum(terms=tuple(terms), merge=merge, partial=partial)
+
+
+def unique_keys(names: Sequence[str]) -> list[str]:
+    """Labels or names of rewards as the log calls them: one that occurs again is `<name>_2`, `<name>_3`, ….
+
+    >>> unique_keys(["geneval", "ocr", "geneval"])
+    ['geneval', 'ocr', 'geneval_2']
+    """
+    keys: list[str] = []
+    for name in names:
+        key, number = name, 1
+        while key in keys or (number > 1 and key in names):  # `a_2` may also be some reward's own name
+            number += 1
+            key = f"{name}_{number}"
+        keys.append(key)
+    return keys
 
 
 def build_weighted_sum(

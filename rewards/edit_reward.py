@@ -22,12 +22,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.config.sections import at_least
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.qwen_vl import DTYPES, QWEN25_VL, Dtype, Scorer, TokenReward
+from flowrl.rewards.prompt_needs import no_source
 
 FILES = ("model.safetensors", "model.pth")
 HEADS = ("rm_heads.",)
@@ -80,6 +82,10 @@ class EditReward:
     @property
     def models(self) -> tuple[Model, ...]:
         return (sized(self.model, DTYPES[self.dtype].itemsize),)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """One source image."""
+        return no_source(prompt, one=True)
 
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor."""

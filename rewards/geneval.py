@@ -16,8 +16,10 @@ from jaxtyping import UInt8
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.benchmarks.geneval.rules import graded, strict, verdict
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
+from flowrl.rewards.prompt_needs import no_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,10 @@ class Geneval:
     @property
     def models(self) -> tuple[Model, ...]:
         return self.detection().models
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A GenEval record."""
+        return no_record(prompt)
 
     def detection(self) -> DetectorOptions:
         """The options of the detector, those that were given: it refuses what it does not have."""

@@ -31,6 +31,7 @@ from flowrl.rewards.networks.pretrained import (
     read_weights,
     shared_network,
 )
+from flowrl.rewards.networks.text_limits import CLIP_TOKENS, TextLimit
 
 FILES = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 DEFAULT_CHECKPOINT = "xswu/HPSv2"
@@ -78,6 +79,11 @@ class Hps:
     @property
     def models(self) -> tuple[Model, ...]:
         return (sized(self.checkpoint),)
+
+    @property
+    def text_limit(self) -> TextLimit:
+        """What CLIP reads."""
+        return TextLimit(tokens=CLIP_TOKENS, tokenizer=self.tokenizer)
 
     def build(self, device: torch.device) -> Reward:
         """Loads weights and tokenizer."""

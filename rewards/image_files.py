@@ -1,16 +1,16 @@
-"""Image files that options name: a folder, or a JSON file of images by prompt; and how a file is read."""
+"""Image files that options name: a folder, or a JSON file of images by prompt; they are read by `read_image`."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from flowrl.files import parse_json, read_text
+from flowrl.media.reading import read_image
+from flowrl.runtime.digests import file_stamp, files_below
 
-from flowrl.files import files_below, parse_json, read_text
-from flowrl.prompts.source_images import BROKEN, as_rgb
+__all__ = ["SUFFIXES", "image_files", "read_image"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -54,17 +54,16 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     return found
 
 
-def read_image(path: Path, *, owner: str = "") -> UInt8[np.ndarray, " h w 3"]:
-    """A file as uint8 [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
+def no_listed(prompt: str, source: str) -> str | None:
+    """The lack of a file for a prompt; one end of a sentence, as of `flowrl.rewards.prompt_needs`."""
+    path = Path(source).expanduser()
+    if path.is_dir():  # its images serve every prompt
+        return None
+    if prompt in _prompts(source, file_stamp(path.stat())):
+        return None
+    return f"needs a reference in {source}, which lists none for it: add some, or give a folder, for all prompts"
 
-    Raises:
-        ValueError: it is not an image.
-    """
-    try:
-        with Image.open(path) as opened:
-            return np.asarray(as_rgb(ImageOps.exif_transpose(opened)))
-    except BROKEN as error:
-        start = f"{owner}: " if owner else ""
-        raise ValueError(
-            f"{start}the image {path} cannot be read as an image ({error}): remove or replace it."
-        ) from error
+
+@lru_cache(maxsize=8)
+def _prompts(source: str, stamp: tuple[int, ...]) -> frozenset[str | None]:
+    return frozenset(image_files(source))

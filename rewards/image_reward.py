@@ -25,6 +25,7 @@ from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOu
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.text_limits import TextLimit
 
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
@@ -78,6 +79,11 @@ class ImageReward:
     @property
     def models(self) -> tuple[Model, ...]:
         return (sized(self.model),)
+
+    @property
+    def text_limit(self) -> TextLimit:
+        """What BERT is given."""
+        return TextLimit(tokens=MAX_TOKENS, tokenizer=self.tokenizer)
 
     def build(self, device: torch.device) -> Reward:
         """Loads weights and tokenizer."""

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from flowrl.config.sections import at_least, share
+from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_integers, counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.nested import build_nested, nested_options
+from flowrl.rewards.networks.text_limits import LimitsText, TextLimit
+from flowrl.rewards.prompt_needs import lack_of
 
 _MILLION = 1_000_000
 
@@ -49,6 +52,16 @@ class Noisy:
     @property
     def models(self) -> tuple[Model, ...] | None:
         return models_of(nested_options(self.reward, self.options))
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the inner reward needs."""
+        return lack_of(nested_options(self.reward, self.options), prompt)
+
+    @property
+    def text_limit(self) -> TextLimit | None:
+        """What the inner reward reads."""
+        inner = nested_options(self.reward, self.options)
+        return inner.text_limit if isinstance(inner, LimitsText) else None
 
     def build(self, device: torch.device) -> Reward:
         """Makes the inner reward and puts noise on it.

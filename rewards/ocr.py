@@ -30,10 +30,12 @@ from jaxtyping import UInt8
 
 from flowrl.config.rewards import Frames
 from flowrl.config.sections import at_least, share
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import framewise
 from flowrl.rewards.judges.chat import Chat, build_chat, check_chat, is_server, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
+from flowrl.rewards.prompt_needs import no_fields
 
 Normalise = Literal["nospace_lower", "nfkc", "none"]
 Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]
@@ -49,6 +51,8 @@ NO_TEXT = "(no text)"
 VLM_TOKENS = 512
 FIRST_QUOTED = r'"([^"]*)"'
 """The text between the first pair of straight double quotes."""
+_OPEN, _CLOSE = r"\u201c\u201e\u00ab\u2018\u201a\u2039\u300c\u300e", r"\u201d\u201c\u00bb\u2019\u203a\u300d\u300f"
+_OTHER_QUOTES = re.compile(rf"[{_OPEN}][^{_OPEN}{_CLOSE}]+[{_CLOSE}]|(?<!\w)'[^']+'(?!\w)|``[^`']+''")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +127,21 @@ class Ocr:
     @property
     def models(self) -> tuple[Model, ...]:
         return () if self.judge is None else judge_models(self.judge)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A target: what `target_regex` finds, or the field."""
+        if _target(prompt.text, prompt.metadata, self)[1] is None:
+            return None
+        if self.target_field is not None:
+            return no_fields(prompt, self.target_field) or f"needs a text in the field {self.target_field!r}"
+        if self.target_regex != FIRST_QUOTED:
+            return f"needs a text that {self.target_regex!r} finds, and has none: change it, or the option target_regex"
+        other = _OTHER_QUOTES.search(prompt.text)
+        found = f"has {other[0]} in quotes of another kind" if other else "has none"
+        return (
+            f'needs the words to draw between straight double quotes, and {found}: write "HELLO", set target_regex or '
+            "target_field, or on_empty_target: prompt"
+        )
 
     def words(self) -> Template:
         """What a vision-language model is asked."""

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flowrl.rewards import RewardOutput
+from flowrl.runtime.scrubbing import without_secrets
+
+_LONGEST_WORD = 60
+MOST_WORDS = 64
+"""Sub-scores of a reward, and causes of its failures, that a log tells apart."""
+
+
+def log_word(text: str) -> str:
+    """What a server or a user's function calls a sub-score or an error, as a part of a name in a log.
+
+    At most 60 ASCII letters, digits and a few signs, others become `_`; without secrets.
+    """
+    return re.sub(r"[^A-Za-z0-9_ ./:+()%-]", "_", without_secrets(text)).strip()[:_LONGEST_WORD] or "unnamed"
+
+
+def log_words(names: Iterable[str]) -> dict[str, str]:
+    """Name -> word in a log; all names after the first `MOST_WORDS` share one word."""
+    return {name: log_word(name) if place < MOST_WORDS else "others" for place, name in enumerate(names)}
 
 
 def check_output(output: object, batch: int, name: str) -> RewardOutput:
@@ -27,6 +46,8 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
     for field, (tensor, dtype) in tensors.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"reward {name!r}: {field} must be a tensor, got {type(tensor).__name__}.")
+        if said := lacks_numbers(tensor):
+            raise ValueError(f"reward {name!r}: {field} is {said}.")
         if tensor.dtype != dtype or tensor.shape != (batch,):
             raise ValueError(
                 f"reward {name!r}: {field} must be {dtype} of shape [{batch}], one number per image, got "
@@ -42,6 +63,17 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
     lost = int((output.valid & ~valid).sum())
     errors = output.errors | ({"not_finite": output.errors.get("not_finite", 0) + lost} if lost else {})
     return replace(output, values=torch.where(valid, output.values, torch.nan), valid=valid, errors=errors)
+
+
+def lacks_numbers(tensor: Tensor) -> str:
+    """What a tensor is whose numbers cannot be read as they are, and what to do; nothing of a plain one."""
+    if tensor.device.type == "meta":
+        return "a tensor on the device meta, which holds no numbers: compute it on a real device"
+    if tensor.is_quantized:
+        return "a quantised tensor: return its dequantize()"
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}, not a plain one: return its to_dense()"
+    return ""
 
 
 def moved(output: RewardOutput, device: torch.device) -> RewardOutput:

@@ -19,9 +19,10 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from flowrl.precision import network_autocast
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
-from flowrl.rewards.image_files import image_files, read_image
+from flowrl.rewards.image_files import image_files, no_listed, read_image
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, load_dinov2
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import (
@@ -34,6 +35,7 @@ from flowrl.rewards.networks.pretrained import (
     processed,
     unit,
 )
+from flowrl.rewards.prompt_needs import no_reference
 
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
 
@@ -82,6 +84,10 @@ class Similarity:
     @property
     def models(self) -> tuple[Model, ...]:
         return (sized(self.weights),)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A reference image: its own, or one that `references` lists for it."""
+        return no_reference(prompt) if self.references is None else no_listed(prompt.text, self.references)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model and encodes the references that are files."""

@@ -25,6 +25,7 @@ import torch
 
 from flowrl.config.options import unknown_name
 from flowrl.randomness import Part, counter_seed
+from flowrl.runtime.scrubbing import say as print
 
 IMPORT_SECONDS, CALL_SECONDS = 10.0, 60.0
 """After so long a wait it is said what for: an endless loop looks like hard work."""

@@ -22,19 +22,20 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.outputs import check_output, lacks_numbers
 from flowrl.rewards.user_code import call_function, load_function
 
 
@@ -114,14 +115,30 @@ def copied(inputs: RewardInputs) -> RewardInputs:
 
 def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:
     batch = len(inputs)
+    if isinstance(result, Tensor) and (said := lacks_numbers(result)):
+        raise ValueError(f"{where} must return {batch} numbers, one per image, and returned {said}.")
     try:
-        values = torch.as_tensor(result)
+        values = torch.as_tensor(np.array(result) if isinstance(result, np.ndarray) else result)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(
-            f"{where} must return {batch} numbers, one per image, got {type(result).__name__}: {error}"
+            f"{where} must return {batch} numbers, one per image, got {_described(result)}: {error}"
         ) from error
     if values.is_complex():
         raise ValueError(f"{where} must return {batch} real numbers, got complex ones: return their size, or a part.")
     if values.shape != (batch,):
         raise ValueError(f"{where} must return {batch} numbers, one per image, got shape {list(values.shape)}.")
     return values.detach().float()
+
+
+def _described(result: Any) -> str:
+    """What a function returned instead of numbers, and what to return instead where that is plain."""
+    kind = type(result).__name__
+    if isinstance(result, (list, tuple, np.ndarray)):
+        if any(value is None for value in result):
+            return f"{kind} with None in it (give NaN, float('nan'), for an item that failed)"
+        return f"{kind} of {', '.join(dict.fromkeys(type(value).__name__ for value in result)) or 'nothing'}"
+    if result is None:
+        return f"{kind} (is a return missing?)"
+    if isinstance(result, (Iterator, Mapping, Set)):
+        return f"{kind} (make a list of its numbers, in the order of the images)"
+    return kind

@@ -68,7 +68,6 @@ def _reward(body: str) -> str:
         (["prompts.train={folder}/empty.txt"], ["empty.txt", "holds no prompt"]),
         (["prompts.eval={folder}/broken.jsonl"], ["broken.jsonl, line 2", "JSON"]),
         (["group_size=1"], ["group_size", "at least 2"]),
-        (["micro_batch_size=3"], ["micro_batch_size (3)", "8 images", "[1, 2, 4, 8]"]),
         (["updates_per_rollout=3"], ["updates_per_rollout (3)"]),
         (["sampler.kernel=ode"], ["ode", "flow_sde"]),
         (["sampler.noise_level=0"], ["noise_level"]),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import flowrl.cluster
-from flowrl.cluster import check_extra, connect, disconnect
+from flowrl.cluster import RayEnded, check_extra, connect, disconnect, refuse_ended
 
 
 def test_nobody_at_an_address_is_said_at_once() -> None:
@@ -94,3 +98,73 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ray_is_not_imported_before_it_is_needed() -> None:
     command = "import sys, flowrl.cluster, flowrl.workers.layout; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
+
+
+# ---- an instance that is gone ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The folder of an instance whose raylet has been killed, and whose other process is still there."""
+    psutil = pytest.importorskip("psutil")
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    raylet = subprocess.Popen(["sleep", "60"])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(folder)])
+    made = flowrl.cluster.Connection(address="here:1", folder=folder, own=True, raylet=psutil.Process(raylet.pid))
+    monkeypatch.setattr(flowrl.cluster, "_connection", [made])
+    refuse_ended()
+    raylet.kill()
+    wait_for(made.raylet)
+    yield folder
+    assert other.wait(10) == -9
+    raylet.wait()
+
+
+def wait_for(process: Any) -> None:
+    end = time.monotonic() + 10
+    while process.status() != "zombie" and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def test_a_dead_raylet_is_said_and_ray_is_not_asked_again(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "shutdown", lambda: pytest.fail("Ray would end this process"))
+    with pytest.raises(RayEnded, match=r"raylet is gone\), and with it all workers\..*dmesg"):
+        refuse_ended()
+    disconnect()
+    assert not dead.exists()
+    refuse_ended()  # there is no connection any more
+
+
+def test_a_killed_raylet_ends_who_waits_for_workers(dead: Path) -> None:
+    from flowrl.workers.rollouts import Rollouts
+
+    closed = list[str]()
+    stand_in: Any = SimpleNamespace(
+        _ended=False, _failed=None, _lock=threading.Condition(), dispatcher=SimpleNamespace(holds=lambda ticket: False),
+        backend=SimpleNamespace(wait=lambda seconds: pytest.fail("asked"), close=lambda: closed.append("asked")),
+    )  # fmt: skip
+    stand_in._thread = threading.Thread(target=Rollouts._work, args=(stand_in,))
+    stand_in._thread.start()
+    with pytest.raises(RayEnded):
+        next(Rollouts.collect(stand_in, [0]))
+    Rollouts.close(stand_in)
+    assert not closed
+    disconnect()
+
+
+def test_folders_that_killed_runs_left_behind_go_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(flowrl.cluster, "_LONGEST_FOLDER", 1000)
+    held, left, foreign = (tmp_path / f"ray-{name}" for name in ("held", "left", "foreign"))
+    for folder in (held, left, foreign):
+        folder.mkdir()
+    lock = flowrl.cluster._claimed(held)
+    flowrl.cluster._claimed(left).close()  # as when its process has ended
+    (tmp_path / "ray-link").symlink_to(left)
+    made = flowrl.cluster._short_folder()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["ray-held", "ray-foreign", "ray-link", made.name]
+    )
+    lock.close()

@@ -52,6 +52,27 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Tin
     return tiny_runs(tmp_path_factory.mktemp("failures"), tiny_sd3_folder)
 
 
+@pytest.mark.parametrize("number", [number for number in errno.errorcode if number != errno.ENOMEM])
+@pytest.mark.parametrize("name", [None, "runs/a/x"])
+def test_no_number_of_the_system_is_told_without_words_and_a_place(number: int, name: str | None) -> None:
+    said = explain(raised(OSError(number, os.strerror(number), *([] if name is None else [name]))))
+    assert "Errno" not in said
+    assert "runs/a/x" in said or "test_failures.py:" in said
+
+
+def test_a_file_that_was_open_when_the_disk_failed_is_named(tmp_path: Path) -> None:
+    """What a write to it raises holds no name."""
+
+    def written(path: Path) -> None:
+        with path.open("w") as file:
+            file.write("x")
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output") as found:
+        written(tmp_path / "metrics.jsonl")
+    assert f"the disk reports an error ({tmp_path / 'metrics.jsonl'})" in explain(found.value)
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -73,6 +94,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Tin
         (PermissionError(errno.EACCES, "Permission denied", "/absent/x"), "/absent/x cannot be written"),
         (FileExistsError(errno.EEXIST, "File exists", "out"), "out is there already, or lies in what is no folder"),
         (OSError(errno.EMFILE, "Too many open files", "x"), "ulimit -n"),
+        (OSError(errno.EIO, "Input/output error", "x"), "could not be read or written: the disk reports an error (x)."),
+        (OSError(errno.ESTALE, "Stale file handle", "x"), "does not know it any more (stale handle) (x). Mount"),
+        (OSError(errno.ENOLCK, "No locks available", "x"), "its disk has no locks (x). Have it mounted with locks"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "y" * 9999), "y). Choose a shorter name"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "too many files are open on this machine (at "),
+        (OSError(errno.EACCES, "Permission denied"), "the system refused what was asked of it (at "),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "a connection failed (at "),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), "x: Is a directory"),
         (OSError("the hub does not answer"), "the hub does not answer"),
         (ModuleNotFoundError("No module named 'hpsv2x'", name="hpsv2x"), "'hpsv2x' is missing"),

@@ -40,6 +40,7 @@ LAYERS: dict[str, int] = {
     "html": 2,
     "statistics": 1,
     "config": 1,
+    "runtime": 0,
     "trajectory": 0,
     "precision": 0,
     "randomness": 0,

@@ -244,3 +244,16 @@ def test_no_index_addresses_and_no_machine_paths_in_tooling() -> None:
         text = (ROOT / name).read_text()
         assert "://" not in text, name
         assert not re.search(r"(?m)(?<![\w.])/(?:opt|var|home|root)/", text), name
+
+
+def test_nothing_tells_to_install_the_name_from_an_index() -> None:
+    """The package is on no index: whoever takes its name there would be installed and run."""
+    told = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for folder in ("flowrl", "rewards", "pipelines", "samplers", "docs", "launch", "tests/trials", ".")
+        for path in sorted((ROOT / folder).glob("*" if folder == "." else "**/*"))
+        if path.suffix in (".py", ".md", ".sh", ".yaml", ".ipynb") and path.is_file()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"\b(?:install|add) +(?:-\S+ +)*['\"]?flowrl(?:-toolkit)?(?:\[|['\"` ]|$)", line)
+    ]
+    assert told == []

@@ -92,7 +92,8 @@ def main(arguments: list[str]) -> int:
     try:
         from sphinx.application import Sphinx
     except ImportError:
-        print("the site needs Sphinx and its theme: pip install 'flowrl-toolkit[docs]', or make docs", file=sys.stderr)
+        install = "in flowrl's folder, pip install -e '.[docs]', or make docs"
+        print(f"the site needs Sphinx and its theme: {install}", file=sys.stderr)
         return 1
     source, html = folder / "source", folder / "html"
     for old in (source, html):

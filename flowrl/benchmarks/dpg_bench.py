@@ -7,12 +7,15 @@ The published judge is mPLUG-large; the answers of any other are a metric of ano
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from flowrl.benchmarks.csv_tables import read_table
+from flowrl.prompts.text_checks import check_text
+
+_COLUMNS = ("item_id", "text", "proposition_id", "dependency", "tuple")
 YES = "yes"
 """An answer counts only if it is exactly this."""
 
@@ -55,27 +58,31 @@ def read_items(path: Path, *, skip_first: bool = True) -> list[Item]:
             item. True does so too, for the published numbers; False keeps it.
 
     Raises:
-        ValueError: no such file, columns, or a row that cannot be read; an item whose questions do not stand together.
+        ValueError: no such file, columns, or a row that cannot be read; an item whose questions do not stand together,
+            or a question that is there twice.
     """
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}: take dpg_bench/dpg_bench.csv from TencentQQGYLab/ELLA.")
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream)
-        rows = list(reader)
-        columns = set(reader.fieldnames or ())
+    columns, rows = read_table(path, _COLUMNS, source="take dpg_bench/dpg_bench.csv from TencentQQGYLab/ELLA")
     asked = next((name for name in ("question_natural_language", "question") if name in columns), "")
-    if missing := sorted({"item_id", "text", "proposition_id", "dependency", "tuple"} - columns) or not asked:
-        raise ValueError(f"{path}: lacks {missing if isinstance(missing, list) else 'question_natural_language'}.")
+    if not asked:
+        raise ValueError(f"{path}: lacks the column question_natural_language.")
     found: dict[str, tuple[str, list[Question]]] = {}
     last = ""
-    for number, row in enumerate(rows, start=2):
-        if skip_first and number == 2:
-            continue
+    for where, row in rows[1:] if skip_first else rows:
         name = row["item_id"]
         if name in found and name != last:
-            raise ValueError(f"{path}, row {number}: questions of item {name!r} do not stand together: sort the file.")
-        found.setdefault(name, (row["text"], []))[1].append(_question(row, asked, f"{path}, row {number}"))
+            raise ValueError(f"{where}: questions of item {name!r} do not stand together: sort the file.")
+        check_text(row["text"], where)
+        prompt, questions = found.setdefault(name, (row["text"], []))
+        question = _question(row, asked, where)
+        if not name.strip() or row["text"] != prompt or any(question.id == other.id for other in questions):
+            raise ValueError(
+                f"{where}: an item has one id, one text, and each proposition_id once, got item {name!r} with "
+                f"{question.id} of {row['text'][:40]!r}: repair the row."
+            )
+        questions.append(question)
         last = name
+    if not found:
+        raise ValueError(f"{path}: has one row, which the published loader leaves out: take the whole file.")
     return [Item(id=name, prompt=text, questions=tuple(questions)) for name, (text, questions) in found.items()]
 
 

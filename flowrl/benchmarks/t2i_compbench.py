@@ -57,7 +57,9 @@ def read_results(path: Path) -> dict[int, float]:
     """
     try:
         rows = parse_json(read_text(path), str(path))
-        scores = {int(row["question_id"]): float(row["answer"]) for row in rows}
+        scores = {int(str(row["question_id"])): float(row["answer"]) for row in rows}
+        if strange := [number for number, score in scores.items() if not math.isfinite(score)]:
+            raise ValueError(f"the answer of {strange[0]} is {scores[strange[0]]}")
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: needs a list of {{question_id, answer}} ({error}).") from error
     if len(scores) != len(rows) or not rows:

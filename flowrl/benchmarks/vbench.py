@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.files import parse_json, read_json, read_text
+from flowrl.prompts.text_checks import check_text
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, ends_of, mean_interval, pooled, stratified_score
 
@@ -106,6 +107,13 @@ def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
             f"{path} is not VBench's list of prompts: give VBench_full_info.json, a list of objects with prompt_en and "
             f"dimension, as its package has it."
         )
+    for number, row in enumerate(rows):
+        check_text(row["prompt_en"], f"{path}, entry {number}")
+        if unknown := [name for name in row["dimension"] if name not in DIMENSIONS]:
+            raise ValueError(
+                f"{path}, entry {number}: the dimension {unknown[0]!r} is none of VBench's {len(DIMENSIONS)}: the file "
+                "is of another benchmark, such as VBench-2.0 or VBench++; give VBench_full_info.json of VBench."
+            )
     entries = [
         Entry(prompt=row["prompt_en"], dimensions=tuple(row["dimension"]), record=row)
         for row in rows if wanted & set(row["dimension"])

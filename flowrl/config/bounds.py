@@ -60,11 +60,16 @@ def check_most(config: Any) -> None:
     Raises:
         ConfigError: names the key, the number and the bound.
     """
+    found = []
     for dotted, most in MOST.items():
         value = functools.reduce(getattr, dotted.split("."), config)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and abs(number) > most:
-                raise ConfigError(f"{dotted} must be at most {_shown(most)}, got {_shown(number)}: lower it")
+        numbers = (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int | float))
+        found += [
+            f"{dotted} must be at most {_shown(most)}, got {_shown(number)}: lower it"
+            for number in numbers if abs(number) > most
+        ]  # fmt: skip
+    if found:
+        raise ConfigError(*found)
 
 
 def _shown(number: float) -> str:

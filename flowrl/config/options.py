@@ -23,7 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from flowrl.config.strict_yaml import Source, build, dotted_keys
+from flowrl.config.building import build
+from flowrl.config.strict_yaml import Source, dotted_keys
 
 Entry = TypeVar("Entry")
 Options = TypeVar("Options")

@@ -46,6 +46,8 @@ _READ_BY = {
     "sampler.sde_window_stride sampler.published_window",
 }
 """Reader -> keys and sections that it reads."""
+_OF_RECIPE = {"forward": {"advantages", "matching", "rollout", "tail", "noised", "copies"}, "preference": {"densities"}}
+"""Recipe -> readers that its runs may have; those of grpo may have any, those of backprop none."""
 
 
 def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> None:
@@ -63,6 +65,14 @@ def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> N
         wanted = _readers(key) or _readers(key.rpartition(".")[0])
         if wanted and not wanted & set(readers):
             raise ValueError(f"{key} is set to {value!r}, but {what} does not read it: remove it")
+
+
+def is_read(key: str, recipe: str, objective: str = "") -> bool:
+    """Whether a run of a recipe, with an objective, reads a key at all; it may still not matter to its method."""
+    if key == "clip_range" and objective in ("dppo", "reinforce"):
+        return False
+    wanted = _readers(key) or _readers(key.rpartition(".")[0])
+    return not wanted or recipe == "grpo" or bool(wanted & _OF_RECIPE.get(recipe, set()))
 
 
 def _readers(key: str) -> set[str]:

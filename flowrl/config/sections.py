@@ -7,26 +7,27 @@ Messages name keys in full (``sampler.noise_level``): each section has one place
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.strict_yaml import ConfigError
+from flowrl.config.strict_yaml import ConfigError, all_at_once
 
 
 def at_least(minimum: int, section: object, keys: str, prefix: str = "") -> None:
     """Refuse numbers below ``minimum`` among the named keys of a section; None and words pass."""
-    for key in keys.split():
-        value = getattr(section, key)
-        if isinstance(value, int | float) and value < minimum:
-            raise ConfigError(f"{prefix}{key} must be at least {minimum}, got {value:g}")
+    values = {key: getattr(section, key) for key in keys.split()}
+    low = {key: value for key, value in values.items() if isinstance(value, int | float) and value < minimum}
+    if low:
+        raise ConfigError(*(f"{prefix}{key} must be at least {minimum}, got {value:g}" for key, value in low.items()))
 
 
 def positive(section: object, keys: str, prefix: str = "") -> None:
     """Refuse zero and negative numbers among the named keys of a section; None and words pass."""
-    for key in keys.split():
-        value = getattr(section, key)
-        if isinstance(value, int | float) and value <= 0:
-            raise ConfigError(f"{prefix}{key} must be above 0, got {value:g}")
+    values = {key: getattr(section, key) for key in keys.split()}
+    low = {key: value for key, value in values.items() if isinstance(value, int | float) and value <= 0}
+    if low:
+        raise ConfigError(*(f"{prefix}{key} must be above 0, got {value:g}" for key, value in low.items()))
 
 
 def share(key: str, value: float | None, *, open_end: bool = False) -> None:
@@ -93,8 +94,13 @@ class PipelineConfig:
     """Further options of the family, such as `vae_tiling` of video families."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "height width num_frames max_sequence_length vae_slice", "pipeline.")
-        positive(self, "fps", "pipeline.")
+        all_at_once(
+            lambda: at_least(1, self, "height width num_frames max_sequence_length vae_slice", "pipeline."),
+            lambda: positive(self, "fps", "pipeline."),
+            self._check_texts,
+        )
+
+    def _check_texts(self) -> None:
         if not self.model.strip():
             raise ConfigError("pipeline.model is empty text; give it a value")
         for key, text in (("revision", self.revision), ("variant", self.variant)):
@@ -129,8 +135,13 @@ class PolicyConfig:
     """Optimizer updates between two averaging steps."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "lora_rank lora_alpha ema_every", "policy.")
-        share("policy.ema_decay", self.ema_decay, open_end=True)
+        all_at_once(
+            lambda: at_least(1, self, "lora_rank lora_alpha ema_every", "policy."),
+            lambda: share("policy.ema_decay", self.ema_decay, open_end=True),
+            self._check_targets,
+        )
+
+    def _check_targets(self) -> None:
         if self.target_modules is not None and not all(self.target_modules):
             raise ConfigError(
                 "policy.target_modules holds an empty name; name layers, or write null for the family's own list"
@@ -215,11 +226,17 @@ class SamplerConfig:
     """Noise of each step by how often it gains."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "num_steps sde_window_interval", "sampler.")
-        at_least(0, self, "sde_window_size sde_window_stride guidance_scale", "sampler.")
-        positive(self, "shift", "sampler.")
-        share("sampler.trained_fraction", self.trained_fraction)
-        share("sampler.flash_tail", self.flash_tail)
+        all_at_once(
+            lambda: at_least(1, self, "num_steps sde_window_interval", "sampler."),
+            lambda: at_least(0, self, "sde_window_size sde_window_stride guidance_scale", "sampler."),
+            lambda: positive(self, "shift", "sampler."),
+            lambda: share("sampler.trained_fraction", self.trained_fraction),
+            lambda: share("sampler.flash_tail", self.flash_tail),
+            self._check_window,
+            self._check_levels,
+        )
+
+    def _check_window(self) -> None:
         if self.sde_window != "uniform" and not self.sde_window_size:
             raise ConfigError(
                 f"sampler.sde_window {self.sde_window} moves a window, but sde_window_size is 0: give it a size, 4 is "
@@ -230,6 +247,8 @@ class SamplerConfig:
                 f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has no "
                 "place beside it: remove one of them"
             )
+
+    def _check_levels(self) -> None:
         levels = self.noise_levels
         if levels is not None and (len(levels) != self.num_steps or min(levels) <= 0 or self.noise_level is not None):
             raise ConfigError(
@@ -272,10 +291,11 @@ class OptimConfig:
     """Gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
-        at_least(0, self, "lr weight_decay warmup", "optim.")
-        positive(self, "eps max_grad_norm", "optim.")
-        for beta in self.betas:
-            share("optim.betas", beta, open_end=True)
+        all_at_once(
+            lambda: at_least(0, self, "lr weight_decay warmup", "optim."),
+            lambda: positive(self, "eps max_grad_norm", "optim."),
+            *(partial(share, "optim.betas", beta, open_end=True) for beta in self.betas),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,13 +315,17 @@ class PromptsConfig:
     """Folder that keeps prompts' embeddings for other processes and later runs; null keeps them in memory alone."""
 
     def __post_init__(self) -> None:
-        for key, value in (("train", self.train), ("eval", self.eval)):
-            if value is None or (value.startswith("dataset:") and value.strip(":") != "dataset"):
-                continue
-            if not value.endswith((".txt", ".jsonl", ".csv")):
-                raise ConfigError(
-                    f"prompts.{key} must be a .txt, .jsonl or .csv file or dataset:ID_OR_FOLDER[:SPLIT], got '{value}'"
-                )
+        all_at_once(*(partial(_check_place, key, getattr(self, key)) for key in ("train", "eval")))
+
+
+def _check_place(key: str, value: str | None) -> None:
+    """Refuses what names no prompts."""
+    if value is None or (value.startswith("dataset:") and value.strip(":") != "dataset"):
+        return
+    if not value.endswith((".txt", ".jsonl", ".csv")):
+        raise ConfigError(
+            f"prompts.{key} must be a .txt, .jsonl or .csv file or dataset:ID_OR_FOLDER[:SPLIT], got '{value}'"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,7 +339,7 @@ class EvalConfig:
     samples_per_prompt: int = 1
     """Images per prompt."""
     batch_size: int = 24
-    """Images sampled at once."""
+    """Images sampled at once at most; a process's last batch is what is left."""
     num_prompts: int | None = None
     """Number of prompts, spread evenly over the file; null takes all."""
     num_images: int = 16
@@ -340,9 +364,11 @@ class EvalConfig:
     """Measure flicker, freezing and teleporting of videos, as ``eval/temporal/<name>`` (docs/benchmarks.md)."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "num_steps samples_per_prompt batch_size num_prompts height width", "eval.")
-        at_least(0, self, "guidance_scale num_images", "eval.")
-        positive(self, "shift", "eval.")
+        all_at_once(
+            lambda: at_least(1, self, "num_steps samples_per_prompt batch_size num_prompts height width", "eval."),
+            lambda: at_least(0, self, "guidance_scale num_images", "eval."),
+            lambda: positive(self, "shift", "eval."),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

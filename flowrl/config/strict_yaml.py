@@ -8,34 +8,47 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 import types
 import typing
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
-from flowrl.config.spelling import closest, edit_distance
+from flowrl.failures import MAX_TOLD as MAX_TOLD
+from flowrl.failures import Faults, found_by
 
-Setting = TypeVar("Setting")
-
-_hints: Any = functools.lru_cache(maxsize=512)(typing.get_type_hints)  # the slowest part of reading a configuration
+hints_of: Any = functools.lru_cache(maxsize=512)(typing.get_type_hints)  # the slowest part of reading a configuration
 MAX_NODES = 100_000
 """Values of one YAML document, aliases written out: a few hundred bytes of them can stand for billions."""
 MAX_CHARACTERS = 1_000_000
 """Length of one YAML document."""
-MAX_TOLD = 18
-"""Wrong keys that one message names."""
 
 
-class ConfigError(ValueError):
+class ConfigError(Faults):
     """A configuration that cannot be used: what was given, what is allowed, what to change.
 
-    One paragraph; where several keys are wrong, a line for each.
+    One paragraph; where several things are wrong, a line for each.
     """
+
+    refused: tuple[str, ...] = ()
+    """Those faults that are contradictions of keys, each right by itself."""
+    made: Any = None
+    """An instance without the keys that are wrong, for what else contradicts; None where one of them is needed."""
+    rest: Mapping[str, Any] = types.MappingProxyType({})
+    """Of a whole configuration: keys that are right, defaults too; what else is wrong can be looked for in them."""
+
+
+def all_at_once(*checks: Callable[[], object]) -> None:
+    """Runs checks that are independent of each other.
+
+    Raises:
+        ConfigError: all that they refuse.
+    """
+    if found := found_by(*checks):
+        raise ConfigError(*found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,7 +200,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     if data is None:
         raise ConfigError(f"{path}: the file is empty; a configuration is a mapping of keys to values")
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: the top level is {_kind(data)}; a configuration is a mapping of keys to values")
+        raise ConfigError(f"{path}: the top level is {kind(data)}; a configuration is a mapping of keys to values")
     return data
 
 
@@ -217,7 +230,7 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
                 raise ConfigError(f"override '{argument}': {here} has no item '{part}'; its indexes are {indexes}")
             slot = int(part)
         elif not isinstance(node, dict):
-            raise ConfigError(f"override '{argument}': {here} is {node!r}, {_kind(node)}; it has no part '{part}'")
+            raise ConfigError(f"override '{argument}': {here} is {node!r}, {kind(node)}; it has no part '{part}'")
         if depth == len(parts) - 1:
             node[slot] = value
         else:
@@ -229,87 +242,6 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
     return dotted
 
 
-def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str) -> Setting:
-    """Make the settings of a command without a file from `key=value` texts, as strictly as a configuration.
-
-    Args:
-        cls: a dataclass.
-        overrides: the texts.
-        command: what messages call their place.
-
-    Raises:
-        ConfigError: as `build`.
-    """
-    data: dict[str, Any] = {}
-    for text in overrides:
-        apply_override(data, text)
-    made: Setting = build(cls, data, Source(file=command, own_keys=tuple(dotted_keys(cls))))
-    return made
-
-
-def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str = "") -> Any:
-    """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way.
-
-    Raises:
-        ConfigError: unknown and missing keys, all of them at once; else a wrong type, or a contradiction that the
-            dataclass itself refuses.
-    """
-    wrong = list(_wrong_keys(cls, data, source, prefix))
-    if wrong:
-        raise ConfigError(_told(wrong, source))
-    return _build(cls, data, source, prefix)
-
-
-def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Iterator[tuple[str, str]]:
-    """Where each unknown or missing key of a mapping and of the mappings in it comes from, and what is said of it."""
-    hints, fields = _hints(cls), {field.name: field for field in dataclasses.fields(cls)}
-    for key, value in data.items():
-        dotted = f"{prefix}{key}"
-        if key not in fields:
-            yield source.of(dotted), _unknown_key(key, value, tuple(fields), source, prefix)
-            continue
-        for inner in (hints[key], *typing.get_args(hints[key])):
-            if dataclasses.is_dataclass(inner):
-                for place, item in _mappings(value, dotted, listed=typing.get_origin(hints[key]) is tuple):
-                    yield from _wrong_keys(typing.cast(type[Any], inner), item, source, f"{place}.")
-    for name, field in fields.items():
-        if name not in data and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            wanted = described(hints[name])
-            yield source.file, f"required key '{prefix}{name}' is missing; add it, its value is {wanted}"
-
-
-def _mappings(value: Any, dotted: str, *, listed: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A value and its key where it is a mapping, with `listed` those in a list; what is of another type is left out."""
-    value = value.value if isinstance(value, Override) else value
-    if listed and isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _mappings(item, f"{dotted}.{index}", listed=False)
-    elif not listed and isinstance(value, Mapping):
-        yield dotted, value
-
-
-def _told(wrong: Sequence[tuple[str, str]], source: Source) -> str:
-    """All wrong keys in one message: a paragraph for one, else a line for each."""
-    remedy = source.remedy if any(said.startswith("required") for _, said in wrong) else ""
-    if len(wrong) == 1:
-        return f"{wrong[0][0]}: {wrong[0][1]}{f'. {remedy}' if remedy else ''}"
-    lines = [said if place == source.file else f"{place}: {said}" for place, said in wrong[:MAX_TOLD]]
-    more = [f"and {len(wrong) - MAX_TOLD} more"] if len(wrong) > MAX_TOLD else []
-    return "\n  ".join([f"{source.file}: {len(wrong)} keys are wrong", *lines, *more, *([remedy] if remedy else [])])
-
-
-def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Any:
-    """`build` of a mapping whose keys are right."""
-    hints = _hints(cls)
-    values = {name: _convert(value, hints[name], f"{prefix}{name}", source) for name, value in data.items()}
-    try:
-        return cls(**values)
-    except ValueError as error:
-        # Sections have one place each and name their keys in full; only an item of a list needs its index said.
-        item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
-        raise ConfigError(f"{source.file}:{item} {error}") from None
-
-
 def dump(data: Mapping[str, Any]) -> str:
     """Write a mapping of plain values as YAML that every YAML 1.1 or 1.2 reader reads back the same."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
@@ -317,7 +249,7 @@ def dump(data: Mapping[str, Any]) -> str:
 
 def dotted_keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
     """Every dotted key of a dataclass: sections, their keys, and list items under index 0."""
-    hints = _hints(cls)
+    hints = hints_of(cls)
     for name in (field.name for field in dataclasses.fields(cls)):
         hint = hints[name]
         yield f"{prefix}{name}"
@@ -336,122 +268,6 @@ def dotted_items(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", value
 
 
-def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
-    """Turn a YAML value into what the annotation says, or raise."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    union = arguments if origin in (types.UnionType, typing.Union) else (hint,)
-    if isinstance(value, Override):
-        textual = str in union and value.value is not None and not isinstance(value.value, str)
-        value = value.text if textual else value.value
-    if value is None and type(None) in union:
-        return None
-    choices = [choice for choice in union if choice is not type(None)]
-    if len(choices) > 1:  # a number or a pair
-        choices = [
-            c for c in choices if (typing.get_origin(c) in (tuple, list, Sequence)) == isinstance(value, (list, tuple))
-        ]
-    for choice in choices:
-        made = _convert_one(value, choice, dotted, source)
-        if made is not _MISFIT:
-            return made
-    raise ConfigError(_wrong_type(value, hint, dotted, source))
-
-
-_MISFIT = object()  # what `_convert_one` says of a value that is of another type
-
-
-def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
-    """Convert to a type that is not a union; `_MISFIT` where the value does not fit."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return _plain(value, dotted, source)
-    if dataclasses.is_dataclass(hint):
-        cls = typing.cast(type[Any], hint)
-        return _build(cls, value, source, f"{dotted}.") if isinstance(value, Mapping) else _MISFIT
-    if origin is typing.Literal:
-        return value if any(value == one and type(value) is type(one) for one in arguments) else _MISFIT
-    if origin in (tuple, list, Sequence):
-        if not isinstance(value, (list, tuple)):
-            return _MISFIT
-        whole = origin is not tuple or arguments[-1] is Ellipsis
-        kinds = [arguments[0]] * len(value) if whole else list(arguments)
-        if len(kinds) != len(value):
-            return _MISFIT
-        return tuple(_convert(v, k, f"{dotted}.{i}", source) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
-    if origin in (dict, Mapping):
-        return _plain(value, dotted, source) if isinstance(value, Mapping) else _MISFIT
-    if hint is float:
-        return _finite(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _MISFIT
-    if hint is int and type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(f"{source.of(dotted)}: {dotted} is {_shown(value)}, and integers lie below 2^63 = {2**63:,}")
-    if hint in (int, bool, str):
-        return value if type(value) is hint else _MISFIT
-    return _plain(value, dotted, source)  # a type that YAML knows nothing of: the owner judges it
-
-
-def _finite(value: float) -> Any:
-    """The number as a float; `_MISFIT` where it is not finite (an integer may be too large for a float)."""
-    try:
-        return float(value) if math.isfinite(value) else _MISFIT
-    except OverflowError:
-        return _MISFIT
-
-
-def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
-    """Free-form options: mappings, lists and scalars only, so that they can be written back and hashed."""
-    value = value.value if isinstance(value, Override) else value
-    if depth > 20:
-        raise ConfigError(
-            f"{source.of(dotted)}: {dotted} is nested more than 20 deep (or contains itself); make it flat"
-        )
-    if isinstance(value, Mapping):
-        return {key: _plain(item, f"{dotted}.{key}", source, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{dotted}.{i}", source, depth + 1) for i, item in enumerate(value)]
-    if value is None or type(value) in (str, int, bool) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    raise ConfigError(
-        f"{source.of(dotted)}: {dotted} is {_shown(value)}; use text, finite numbers, true, false, lists and mappings"
-    )
-
-
-def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, prefix: str) -> str:
-    """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
-    start = f"unknown key '{prefix}{key}'"
-    if key in source.absent_keys:
-        return f"{start}: {source.absent_keys[key]}"
-    near = closest(key, siblings)
-    slip = near is not None and edit_distance(key, near) <= 1
-    inner = value.value if isinstance(value, Override) else value
-    leaves = {} if slip else {key: _ours(key, source)}
-    if isinstance(inner, dict):  # a section of another toolkit: translate what it holds
-        leaves |= {leaf: source.foreign_keys.get(leaf) if slip else _ours(leaf, source) for leaf in inner}
-    names = ", ".join(f"'{leaf}' is called '{ours}' here" for leaf, ours in leaves.items() if ours is not None)
-    if names:
-        return f"{start}: {names}"
-    if near is not None:
-        return f"{start}: did you mean '{prefix}{near}'?"
-    return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings) or 'none'}"
-
-
-def _ours(key: str, source: Source) -> str | None:
-    """Our own key that was written in the wrong section, and what we call a term that another toolkit uses."""
-    own = next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
-    found = [name for name in (own, source.foreign_keys.get(key)) if name is not None]
-    return "' or '".join(found) or None
-
-
-def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
-    start = f"{source.of(dotted)}: {dotted} must be {described(hint)}, got {_shown(value)}"
-    if not isinstance(value, (dict, list)):
-        ours = source.foreign_values.get(dotted, {}).get(str(value))
-        allowed = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
-        near = closest(str(value), allowed) if ours is None else ours
-        if near is not None:
-            return f"{start}: did you mean '{near}'?"
-    return f"{start} ({_kind(value)})"
-
-
 def described(hint: Any) -> str:
     """An annotation in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -468,7 +284,7 @@ def described(hint: Any) -> str:
     return words.get(hint, "a mapping of keys to values")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as Python writes it, cut where it is long."""
     try:
         text = repr(value)
@@ -477,7 +293,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
-def _kind(value: Any) -> str:
+def kind(value: Any) -> str:
     """What a YAML value is, in words."""
     words = {
         dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "an integer", float: "a number",

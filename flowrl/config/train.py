@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from flowrl.config.base import SETTINGS, find_config, read_with_base
 from flowrl.config.bounds import IMAGES, check_most
+from flowrl.config.building import build
 from flowrl.config.methods import (
     BudgetConfig,
     CreditConfig,
@@ -43,13 +44,13 @@ from flowrl.config.sections import (
     share,
 )
 from flowrl.config.spelling import closest
-from flowrl.config.strict_yaml import ConfigError, Source, apply_override, build, dotted_keys, dump
+from flowrl.config.strict_yaml import ConfigError, Source, all_at_once, apply_override, dotted_keys, dump
 from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
 
 __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
 BATCH_LIMIT = 24
-"""Batch sizes that are not given default to the largest divisor up to this many images."""
+"""The upper bound of batch sizes that are not given, in images."""
 REMEDY = "A configuration need not say everything: 'base: tiny_recommended' takes over what a shipped one says"
 """What helps a file that lacks required keys."""
 
@@ -87,9 +88,10 @@ class TrainConfig:
     updates_per_rollout: int = 1
     """Optimizer updates of one iteration; the images are split evenly between them."""
     micro_batch_size: int | None = None
-    """Images of one backward pass; null takes the largest that fits the numbers, up to 24."""
+    """Images of one backward pass at most: the largest number is taken that divides those of an update on a process.
+    Null is 24."""
     rollout_batch_size: int | None = None
-    """Images sampled at once; null takes the largest that fits the numbers, up to 24."""
+    """Images sampled at once at most: the largest number is taken that divides those of a process. Null is 24."""
     keep_graphs: bool = False
     """Keep the graphs of the rollout's own evaluations, so that the update evaluates nothing again: the same numbers
     bit for bit in about two thirds of the time, and memory for every trained step of every image of a process at once.
@@ -190,51 +192,68 @@ class TrainConfig:
     """Logging."""
 
     def __post_init__(self) -> None:
-        check_most(self)
-        at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every keep_checkpoints")
-        at_least(1, self, "micro_batch_size rollout_batch_size threads")
-        at_least(0, self, "seed eval_every kl_coef adv_eps adv_min_std")
+        check_most(self)  # alone, for what is said of a number beyond all bounds may take forever to find
+        all_at_once(
+            lambda: at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every"),
+            lambda: at_least(1, self, "keep_checkpoints micro_batch_size rollout_batch_size threads kl_reference"),
+            lambda: at_least(0, self, "seed eval_every kl_coef adv_eps adv_min_std"),
+            lambda: positive(self, "adv_clip_range"),
+            lambda: share("max_invalid_ratio", self.max_invalid_ratio),
+            self._check_groups,
+            self._check_clip,
+            self._check_average,
+            self._check_reference,
+            self._check_workers,
+            lambda: check_rewards(self.rewards),
+            self._check_evaluation,
+            lambda: self.num_images > 0 and self.updates_per_rollout > 0 and self.resolve_batch(1),
+        )
+
+    def _check_groups(self) -> None:
+        """Refuses groups, and numbers of images, that cannot be compared."""
         if self.adv_correction not in (0, 1):
             raise ConfigError(
                 f"adv_correction is 0 (population) or 1 (sample standard deviation), got {self.adv_correction}"
+            )
+        if self.group_size < 2:
+            raise ConfigError(
+                f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt"
             )
         if self.best_of is not None and (self.best_of % 2 or not 2 <= self.best_of <= self.group_size):
             raise ConfigError(
                 f"best_of ({self.best_of}) must be even, at least 2 and at most group_size ({self.group_size}): half "
                 "of it are the best images of a group, half the worst"
             )
-        positive(self, "adv_clip_range")
-        share("max_invalid_ratio", self.max_invalid_ratio)
-        if self.group_size < 2:
-            raise ConfigError(
-                f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt"
-            )
         if self.num_images > IMAGES:
             raise ConfigError(
                 f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {self.num_images:,} "
                 f"images of one iteration are more than {IMAGES:,}: lower one of the two"
             )
+
+    def _check_clip(self) -> None:
         low, high = self.clip_bounds
         if low <= 0 or high <= 0 or low >= 1:
             raise ConfigError(
                 f"clip_range must lie above 0, its lower part below 1, got [{low:g}, {high:g}]; published: 1e-4"
             )
-        at_least(1, self, "kl_reference")
+
+    def _check_average(self) -> None:
         if self.kl_reference == "ema" and self.policy.ema_decay == 0:
             raise ConfigError("kl_reference is ema, but there is no average: set policy.ema_decay, 0.99 say")
+
+    def _check_reference(self) -> None:
         if self.kl_reference != "base" and self.kl_coef == 0:
             raise ConfigError(
                 f"kl_reference is {self.kl_reference}, but kl_coef is 0, so no KL is taken to it: set kl_coef above 0, "
                 "or remove kl_reference"
             )
-        self._check_workers()
-        check_rewards(self.rewards)
+
+    def _check_evaluation(self) -> None:
         if (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None:
             raise ConfigError(
                 f"eval_every is {self.eval_every} and budget.evals {self.budget.evals}, but prompts.eval is not set: "
                 "name a prompt file, or set both to 0"
             )
-        self.resolve_batch(1)
 
     def _check_workers(self) -> None:
         """Refuses settings of workers that there are none of."""
@@ -266,10 +285,11 @@ class TrainConfig:
     def resolve_batch(self, num_processes: int) -> Geometry:
         """Split the images of one iteration over processes, rollout batches, updates and micro batches.
 
-        Processes that share the tokens of an image (``parallel.context``) count as one here.
+        Batch sizes are upper bounds: the largest that divides is taken. Processes that share the tokens of an image
+        (``parallel.context``) count as one here.
 
         Raises:
-            ConfigError: something does not divide; only sizes that were given can be at fault, defaults always fit.
+            ConfigError: the images do not divide by the processes, or by the updates.
         """
         images, updates = self.num_images, self.updates_per_rollout
         product = f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {images} images"
@@ -281,10 +301,9 @@ class TrainConfig:
             )
         each = f"{own} images per process" if num_processes > 1 else product
         if own % updates:
-            raise ConfigError(f"{each} do not divide by updates_per_rollout ({updates}): use one of {_divisors(own)}")
-        parts = f", divided by updates_per_rollout ({updates})" if updates > 1 else ""
-        rollout = _batch_size("rollout_batch_size", self.rollout_batch_size, own, each)
-        micro = _batch_size("micro_batch_size", self.micro_batch_size, own // updates, f"{each}{parts}")
+            raise ConfigError(f"{each} do not divide by updates_per_rollout ({updates}): use one of {divisors(own)}")
+        rollout = largest_fitting(self.rollout_batch_size, own)
+        micro = largest_fitting(self.micro_batch_size, own // updates)
         return Geometry(
             images_per_process=own, rollout_batch_size=rollout, micro_batch_size=micro,
             micro_batches_per_update=own // micro // updates,
@@ -370,13 +389,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _batch_size(key: str, given: int | None, images: int, what: str) -> int:
-    """The size given, or the largest divisor of the images up to the limit; refuses one that does not divide them."""
-    if given is not None and images % given:
-        raise ConfigError(f"{what} do not divide by {key} ({given}): use one of {_divisors(images)} or remove it")
-    return given or _divisors(images)[-1]
+def largest_fitting(bound: int | None, images: int, multiple: int = 1) -> int:
+    """The largest divisor of a number of images that is at most a bound (`BATCH_LIMIT` where none is given), and a
+    multiple of a number that divides the images; that number itself where the bound is below it."""
+    most = max(BATCH_LIMIT if bound is None else bound, multiple)
+    return multiple * divisors(images // multiple, most // multiple)[-1]
 
 
-def _divisors(number: int) -> list[int]:
-    """Divisors up to the batch limit, ascending."""
-    return [d for d in range(1, min(number, BATCH_LIMIT) + 1) if number % d == 0]
+def divisors(number: int, most: int = BATCH_LIMIT) -> list[int]:
+    """Divisors up to a number, ascending."""
+    return [d for d in range(1, min(number, most) + 1) if number % d == 0]

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
-from flowrl.files import content_digest, read_json, read_json_lines
+from flowrl.files import read_json, read_json_lines
+from flowrl.media.reading import read_image
 from flowrl.prompts.identity import contents
 from flowrl.prompts.prompt_files import MASK, REFERENCES, SOURCES, VIDEO
-from flowrl.prompts.source_images import BROKEN
+from flowrl.runtime.digests import content_digest
 
 DRAWN = "drawn.json"
 """What drew the images, with which settings; this toolkit's own folders have it."""
@@ -80,13 +80,7 @@ class ImageFile:
         Raises:
             ValueError: it cannot be read to its end.
         """
-        try:
-            with Image.open(self.path) as image:
-                return np.asarray(image.convert("RGB"))
-        except BROKEN as error:
-            raise ValueError(
-                f"{self.path} is not a whole image ({error}): draw it again, or fetch the folder once more."
-            ) from error
+        return read_image(self.path)
 
 
 def _named(record: Mapping[str, Any], keys: Sequence[str]) -> list[str]:

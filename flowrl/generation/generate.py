@@ -20,6 +20,7 @@ from torch import Tensor
 from flowrl.files import write_atomically
 from flowrl.generation.folders import DRAWN, IMAGES, ImageFile, read_drawn, read_folder
 from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
+from flowrl.generation.prompt_checks import refuse_sources
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.images import save_png
 from flowrl.media.lossless import CLIPS, LOSSLESS, save_lossless
@@ -114,6 +115,7 @@ def draw_folder(
     """
     if not prompts:
         raise ValueError("there is no prompt to draw: give a file with prompts")
+    refuse_sources(prompts, source)
     _check_old(folder)
     mark, pipeline = fingerprint(source), None
     if mark is None:  # a hub id, whose commit is known once it was fetched

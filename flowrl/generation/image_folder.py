@@ -3,19 +3,22 @@
 A folder is one of
 
     images, at any depth, and --prompt TEXT, or --prompts FILE:
-        .txt     one prompt per image, in the order of the files' names
-        .jsonl   {"file": "a/0001.png", "prompt": ..., ...} per line; the whole object is the image's record, and
-                 source_images and reference_images in it are paths (or lists of them) relative to the file
+        .txt     one prompt per image, in the order of the files' names, numbers in them by value
+        .jsonl   {"file": "a/0001.png", "prompt": ..., ...} per line; the whole object is the image's record, and the
+                 images that it is about are named as in any file of prompts (`flowrl.prompts.prompt_files`)
     NNNNN/metadata.jsonl with NNNNN/samples/*.png   (GenEval's), which names its own prompts
 
-Images of one prompt are a group. Without any prompt, those of one folder are.
+Images of one prompt are a group: of one text and, where a .jsonl file gives them, the same images that it is about and
+the same negative prompt. Without any prompt, those of one folder are.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,15 @@ from torch import Tensor
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
 from flowrl.media.lossless import clip_size, is_clip, read_clip, read_rate
+from flowrl.media.name_order import check_order, natural_order
+from flowrl.media.reading import image_size, read_rgb
 from flowrl.media.sound_files import has_sound, read_sound
 from flowrl.progress import progress
-from flowrl.prompts.loading import read_prompts
-from flowrl.prompts.source_images import BROKEN
+from flowrl.prompts.identity import contents, drawn_by
+from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.rewards.outputs import check_output
+from flowrl.runtime.digests import files_below
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 POINTWISE = ("pointwise", "remote")
@@ -74,7 +80,7 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path |
     if prompt is not None and prompts is not None:
         raise ValueError("--prompt gives all images one prompt and --prompts each its own: give one of them.")
     file = None if prompts is None else resolve_path(str(prompts))
-    records = sorted(folder.glob("*/metadata.jsonl"))
+    records = natural_order(folder.glob("*/metadata.jsonl"), folder)
     if records and (prompt is not None or prompts is not None):
         raise ValueError(f"{folder} has GenEval's layout, which names its own prompts: leave out --prompt(s).")
     if records:
@@ -88,42 +94,59 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path |
     samples: dict[Hashable, int] = {}
     numbers: dict[Hashable, int] = {}
     found = []
-    for path, text, group, record in rows:
+    for path, row, group in rows:
         found.append(ImageFile(
             file=path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path), path=path,
-            prompt=text, index=numbers.setdefault(group, len(numbers)), sample=samples.setdefault(group, 0),
-            record=record, source_images=_paths(record, "source_images", file),
-            reference_images=_paths(record, "reference_images", file),
+            prompt=row.text, index=numbers.setdefault(group, len(numbers)), sample=samples.setdefault(group, 0),
+            record=row.metadata, source_images=tuple(map(Path, row.sources)),
+            reference_images=tuple(map(Path, row.references)),
         ))  # fmt: skip
         samples[group] += 1
     return found
 
 
-_Row = tuple[Path, str, Hashable, dict[str, Any]]
+_Row = tuple[Path, Prompt, Hashable]
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images of a folder and those below it, in the order of their names."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+    """All images of a folder and those below it, in the order of their names, numbers by value."""
+    found = (path for path in files_below(folder).values() if path.suffix.lower() in SUFFIXES)
+    return natural_order(found, folder)
 
 
 def _geneval(folder: Path, record: Path) -> list[_Row]:
     row = read_prompts(record)[0]
-    return [(path, row.text, record.parent.name, row.metadata) for path in images_in(record.parent / "samples")]
+    return [(path, row, record.parent.name) for path in images_in(record.parent / "samples")]
 
 
 def _in_order(folder: Path, prompt: str | None, prompts: Path | None) -> list[_Row]:
     files = images_in(folder)
     if prompts is None:
-        return [(path, prompt or "", str(path.parent) if prompt is None else "", {}) for path in files]
-    texts = [row.text for row in read_prompts(prompts)]
-    if len(texts) != len(files):
+        asked = Prompt(text=prompt or "", metadata={})
+        return [(path, asked, str(path.parent) if prompt is None else "") for path in files]
+    rows = read_prompts(prompts)
+    if len(rows) != len(files):
         raise ValueError(
-            f"{prompts} holds {len(texts)} prompts for the {len(files)} images of {folder}: a .txt file has one line "
+            f"{prompts} holds {len(rows)} prompts for the {len(files)} images of {folder}: a .txt file has one line "
             f"for each image, in the order of their names; a .jsonl file names them (file, prompt)."
         )
-    return [(path, text, text, {}) for path, text in zip(files, texts, strict=True)]
+    check_order(files, folder)
+    for path, letters in zip(files, sorted(files, key=lambda path: path.relative_to(folder).parts), strict=True):
+        if path != letters:
+            names = [one.relative_to(folder).as_posix() for one in (path, letters)]
+            _say(f"prompts of {prompts} go to the images of {folder} by their numbers: {names[0]} before {names[1]}")
+            break
+    return [(path, row, _asked(row)) for path, row in zip(files, rows, strict=True)]
+
+
+@cache  # a check and a run read the same folder
+def _say(text: str) -> None:
+    print(f"flowrl: {text}", file=sys.stderr, flush=True)
+
+
+def _asked(row: Prompt) -> Hashable:
+    """What images of one group share: text, negative prompt, and the content of what the prompt is about."""
+    return drawn_by(row), *contents(row.references)
 
 
 def _listed(folder: Path, prompts: Path) -> list[_Row]:
@@ -133,21 +156,8 @@ def _listed(folder: Path, prompts: Path) -> list[_Row]:
         if not isinstance(name, str) or not (folder / name).is_file():
             what = "has no text under 'file'" if not isinstance(name, str) else f"names {name!r}, which is not there"
             raise ValueError(f"{prompts}, entry {number}: {what}; give the image's path relative to {folder}.")
-        rows.append((folder / name, row.text, row.text, row.metadata))
+        rows.append((folder / name, row, _asked(row)))
     return rows
-
-
-def _paths(metadata: Mapping[str, Any], key: str, prompts: Path | None) -> tuple[Path, ...]:
-    given = metadata.get(key)
-    if given is None or prompts is None:
-        return ()
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{prompts}: {key} must be a path or a list of paths, got {given!r}.")
-    paths = tuple(prompts.parent / name for name in names)
-    if missing := [path for path in paths if not path.is_file()]:
-        raise ValueError(f"{prompts}: {key} names {missing[0]}, which is not there; paths are relative to the file.")
-    return paths
 
 
 def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts_given: bool) -> None:
@@ -284,9 +294,8 @@ def _size(path: Path, *, heard: bool) -> tuple[float, ...] | None:
             return None
         return None if sound is None else (*size, *sound[0].shape, sound[1])
     try:
-        with Image.open(path) as image:
-            return image.size
-    except BROKEN:
+        return image_size(path)
+    except ValueError:
         return None
 
 
@@ -298,9 +307,8 @@ def _load(path: Path, change: Change | None = None) -> Tensor | None:
         except ValueError:
             return None
     try:
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
-    except BROKEN:
+        image = read_rgb(path)
+    except ValueError:
         return None
     pixels = np.array(image if change is None else change(image))
     return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -239,7 +240,9 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
         run = Path(source.model).parent
-        raise ValueError(f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={run}'")
+        raise ValueError(
+            f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'"
+        )
     family(source.family).check(model_location(source.model), None)
     if judging is not None and family_for(source.family, source.model).videos != videos:
         if videos:

@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from PIL import Image
-
 from flowrl.html.markup import DASH, esc
+from flowrl.media.reading import read_rgb
 
 SMALL = 128  # up to this side an image is embedded as it is and its pixels are shown as squares
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for files that it cannot open."""
 MAX_EMBEDDED = 3_000_000  # bytes of clips that go into the page; beyond that all are linked
 LARGE = 448  # longer sides are reduced to this: twice the size at which they are shown
 
@@ -29,10 +26,8 @@ def image_element(path: Path, words: str, large: int = LARGE) -> str:
         large: longer sides are reduced to this.
     """
     try:
-        with Image.open(path) as opened:
-            opened.load()
-            image = opened.convert("RGB")
-    except UNREADABLE:  # missing, cut off while being written, or not an image
+        image = read_rgb(path)
+    except ValueError:  # missing, cut off while being written, or not an image
         return ""
     small = max(image.size) <= SMALL
     image.thumbnail((large, large))

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flowrl.runtime.scrubbing import without_secrets
+
 if TYPE_CHECKING:
     from flowrl.statistics.bootstrap import Interval  # imports numpy, which `flowrl doctor` may find broken
 
@@ -14,8 +16,8 @@ MINUS, DASH = "\u2212", "\u2013"
 
 
 def esc(text: object) -> str:
-    """Text made safe for an element or a quoted attribute."""
-    return html.escape(str(text), quote=True)
+    """Text made safe for an element or a quoted attribute, without secrets."""
+    return html.escape(without_secrets(str(text)), quote=True)
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from flowrl.html.markup import bounds, code, number, signed
 from flowrl.interface.result_html import curve, heading, images_row, rows_table, scores_table
+from flowrl.media.reading import read_rgb
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 
 Columns = Mapping[str, tuple[float, ...]]
@@ -55,10 +56,15 @@ class TrainedRun:
     shots: tuple[tuple[str, Path, Path | None], ...] = field(repr=False)
     """Prompt, file at the first sampling, file at the last one."""
 
+    def __repr__(self) -> str:
+        scores = {name: f"{one.before:.4g} -> {one.after:.4g}" for name, one in self.scores.items()}
+        done = len(self.metrics.get("iteration", ()))
+        return f"TrainedRun(folder={str(self.folder)!r}, finished={self.finished}, iterations={done}, scores={scores})"
+
     @property
     def images(self) -> list[tuple[str, Image.Image, Image.Image | None]]:
         """(prompt, image before training, the same noise after it) of the run's samples; of videos rows of frames."""
-        return [(words, _opened(first), None if last is None else _opened(last)) for words, first, last in self.shots]
+        return [(words, read_rgb(first), None if last is None else read_rgb(last)) for words, first, last in self.shots]
 
     def _repr_html_(self) -> str:
         ended = "finished" if self.finished else "stopped before its end"
@@ -138,7 +144,7 @@ class Evaluation:
     @property
     def images(self) -> list[Image.Image]:
         """The images of the model that were judged."""
-        return [_opened(path) for path in self.files]
+        return [read_rgb(path) for path in self.files]
 
     def _repr_html_(self) -> str:
         notes = rows_table(("note",), [(note,) for note in self.notes])
@@ -147,7 +153,7 @@ class Evaluation:
             heading(self.headline, f"page: {self.folder / 'page.html'}")
             + scores_table(self.scores, self.differences)
             + notes
-            + images_row([_opened(path) for path in first], [path.parent.parent.name for path in first])
+            + images_row([read_rgb(path) for path in first], [path.parent.parent.name for path in first])
         )
 
 
@@ -247,9 +253,3 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _opened(path: Path) -> Image.Image:
-    with Image.open(path) as image:
-        image.load()
-        return image.copy()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from PIL import Image
 
 from flowrl.html.markup import bounds, esc, number, signed
+from flowrl.media.reading import as_rgb
 from flowrl.statistics.bootstrap import Interval
 
 WIDE, HIGH = 360, 90
@@ -70,6 +71,6 @@ def _element(image: Image.Image, words: str) -> str:
     shown = image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST) if small else image.copy()
     shown.thumbnail((320, 320))
     buffer = io.BytesIO()
-    shown.convert("RGB").save(buffer, format="PNG")
+    as_rgb(shown).save(buffer, format="PNG")
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     return f'<img src="data:image/png;base64,{data}" alt="{esc(words)}" style="max-width:160px">'

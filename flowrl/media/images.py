@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from flowrl.files import replacing
+from flowrl.media.reading import as_rgb
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -154,7 +155,7 @@ def evenly(total: int, count: int) -> list[int]:
 
 def as_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
     """A PIL image as [3, H, W] float32 in [0, 1], what `to_pixels` takes."""
-    array = np.asarray(image.convert("RGB"), dtype=np.float32) / 255
+    array = np.asarray(as_rgb(image), dtype=np.float32) / 255
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
 

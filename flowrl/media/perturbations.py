@@ -8,14 +8,15 @@ from functools import partial
 
 from PIL import Image
 
+from flowrl.media.reading import read_rgb
+
 
 def jpeg(image: Image.Image, quality: int) -> Image.Image:
     """Encoded as JPEG and decoded; everything but the quality is Pillow's default."""
     stream = io.BytesIO()
     image.save(stream, format="JPEG", quality=quality)
     stream.seek(0)
-    with Image.open(stream) as decoded:
-        return decoded.convert("RGB")
+    return read_rgb(stream)
 
 
 def half_and_back(image: Image.Image) -> Image.Image:

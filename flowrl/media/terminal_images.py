@@ -17,6 +17,7 @@ from typing import Literal, cast
 import numpy as np
 from PIL import Image
 
+from flowrl.media.reading import as_rgb
 from flowrl.progress import draw_above, notebook_display, show_below
 
 Protocol = Literal["kitty", "sixel", "notebook", "none"]
@@ -120,7 +121,7 @@ def _kitty(image: Image.Image) -> str:
 
 def _sixel(image: Image.Image) -> str:
     """The colours of a palette in hundredths, then bands of six rows, in each the colours one over the other."""
-    paletted = image.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)
+    paletted = as_rgb(image).quantize(_COLORS, dither=Image.Dither.NONE)
     colors = np.asarray(paletted.getpalette()).reshape(-1, 3)
     pixels = np.asarray(paletted)
     text = [f'\x1bPq"1;1;{image.width};{image.height}']

@@ -1,8 +1,8 @@
 """Policy-gradient objectives of one signature, and the importance ratios of whole trajectories.
 
 An objective is a frozen dataclass whose fields are its options; called with a micro-batch it gives the loss [b],
-unreduced and to be minimised. A recipe takes it from `OBJECTIVES`. What it needs of a micro-batch is in `Scored`; the
-step weight and the KL term are the recipe's.
+unreduced and to be minimised, and its `cut` says whose gradient it takes away. A recipe takes it from `OBJECTIVES`.
+What it needs of a micro-batch is in `Scored`; the step weight and the KL term are the recipe's.
 
 | name | loss of a row, r = exp(log_ratio) | source |
 |---|---|---|
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from flowrl.objectives.terms import clipped_surrogate, sample_mean
+from flowrl.objectives.terms import clipped, clipped_surrogate, sample_mean
 from flowrl.samplers.kernels import Kernel
 from flowrl.samplers.transition import Transition, positive_std
 from flowrl.trajectory import check_columns
@@ -81,12 +81,15 @@ class Objective:
         needs_old_mean: Whether `Scored.old_mean` must be there: have the rollout keep its means.
         needs_mean_log_ratio: Whether it is defined for log-ratios per latent dimension only.
         of_whole_paths: Whether a ratio of whole trajectories is defined for it.
+        cut: What the log calls the share of rows in the mask `options(...).cut(scored)`, [b], whose gradient it takes
+            away; "" where it takes none.
     """
 
     options: type[Any]
     needs_old_mean: bool = False
     needs_mean_log_ratio: bool = False
     of_whole_paths: bool = False
+    cut: str = "clip_fraction"
 
 
 def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float | Tensor) -> float:
@@ -126,6 +129,10 @@ class Clip:
             scored.log_ratio, scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
         )  # fmt: skip
 
+    def cut(self, scored: Scored) -> Bool[Tensor, " b"]:
+        """Rows beyond their range, in the direction of their advantage."""
+        return clipped(scored.log_ratio, scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
@@ -153,13 +160,23 @@ class Guard:
             ValueError: old_mean is missing, or a std is 0.
         """
         scales = {"exact": 1 / abs(scored.sensitivity), "published": 1 / scored.step_size, "none": 1.0}
-        old_mean = _old_mean(scored, "guard")
-        drift = scored.new.mean - old_mean
-        log_ratio = sample_mean(drift * ((scored.produced.detach() - old_mean) / positive_std(scored.new)))
         loss = clipped_surrogate(
-            log_ratio.to(scored.advantage.dtype), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
+            _unbiased_log_ratio(scored), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
         )
         return loss * scales[self.delta]
+
+    def cut(self, scored: Scored) -> Bool[Tensor, " b"]:
+        """Rows whose log r^ is beyond their range, in the direction of their advantage."""
+        log_ratio = _unbiased_log_ratio(scored).detach()
+        return clipped(log_ratio, scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high)
+
+
+def _unbiased_log_ratio(scored: Scored) -> Float[Tensor, " b"]:
+    """log r^ of `Guard`."""
+    old_mean = _old_mean(scored, "guard")
+    drift = scored.new.mean - old_mean
+    log_ratio = sample_mean(drift * ((scored.produced.detach() - old_mean) / positive_std(scored.new)))
+    return log_ratio.to(scored.advantage.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,11 +201,14 @@ class Dppo:
         Raises:
             ValueError: old_mean is missing, or a std is 0.
         """
+        ratio = scored.log_ratio.exp()
+        return torch.where(self.cut(scored), torch.zeros_like(ratio), -scored.advantage * ratio)
+
+    def cut(self, scored: Scored) -> Bool[Tensor, " b"]:
+        """Rows that are left out."""
         drift = (scored.new.mean.detach() - _old_mean(scored, "dppo")) / positive_std(scored.new)
         far = 0.5 * sample_mean(drift.square()) >= self.threshold
-        ratio = scored.log_ratio.exp()
-        away = ((ratio > 1) & (scored.advantage > 0)) | ((ratio < 1) & (scored.advantage < 0))
-        return torch.where(far & away, torch.zeros_like(ratio), -scored.advantage * ratio)
+        return far & clipped(scored.log_ratio.detach(), scored.advantage, clip_low=0.0, clip_high=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,8 +227,8 @@ class Reinforce:
 OBJECTIVES = {
     "clip": Objective(options=Clip, of_whole_paths=True),
     "guard": Objective(options=Guard, needs_old_mean=True, needs_mean_log_ratio=True),
-    "dppo": Objective(options=Dppo, needs_old_mean=True),
-    "reinforce": Objective(options=Reinforce),
+    "dppo": Objective(options=Dppo, needs_old_mean=True, cut="masked_fraction"),
+    "reinforce": Objective(options=Reinforce, cut=""),
 }
 
 
@@ -283,6 +303,26 @@ def sequence_coefficients(
         step_loss, step_slope = _clipped(log_ratio, advantage, low, high)
         loss, slope = 0.5 * step_loss + 0.5 * loss, 0.5 * step_slope + 0.5 * _sample_mean(slope, sample)
     return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
+
+
+def sequence_cut(
+    log_ratio_M: Float[Tensor, " M"],
+    sample_M: Int[Tensor, " M"],
+    advantage_M: Float[Tensor, " M"],
+    clip_low_M: Float[Tensor, " M"],
+    clip_high_M: Float[Tensor, " M"],
+    kind: Literal["sequence", "mixed"] = "sequence",
+) -> Float[Tensor, " M"]:
+    """How much of each row's ratio is beyond its range, in the direction of its advantage; arguments as above.
+
+    Returns:
+        [M]: 1 where the ratio of its trajectory is; of "mixed" half of it each for that and for the ratio of the step.
+    """
+    _, sample = sample_M.unique(return_inverse=True)
+    steps, ranges = log_ratio_M.detach().double(), {"clip_low": clip_low_M.double(), "clip_high": clip_high_M.double()}
+    advantage = advantage_M.double()
+    whole = clipped(_sample_mean(steps, sample), advantage, **ranges).double()
+    return whole if kind == "sequence" else 0.5 * whole + 0.5 * clipped(steps, advantage, **ranges)
 
 
 def _clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,6 +80,18 @@ def clipped_below(
     return (log_ratio.exp() < 1 - clip_low) & (advantage < 0)
 
 
+def clipped(
+    log_ratio: Float[Tensor, " b"],
+    advantage: Float[Tensor, " b"],
+    *,
+    clip_low: Float[Tensor, " b"] | float,
+    clip_high: Float[Tensor, " b"] | float,
+) -> Bool[Tensor, " b"]:
+    """Rows whose gradient either bound cuts."""
+    above = clipped_above(log_ratio, advantage, clip_high=clip_high)
+    return above | clipped_below(log_ratio, advantage, clip_low=clip_low)
+
+
 def approx_kl(log_ratio: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
     """Estimate of KL(old || new) from samples of the old policy, `r - 1 - log r`: unbiased and never negative.
 

@@ -16,8 +16,8 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
+from flowrl.config.building import build_settings
 from flowrl.config.options import entry_of
-from flowrl.config.strict_yaml import build_settings
 from flowrl.config.train import resolve_path
 from flowrl.files import read_json
 from flowrl.pipelines import Pipeline

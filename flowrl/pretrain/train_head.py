@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowrl.config.strict_yaml import build_settings
+from flowrl.config.building import build_settings
 from flowrl.files import is_taken
 from flowrl.pretrain.head_data import Split, pair_features, split_pairs
 from flowrl.progress import progress

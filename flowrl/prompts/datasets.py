@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from flowrl.prompts.foreign_rows import PROMPTS
 from flowrl.prompts.prompt_files import REFERENCES, SOURCES, Prompt, prompt_of, relative_to
 from flowrl.prompts.source_images import keep_image
 
@@ -38,7 +39,7 @@ def read_dataset(text: str, negative: str = "") -> list[Prompt]:
     """
     name, split = _parse(text)
     table = _load(text, name, split)
-    if "prompt" not in table.column_names:
+    if not {"prompt", *PROMPTS} & set(table.column_names):
         raise ValueError(
             f"{text}: needs a column 'prompt' of text, got {', '.join(table.column_names)}; rename one "
             "(rename_column of datasets) and save it as a folder"

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.files import content_digest
 from flowrl.prompts.prompt_files import Prompt
+from flowrl.runtime.digests import content_digest
 
 _LETTERS = 32
 

@@ -14,14 +14,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.files import parse_json
-from flowrl.prompts.prompt_files import read_lines
+from flowrl.prompts.prompt_files import read_objects
 from flowrl.prompts.source_images import read_image
+from flowrl.prompts.text_checks import check_text
 
 FILE = "pairs.jsonl"
 """The file that is read where a folder is given."""
@@ -46,14 +47,13 @@ def read_pairs(path: Path) -> list[Pair]:
     file = path / FILE if path.is_dir() else path
     if file.suffix != ".jsonl":
         raise ValueError(f"{file}: pairs come from a .jsonl file, or from a folder that holds {FILE}")
-    pairs = [_parse(file.parent, where, line) for where, line in read_lines(file)]
+    pairs = [_parse(file.parent, where, row) for where, row in read_objects(file)]
     if not pairs:
         raise ValueError(f'{file}: holds no pair: write one {{"prompt": ..., "winner": ..., "loser": ...}} per line')
     return pairs
 
 
-def _parse(folder: Path, where: str, line: str) -> Pair:
-    row = parse_json(line, where)
+def _parse(folder: Path, where: str, row: Any) -> Pair:
     texts = {key: row.get(key) if isinstance(row, dict) else None for key in ("prompt", "winner", "loser")}
     wrong = [key for key, text in texts.items() if not isinstance(text, str) or not text.strip()]
     if wrong:
@@ -61,6 +61,7 @@ def _parse(folder: Path, where: str, line: str) -> Pair:
             f"{where}: needs an object with prompt, winner and loser, each a text that is not empty; what is wrong: "
             f"{', '.join(wrong)}"
         )
+    check_text(str(texts["prompt"]), where)
     winner, loser = (folder / str(texts[key]) for key in ("winner", "loser"))
     if winner == loser:
         raise ValueError(f"{where}: winner and loser are the same image, {winner}: a pair needs two")

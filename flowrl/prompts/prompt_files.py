@@ -1,8 +1,12 @@
 """What a prompt is, and the files that prompts are read from.
 
-    .txt     one prompt per line
+    .txt     one prompt per line; a line that begins with # is one too
     .jsonl   one object with `prompt` per line; the whole object is its metadata
-    .csv     a header with a column `prompt`; the whole row, as text, is its metadata
+    .csv     a header with a column `prompt`; the whole row, as text, is its metadata. A first line `sep=;`, as
+             spreadsheets write it, names what separates the columns; without one it is a comma
+
+Lines of nothing but space, and rows of nothing but empty cells, are skipped. A prompt is a text as
+`flowrl.prompts.text_checks` says.
 
 Beside `prompt` an object or row may hold, all paths relative to the file:
 
@@ -13,7 +17,8 @@ Beside `prompt` an object or row may hold, all paths relative to the file:
     negative_prompt          what guidance leads away from; without it, the run's `prompts.negative`
 
 An image key takes a path or a list of paths; in CSV a list is written `a.png;b.png` in the plural columns, or as JSON.
-`source_images` and `reference_images`, the names that rewards go by, are read too.
+`source_images` and `reference_images`, the names that rewards go by, are read too, and what other toolkits write
+(`flowrl.prompts.foreign_rows`).
 """
 
 from __future__ import annotations
@@ -22,21 +27,25 @@ import csv
 import io
 import json
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flowrl.files import parse_json, read_text
+from flowrl.prompts import foreign_rows
 from flowrl.prompts.source_images import check_image
+from flowrl.prompts.text_checks import check_text
 
 SOURCES = ("source", "sources", "source_images")
 REFERENCES = ("reference", "references", "reference_images")
 VIDEO, MASK = "source_video", "mask_video"
 VIDEOS = (".mp4", ".webm", ".gif")
-LONGEST = 20_000
-"""Characters of a prompt: more are a file of another kind."""
 
+_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\n', re.IGNORECASE)
 _MISSING = "needs an object with a non-empty string under 'prompt'"
 
 Find = Callable[[str], Path]
@@ -56,6 +65,7 @@ class Prompt:
         video: absolute path of the video that the instruction is about.
         mask: absolute path of the video that says where `video` is drawn.
         source_names: `sources`, then `video` and `mask`, as the file writes them; empty takes the names of their files.
+        where: file and line that it was read from, for messages.
     """
 
     text: str
@@ -66,6 +76,13 @@ class Prompt:
     video: str | None = None
     mask: str | None = None
     source_names: tuple[str, ...] = ()
+    where: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.text.strip():  # readers refuse empty ones, and say where
+            check_text(self.text)
+        if self.negative.strip():
+            check_text(self.negative, f"the negative prompt {self.negative[:40]!r}")
 
     @property
     def noise_name(self) -> str:
@@ -87,13 +104,13 @@ class Prompt:
         images = {"sources": list(self.sources), "references": list(self.references)}
         found: dict[str, Any] = {**images, VIDEO: self.video, MASK: self.mask}
         found = {key: value for key, value in found.items() if value}
-        moved = (SOURCES if self.sources else ()) + (REFERENCES if self.references else ())
+        moved = ((*SOURCES, *foreign_rows.SOURCES) if self.sources else ()) + (REFERENCES if self.references else ())
         kept = {key: value for key, value in self.metadata.items() if key not in moved}
         return {**kept, "prompt": self.text, **found}
 
 
 def read_file(path: Path, negative: str = "") -> list[Prompt]:
-    """Reads a prompt file; blank lines are skipped. Images are looked for and their headers opened.
+    """Reads a prompt file, as the module says. Images are looked for and their headers opened.
 
     Args:
         path: the file; its ending says what it is.
@@ -112,16 +129,67 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
     if path.suffix == ".csv":
         rows = list(_csv_prompts(path, negative))
     elif path.suffix == ".txt":
-        lines = read_lines(path)
-        for at, line in lines:
-            _check_length(line.strip(), at)
-        rows = [Prompt(text=line.strip(), metadata={}, negative=negative) for _, line in lines]
+        rows = []
+        for at, line in read_lines(path):
+            check_text(line, at)
+            rows.append(Prompt(text=line.strip(), metadata={}, negative=negative, where=at))
+        if hashes := sum(row.text.startswith("#") for row in rows):
+            _say(f"{path}: prompts that begin with #: {hashes}. They are prompts like all others; delete comments")
     else:
         find = relative_to(path.parent)
-        rows = [prompt_of(parse_json(line, at), at, find=find, negative=negative) for at, line in read_lines(path)]
+        rows = [prompt_of(row, at, find=find, negative=negative) for at, row in read_objects(path)]
     if not rows:
         raise ValueError(f"{path}: holds no prompt")
     return rows
+
+
+@cache  # a file is read several times
+def _say(text: str) -> None:
+    print(f"flowrl: {text}.", file=sys.stderr, flush=True)
+
+
+def read_objects(path: Path) -> list[tuple[str, Any]]:
+    """The JSON values of a file with one a line, each with "FILE, line NUMBER", for messages.
+
+    Raises:
+        ValueError: a line is no JSON; or all of the file is one list or object, with what to do about it.
+    """
+    rows: list[tuple[str, Any]] = []
+    for at, line in read_lines(path):
+        try:
+            rows.append((at, parse_json(line, at)))
+        except ValueError as error:
+            raise ValueError(_of_one_value(path) or str(error)) from error
+    if len(rows) == 1 and (said := _of_one_value(path)):
+        raise ValueError(said)
+    return rows
+
+
+def _of_one_value(path: Path) -> str:
+    """What to do about a file that is one JSON value with all rows in it; nothing for other files."""
+    text = read_text(path)
+    try:
+        whole: Any = parse_json(text, str(path))
+    except ValueError:
+        return ""
+    lists = whole.items() if isinstance(whole, dict) and "prompt" not in whole else [("", whole)]
+    for key, rows in lists:
+        if (
+            isinstance(rows, list)
+            and rows
+            and (key in ("", "prompts") or (isinstance(rows[0], dict) and "prompt" in rows[0]))
+        ):
+            given, place = ("list", ".[]") if not key else (f"object with the list {key!r}", f".{key}[]")
+            shape = " | {prompt: .}" if isinstance(rows[0], str) else ""
+            break
+    else:
+        if not isinstance(whole, dict) or "\n" not in text.strip():
+            return ""
+        given, place, shape = "object over several lines", ".", ""
+    return (
+        f"{path}: is one JSON {given}, and a .jsonl file has an object on each line: jq -c '{place}{shape}' "
+        f"{path.name} > rows.jsonl writes it so"
+    )
 
 
 def read_lines(path: Path) -> list[tuple[str, str]]:
@@ -150,13 +218,20 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
     """
     text = row.get("prompt") if isinstance(row, dict) else None
+    text = foreign_rows.foreign_prompt(row) if text is None and isinstance(row, dict) else text
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{where}: {missing}")
-    _check_length(text, where)
+    check_text(text, where)
     own = row.get("negative_prompt")
     if own is not None and not isinstance(own, str):
         raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
+    if own is not None and own.strip():
+        check_text(own, f"{where}, negative_prompt")
     names, sources = _images(row, SOURCES, where, find)
+    if not any(row.get(key) is not None for key in SOURCES):
+        find_too = foreign_rows.beside_or_in_images(find)
+        key, given = foreign_rows.foreign_sources(row, where, find_too)
+        names, sources = _images({key: given or None}, (key,), where, find_too)
     _, references = _images(row, REFERENCES, where, find)
     video, mask = (_video(row, key, where, find) for key in (VIDEO, MASK))
     if mask is not None and video is None:
@@ -164,16 +239,8 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     clips = tuple(row[key] for key in (VIDEO, MASK) if row.get(key) is not None)
     return Prompt(
         text=text, metadata=row, negative=negative if own is None else own, sources=sources, references=references,
-        video=video, mask=mask, source_names=(*names, *clips),
+        video=video, mask=mask, source_names=(*names, *clips), where=where,
     )  # fmt: skip
-
-
-def _check_length(text: str, where: str) -> None:
-    if len(text) > LONGEST:
-        raise ValueError(
-            f"{where}: a prompt of {len(text)} characters; {LONGEST} are the most, and text encoders read far fewer: "
-            "are line breaks missing?"
-        )
 
 
 def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
@@ -199,9 +266,14 @@ def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not blank, each with the line that it begins on."""
-    reader = csv.reader(io.StringIO(read_text(path)), strict=True, skipinitialspace=True)
+    text = read_text(path)
+    if named := _SEPARATOR.match(text):
+        text = text[named.end() :]
+    reader = csv.reader(
+        io.StringIO(text), delimiter=named[1] if named else ",", strict=True, skipinitialspace=True
+    )  # fmt: skip
     while True:
-        line = reader.line_num + 1
+        line = reader.line_num + (2 if named else 1)
         try:
             row = next(reader, None)
         except csv.Error as error:
@@ -211,12 +283,12 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             ) from error
         if row is None:
             return
-        if row:
+        if any(cell.strip() for cell in row):
             yield line, row
 
 
 def _check_header(header: Sequence[str], where: str) -> None:
-    if "prompt" not in header:
+    if not {"prompt", *foreign_rows.PROMPTS} & set(header):
         raise ValueError(
             f"{where}: the header needs a column 'prompt', got {', '.join(header)}; columns are separated by commas"
         )
@@ -228,11 +300,11 @@ def _check_header(header: Sequence[str], where: str) -> None:
 
 def _cell(name: str, cell: str, where: str) -> Any:
     """A cell as JSON would hold it: nothing where a key may be left out, lists of images as lists."""
-    if name not in (*SOURCES, *REFERENCES, VIDEO, MASK, "negative_prompt"):
+    if name not in (*SOURCES, *foreign_rows.SOURCES, *REFERENCES, VIDEO, MASK, "negative_prompt"):
         return cell
     if not cell:
         return None
-    if name in (*SOURCES[1:], *REFERENCES[1:]):
+    if name in (*SOURCES[1:], *foreign_rows.LISTS, *REFERENCES[1:]):
         if not cell.startswith("["):
             return [part.strip() for part in cell.split(";")]
         try:
@@ -279,8 +351,9 @@ def _video(row: Mapping[str, Any], key: str, where: str, find: Find) -> str | No
 def _existing(name: str, key: str, where: str, find: Find) -> Path:
     path = find(name)
     if not path.is_file():
+        too = f", and in the folder {foreign_rows.FOLDER} there" if key in foreign_rows.SOURCES else ""
         raise ValueError(
             f"{where}: {key} names {name!r}, which is not there: looked for {path}. Paths start at the prompt file's "
-            f"folder; if '{key}' says something else here, rename it"
+            f"folder{too}; if '{key}' says something else here, rename it"
         )
     return path

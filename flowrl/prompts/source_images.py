@@ -19,17 +19,13 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from flowrl.files import file_stamp
+from flowrl.media.reading import BROKEN, lacks_range, opened, read_rgb, reason
+from flowrl.runtime.digests import file_stamp
 
 Size = tuple[int, int]
 
 CACHED_IMAGES = 32
 """Images whose pixels are kept, as 8 bits: 3 MB each at 1024 x 1024."""
-
-_WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey, 16 bits
-_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", *_WIDE}
-BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for bad files, and for small ones with very many pixels."""
 
 
 def check_image(path: str | Path) -> None:
@@ -43,9 +39,7 @@ def check_image(path: str | Path) -> None:
 
 
 def read_image(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 h w"]:
-    """An image as RGB in [0, 1], turned as its EXIF orientation says, on white where it is transparent.
-
-    Grey becomes three equal channels, 16 bits become 8, an animation its first frame.
+    """An image as RGB in [0, 1], read as `flowrl.media.reading` says.
 
     Args:
         path: its file.
@@ -70,10 +64,10 @@ def keep_image(data: bytes) -> Path:
     """
     name = hashlib.sha256(data).hexdigest()[:32]
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(io.BytesIO(data)) as image:
             suffix = (image.format or "image").lower()
     except BROKEN as error:
-        raise ValueError(f"the bytes are not an image that Pillow can open ({error}): replace them") from error
+        raise ValueError(f"the bytes are not an image that Pillow can open ({reason(error)}): replace them") from error
     path = Path(_folder().name) / f"{name}.{suffix}"
     if not path.exists():
         path.write_bytes(data)
@@ -98,34 +92,20 @@ def _stamp(path: Path) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=1 << 17)
 def _check_header(path: Path, stamp: tuple[int, ...]) -> None:
     try:
-        with Image.open(path) as image:
-            mode = image.mode
+        with opened(path) as image:
+            said = lacks_range(image)
     except BROKEN as error:
-        raise ValueError(f"{path} is not an image that Pillow can open ({error}): remove or replace it") from error
-    if mode not in _MODES:
-        raise ValueError(f"{path} has pixels of Pillow's mode {mode}, which has no fixed range: save it as 8-bit RGB")
+        raise ValueError(
+            f"{path} is not an image that Pillow can open ({reason(error)}): remove or replace it"
+        ) from error
+    if said:
+        raise ValueError(f"{path} {said}")
 
 
 @functools.lru_cache(maxsize=CACHED_IMAGES)
 def _pixels(path: Path, size: Size | None, stamp: tuple[int, ...]) -> UInt8[np.ndarray, " h w 3"]:
     _check_header(path, stamp)
-    try:
-        with Image.open(path) as opened:
-            image = as_rgb(ImageOps.exif_transpose(opened))
-    except BROKEN as error:
-        raise ValueError(f"{path}: the image is damaged ({error}): remove or replace it") from error
+    image = read_rgb(path)
     if size is not None:
         image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)
     return np.array(image)
-
-
-def as_rgb(image: Image.Image) -> Image.Image:
-    """An image of any kind with 8 bits per channel, on white where it is transparent."""
-    if image.mode in _WIDE:  # Pillow's own conversion cuts at 255
-        levels = np.clip(np.asarray(image).astype(np.float64), 0, 65535)
-        return Image.fromarray(np.rint(levels / 257).astype(np.uint8)).convert("RGB")
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-    return Image.alpha_composite(white, image).convert("RGB")

@@ -81,7 +81,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
 
         # 3. Log.
         output = joined(outputs)
-        loop.rewards_of_all(output)
+        loop.rewards_of_all(output, compared=False)
         row = loop.scorer.row(output, batch.group) | stats.row(run)
         loop.log(iteration, row | {"trained_calls": len(path.train_steps), "last_step": path.last_step})
     return loop.finished

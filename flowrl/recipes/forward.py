@@ -145,7 +145,10 @@ def judged(
     is, with advantage 0: the losses still hold the policy to what it was there.
     """
     config = loop.config
-    reward_B, group_B = loop.rewards_of_all(output), torch.arange(config.num_images) // config.group_size
+    # A member of every group that is not drawn, and raw rewards as weights, say something of a group of equal ones.
+    compared = config.adv_virtual_max is None and config.objective.options.get("weights") != "raw"
+    reward_B = loop.rewards_of_all(output, compared=compared)
+    group_B = torch.arange(config.num_images) // config.group_size
     members_KB, weights = reward_channels(loop, output)
     members_KB = torch.stack([loop.scorer.of_all(member, output.valid) for member in members_KB])
     if config.reward_aggregation == "log_tame":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flowrl.config.methods import TimesConfig
 from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
-from flowrl.config.train import BATCH_LIMIT, TrainConfig
+from flowrl.config.train import TrainConfig, largest_fitting
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
@@ -159,12 +159,9 @@ def micro_batch_size(config: TrainConfig, world: int) -> int:
             f"{part} images are not a multiple of group_size ({group}): make prompts_per_step a multiple of "
             f"{world * config.updates_per_rollout} (processes times updates_per_rollout)"
         )
-    fitting = [size for size in range(group, part + 1, group) if part % size == 0]
-    if config.micro_batch_size is None:
-        return max(size for size in fitting if size <= max(BATCH_LIMIT, group))
-    if config.micro_batch_size % group:
+    if config.micro_batch_size is not None and config.micro_batch_size < group:
         raise ValueError(
             f"objective {name} compares the images of a group, so micro_batch_size ({config.micro_batch_size}) must "
-            f"be a multiple of group_size ({group}): use one of {fitting} or remove it"
+            f"be a multiple of group_size ({group}), or larger: raise it, or remove it"
         )
-    return config.micro_batch_size
+    return largest_fitting(config.micro_batch_size, part, group)

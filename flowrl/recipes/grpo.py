@@ -17,7 +17,6 @@ change the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
-from flowrl.objectives.terms import approx_kl, clipped_above, clipped_below
+from flowrl.objectives.terms import approx_kl
 from flowrl.placement import sent, taken
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
@@ -39,6 +38,7 @@ from flowrl.training.assignment import (
     Ends,
     accuracy_scale,
     advantages,
+    all_compared,
     all_ends,
     best_samples,
     calibrated,
@@ -58,7 +58,7 @@ from flowrl.training.run import Run
 from flowrl.training.sampler_checks import check_density
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
-_MEANS = ("policy_loss", "ratio_mean", "clip_fraction", "approx_kl", "kl")
+_MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
 
 
 def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
@@ -72,7 +72,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
 
         # 1. Rollout: sample paths with the current policy, score the images they lead to.
         record, output, ends = sample_rounds(loop, kernel, schedule, steps, keep_means=objective.needs_old_mean)
-        loop.stop_on_dead_reward(ends.reward)
+        loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output))
         if not loop.trains_policy(iteration):  # only a jointly trained reward learns
             loop.log(iteration, reward_metrics(loop, record.sampled, output) | {"live_rows": 0})
             continue
@@ -92,8 +92,8 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
 
         # 3. Update: score the stored transitions again under the policy that changes.
         with loop.clock("update"):
-            stats = Statistics(*_MEANS)
-            update(record, rows, counted_M, loss_of, accuracy_scale(loop, sampled, ends), stats)
+            stats = Statistics(*_MEANS, *filter(None, [objective.cut]))
+            update(record, rows, counted_M, loss_of, objective.cut, accuracy_scale(loop, sampled, ends), stats)
 
         # 4. What a method remembers, and the log.
         remember(loop, ends)
@@ -102,7 +102,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
     return loop.finished
 
 
-def objective_of(config: TrainConfig) -> tuple[Any, Callable[[Scored], Tensor]]:
+def objective_of(config: TrainConfig) -> tuple[Any, Any]:
     """The entry of `OBJECTIVES` that is trained with, and its loss with the configured options.
 
     Raises:
@@ -183,10 +183,13 @@ def sample_rounds(
 
 
 def update(
-    record: Record, rows: Rows, counted_M: Tensor, loss_of: Callable[[Scored], Tensor], kl_scale_M: Tensor,
+    record: Record, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor,
     stats: Statistics,
 ) -> None:  # fmt: skip
-    """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted."""
+    """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted.
+
+    The share of rows whose gradient the objective cuts is noted as `cut_name`.
+    """
     loop, config, run = record.loop, record.loop.config, record.loop.run
     micro, method = loop.geometry.micro_batch_size, CREDIT[config.credit.method]
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
@@ -223,6 +226,8 @@ def update(
                 penalty = config.kl_coef * sent(kl_scale_M[index], device) * kl_b
                 stats.mean(keep, kl=kl_b)
             note(stats, keep, scored, policy_loss + penalty, policy_loss)
+            if cut_name:
+                stats.mean(keep, **{cut_name: loss_of.cut(scored) if whole is None else whole[2][index]})
             loss_b = (descended + penalty) * sent(part.weight, device) * sent(weight_M[index], device)
             gradient.add(taken(loss_b, torch.nonzero(keep).flatten()).sum())
         if first_update:
@@ -288,12 +293,7 @@ def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]
 def note(stats: Statistics, keep: Tensor, scored: Scored, loss: Tensor, policy_loss: Tensor) -> None:
     """Adds a micro-batch to the statistics."""
     ratio = scored.log_ratio.exp()
-    above = clipped_above(scored.log_ratio, scored.advantage, clip_high=scored.clip_high)
-    below = clipped_below(scored.log_ratio, scored.advantage, clip_low=scored.clip_low)
-    stats.mean(
-        keep, loss=loss, policy_loss=policy_loss, ratio_mean=ratio, clip_fraction=(above | below),
-        approx_kl=approx_kl(scored.log_ratio),
-    )  # fmt: skip
+    stats.mean(keep, loss=loss, policy_loss=policy_loss, ratio_mean=ratio, approx_kl=approx_kl(scored.log_ratio))
     stats.largest(keep, ratio_max_deviation=(ratio - 1).abs())
 
 

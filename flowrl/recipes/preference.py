@@ -94,7 +94,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             with loop.clock("reward"), torch.no_grad(), loop.scorer.start(batch) as scoring:
                 scoring.add(trajectory.final, batch.group, batch.own)
                 output = scoring.result()
-            loop.rewards_of_all(output)
+            loop.rewards_of_all(output, compared=True)
             pairs = pairs_of_rollout(batch, trajectory, output)
             group = batch.group[:1]
             idle = Pairs(

@@ -129,7 +129,5 @@ def _check_sizes(config: TrainConfig) -> None:
             f"a pair stays on one process and in one update, so prompts_per_step ({config.prompts_per_step}) must be a "
             f"multiple of processes times updates_per_rollout ({parts})"
         )
-    if config.micro_batch_size is not None and config.micro_batch_size % 2:
-        raise ValueError(
-            f"micro_batch_size ({config.micro_batch_size}) counts images, and pairs have two: use an even number"
-        )
+    if config.micro_batch_size == 1:
+        raise ValueError("micro_batch_size (1) counts images, and pairs have two: set it to 2 or more, or remove it")

@@ -36,6 +36,7 @@ from flowrl.rewards import RewardOutput
 from flowrl.samplers import Kernel
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.loop import Loop
+from flowrl.training.reward_watch import Compared
 from flowrl.training.scoring import MERGED, trained_channels
 from flowrl.trajectory import Credit, Sampled, Schedule
 
@@ -185,6 +186,15 @@ def all_ends(loop: Loop, batch: Batch, sampled: Sampled, output: RewardOutput) -
     """Gathers the ends of all processes, in rank order."""
     group, reward = sampled.finished_group[sampled.ends], end_rewards(sampled, output)
     return Ends(*(loop.run.gather(column) for column in (reward, group, batch.asked.prompt_ids_of(group))))
+
+
+def all_compared(loop: Loop, sampled: Sampled, output: RewardOutput) -> Compared | None:
+    """All that was scored of all processes, completions on the way too, which advantages compare within groups; None
+    with a virtual member of every group, from which equal rewards differ too."""
+    if loop.config.adv_virtual_max is not None:
+        return None
+    reward = torch.where(output.valid, output.values, torch.nan).cpu()
+    return loop.run.gather(reward), loop.run.gather(sampled.finished_group.cpu())
 
 
 def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:

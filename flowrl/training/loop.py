@@ -42,6 +42,7 @@ from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardOutput
+from flowrl.runtime.scrubbing import say as print
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
@@ -59,11 +60,12 @@ from flowrl.training.parts import (
     evaluation_rewards,
     keep_embeddings,
     load_parts,
+    tell_cut_by_rewards,
     tell_cut_prompts,
 )
 from flowrl.training.processes.mesh import Shards, device_mesh, shards_of
 from flowrl.training.prompting import RunPrompts, encode_prompts
-from flowrl.training.reward_watch import RewardWatch
+from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
 from flowrl.training.seal import model_of, reproduced_in, versions_of
@@ -169,6 +171,7 @@ class Loop(Draws):
         self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
         if run.main:
             tell_cut_prompts(pipeline, self.prompts)
+            tell_cut_by_rewards(config, self.prompts)
             if (note := precision_note(pipeline.model, config.pipeline.dtype)) is not None:
                 print(f"Note: {note}.", flush=True)
         if config.pipeline.free_text_encoders:
@@ -247,17 +250,22 @@ class Loop(Draws):
         """Whether the policy is updated in this iteration, or only a jointly trained reward learns."""
         return all(reward.trains_policy(iteration) for reward in self.scorer.trained.values())
 
-    def rewards_of_all(self, output: RewardOutput) -> Tensor:
-        """[B] rewards of all processes' images, NaN where one failed; stops a run whose reward says nothing."""
+    def rewards_of_all(self, output: RewardOutput, *, compared: bool) -> Tensor:
+        """[B] rewards of all processes' images, NaN where one failed; stops a run whose reward says nothing.
+
+        `compared`: whether images are compared within their groups alone.
+        """
         reward_B = self.scorer.of_all(output.values, output.valid)
-        self.stop_on_dead_reward(reward_B)
+        group_B = torch.arange(len(reward_B)) // self.config.group_size
+        self.stop_on_dead_reward(reward_B, (reward_B, group_B) if compared else None)
         return reward_B
 
-    def stop_on_dead_reward(self, reward_B: Tensor) -> None:
+    def stop_on_dead_reward(self, reward_B: Tensor, compared: Compared | None) -> None:
         """Stops a run whose reward says nothing (one value again and again) or fails too often.
 
         Args:
             reward_B: [B] of all processes, NaN where an image failed.
+            compared: all that is compared within groups, completions on the way too; None where groups are not all.
 
         Raises:
             ValueError: with the reasons; a checkpoint from before this iteration is written first, unless the policy
@@ -266,7 +274,7 @@ class Loop(Draws):
         self.scorer.reward_B = reward_B
         drawn = f"{self.config.prompts_per_step} prompts x {self.config.group_size} images"
         drawn = drawn if len(reward_B) > self.config.num_images else ""
-        reason = self.watch.complaint(reward_B, self.iteration, self.scorer.all_errors(), drawn)
+        reason = self.watch.complaint(reward_B, self.iteration, self.scorer.all_errors(), drawn, compared)
         if not reason:
             return
         constant = self.scorer.image_row().get("constant_ratio", 0.0)
@@ -338,6 +346,8 @@ class Loop(Draws):
         found = iteration_warnings(
             self.counters["watch"], row, self.scorer.reward_B, self.config, largest_weight=largest
         )  # fmt: skip
+        if warning := self.watch.warning():
+            found["equal_groups"] = warning
         say(self.run, self.counters["watch"], found, iteration, moment=iteration)
         self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
         # The weights that were saved have drawn images, finite ones and not of one colour.

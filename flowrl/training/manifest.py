@@ -23,6 +23,7 @@ import torch
 
 from flowrl.capabilities import capabilities
 from flowrl.files import read_json, write_atomically
+from flowrl.runtime.scrubbing import settings_without_secrets
 from flowrl.versions import git_commit, untested, versions
 
 _FILE = "manifest.json"
@@ -58,5 +59,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest of a run folder."""
-    write_atomically(folder / _FILE, json.dumps(manifest, indent=2) + "\n")
+    """Writes the manifest of a run folder, without secrets; `inputs`, which are compared, stay to the letter."""
+    shown = settings_without_secrets(manifest) | {key: manifest[key] for key in ("inputs",) if key in manifest}
+    write_atomically(folder / _FILE, json.dumps(shown, indent=2) + "\n")

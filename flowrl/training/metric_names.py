@@ -43,7 +43,9 @@ METRICS: dict[str, dict[str, str]] = {
         "ratio_mean": "importance ratio over all updates of the iteration",
         "ratio_max_deviation": "its largest distance from 1",
         "ratio_first_deviation": "its largest distance from 1 before the iteration's first update; should be 0",
-        "clip_fraction": "share of rows whose ratio left the clip range in the direction of their advantage",
+        "clip_fraction": "share of rows whose gradient the clip range cuts, by the objective's own ratio (of guard the "
+        "normalised one); with `ratio: mixed` each of its two ratios counts half",
+        "masked_fraction": "share of rows that objective dppo leaves out",
         "approx_kl": "KL of old and new policy by the k3 estimator, mean of `ratio - 1 - log ratio`",
         "grad_norm": "norm of the gradient before clipping, mean over the iteration's updates",
         "lr": "the optimizer's learning rate at the last update",

@@ -12,7 +12,7 @@ from typing import Any
 from flowrl.config.locations import at_revision, is_path, split_revision
 from flowrl.config.sections import PipelineConfig
 from flowrl.config.train import resolve_path
-from flowrl.files import content_digest, files_below
+from flowrl.runtime.digests import content_digest, files_below
 
 MODEL = "model"
 """Folder of a run that trained all weights of a network: the model with them, as stock diffusers opens it."""

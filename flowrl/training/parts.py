@@ -34,7 +34,9 @@ from flowrl.rewards.actors.ray_rewards import (
     start_workers,
 )
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
+from flowrl.rewards.networks.text_limits import cut_line
 from flowrl.rewards.specs import checked_reward
+from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Kernel
 from flowrl.training.model_files import encoders_digest, location_of
 from flowrl.training.processes.devices import device_kind, on_main
@@ -327,6 +329,19 @@ def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:
             "see pipeline.max_sequence_length.",
             flush=True,
         )
+
+
+def tell_cut_by_rewards(config: TrainConfig, prompts: RunPrompts) -> None:
+    """Prints which rewards read the beginning of some prompts alone."""
+    texts = list({prompt.text: None for prompt in (*prompts.train, *prompts.held_out)})
+    for line in cut_lines((*config.rewards, *config.eval.rewards), texts):
+        print(f"Note: {line}.", flush=True)
+
+
+def cut_lines(entries: Sequence[RewardConfig], texts: Sequence[str]) -> list[str]:
+    """What rewards do not read of prompts, a sentence for each that cuts some."""
+    found = [cut_line(entry.called, checked_reward(entry).options, texts) for entry in entries]
+    return [line for line in dict.fromkeys(found) if line]
 
 
 def keep_embeddings(config: TrainConfig, pipeline: Pipeline) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients
+from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients, sequence_cut
 from flowrl.placement import sent, taken
 from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
 from flowrl.samplers.guidance import uncounted
@@ -131,9 +131,10 @@ class Record:
         published_step = None if self.kernel.full_std else step_size
         return published_kl(new, reference, step_size=published_step) / self.dims
 
-    def whole_paths(self, rows: Rows, blocks: list[Tensor], *, known_one: bool) -> tuple[Tensor, Tensor] | None:
+    def whole_paths(self, rows: Rows, blocks: list[Tensor], *, known_one: bool) -> tuple[Tensor, ...] | None:
         """For a ratio of whole trajectories, of each row `[M]`: the factor of its log-ratio that gives the gradient,
-        and its loss; None for `ratio: step`. `known_one` says that all ratios are 1 before the first update."""
+        its loss, and how much of it the range cuts; None for `ratio: step`. `known_one` says that all ratios are 1
+        before the first update."""
         kind = self.loop.config.ratio
         if kind == "step":
             return None
@@ -142,8 +143,8 @@ class Record:
             log_ratio = (self.rescore(rows, blocks)[0] - rows.old_log_prob) / self.dims
         mine = torch.cat(blocks) if blocks else rows.source[:0]
         mine = mine[rows.keep[mine]]
-        part, factor, loss = rows[mine], torch.zeros_like(log_ratio), torch.zeros_like(log_ratio)
-        factor[mine], loss[mine] = sequence_coefficients(
-            log_ratio[mine], part.sample, part.advantage, part.clip_low, part.clip_high, kind=kind
-        )
-        return factor, loss
+        part, (factor, loss, cut) = rows[mine], (torch.zeros_like(log_ratio) for _ in range(3))
+        columns = (log_ratio[mine], part.sample, part.advantage, part.clip_low, part.clip_high)
+        factor[mine], loss[mine] = sequence_coefficients(*columns, kind=kind)
+        cut[mine] = sequence_cut(*columns, kind=kind).to(cut.dtype)
+        return factor, loss, cut

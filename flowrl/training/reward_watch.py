@@ -1,4 +1,4 @@
-"""When a reward stops a run: it says nothing (one value for everything), or fails too often."""
+"""When a reward stops a run: it says nothing (one value for all, or for all of a group), or fails too often."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from typing import Any
 
 from torch import Tensor
 
+from flowrl.advantages.normalise import set_statistics
+
 WINDOW = 10  # iterations over which failed images are counted
 CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
+_ALIKE = 12  # images, beyond the first of their groups, that have to agree before chance is ruled out
+
+Compared = tuple[Tensor, Tensor]
+"""What a method compares: rewards [n] of all processes, NaN where one failed, and the group [n] of each."""
 
 
 class RewardWatch:
     """Looks at every iteration's rewards; what it remembers is in the run's counters, and so in checkpoints."""
 
     def __init__(self, counters: dict[str, Any], *, max_invalid_ratio: float) -> None:
-        """`counters` need `constant` and `failed`."""
+        """`counters` need `constant` and `failed`; `equal`, of iterations whose groups all agreed, is added."""
         self.counters, self.max_invalid_ratio = counters, max_invalid_ratio
 
-    def complaint(self, reward_B: Tensor, iteration: int, errors: Counter[str], drawn: str = "") -> str:
+    def complaint(
+        self, reward_B: Tensor, iteration: int, errors: Counter[str], drawn: str = "", compared: Compared | None = None
+    ) -> str:
         """Why the run cannot go on; empty where it can.
 
         Args:
@@ -26,6 +34,7 @@ class RewardWatch:
             iteration: for the message.
             errors: why images failed, on all processes.
             drawn: of how many images and prompts the rewards are, where completions on the way are scored too.
+            compared: what is learned from where images are compared within their groups alone; None elsewhere.
         """
         values = reward_B[~reward_B.isnan()]
         history: list[tuple[int, int]] = [*self.counters["failed"], (len(reward_B) - len(values), len(reward_B))]
@@ -47,7 +56,51 @@ class RewardWatch:
                 "nothing can be learned: check that the reward reads the images, and prefer one that grades partial "
                 "success"
             )
-        return ""
+        return "" if compared is None else self._of_groups(*compared)
+
+    def warning(self) -> str:
+        """What is wrong with an iteration that does not yet stop the run; empty for none."""
+        iterations, _, values = self._equal
+        if iterations < CONSTANT_LIMIT or len(values) < 2:
+            return ""
+        return f"{_EQUAL} for {iterations} iterations in a row, so nothing is learned: {_LOOK}"
+
+    @property
+    def _equal(self) -> tuple[int, int, list[float]]:
+        """Iterations in a row whose groups all agreed, images of them beyond the first of a group, and up to three
+        different values that they had."""
+        found: tuple[int, int, list[float]] = self.counters.get("equal", (0, 0, []))
+        return found
+
+    def _of_groups(self, reward: Tensor, group: Tensor) -> str:
+        """Why the run cannot go on where the images of every group get the same reward; empty where it can.
+
+        A verdict of two values says the same of all images of a prompt by chance, and where a policy always or never
+        succeeds: it has more iterations.
+        """
+        _, place = group.unique(return_inverse=True)
+        sets = set_statistics(reward.double()[None], place, int(place.max()) + 1)
+        several = sets.count[0] > 1
+        if not bool(several.any()):
+            return ""
+        if not bool(sets.constant[0][several].all()):
+            self.counters["equal"] = (0, 0, [])
+            return ""
+        iterations, alike, values = self._equal
+        alike += int((sets.count[0][several] - 1).sum())
+        values = sorted({*values, *reward[~reward.isnan()].tolist()})[:3]
+        self.counters["equal"] = iterations + 1, alike, values
+        verdict = len(values) <= 2 and (0.0 in values or sum(values) == 0)
+        if iterations + 1 < (WINDOW if verdict else CONSTANT_LIMIT) or alike < _ALIKE or len(values) < 2:
+            return ""
+        return f"{_EQUAL} in {iterations + 1} iterations in a row, so nothing can be learned: {_LOOK}"
+
+
+_EQUAL = "every image of a prompt got the same reward as the others of that prompt, in all groups"
+_LOOK = (
+    "images are compared within their group alone; check that the reward reads the images and not the prompt alone, "
+    "and prefer one that grades partial success"
+)
 
 
 def _said(word: str, count: int) -> str:

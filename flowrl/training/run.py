@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import resource
+import shlex
 import sys
 import time
 import uuid
@@ -22,6 +23,8 @@ import torch
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, replacing, write_atomically
 from flowrl.interrupts import on_interrupt
+from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.scrubbing import settings_without_secrets
 from flowrl.training.checkpoints import (
     Found,
     checkpoints,
@@ -34,6 +37,7 @@ from flowrl.training.checkpoints import (
 )
 from flowrl.training.evaluation_rows import remove_evaluations
 from flowrl.training.manifest import read_manifest, session_facts, write_manifest
+from flowrl.training.processes.agreement import difference, loaded_facts, told_difference
 from flowrl.training.processes.devices import accelerator_of, on_main
 from flowrl.training.processes.mesh import layout_of
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
@@ -104,8 +108,7 @@ class Run:
             watcher: is told of every iteration, on the main process.
 
         Raises:
-            ValueError: the device is not there, processes were given different inputs, or those of a resumed run have
-                changed.
+            ValueError: the device is not there, or the inputs of a resumed run have changed.
         """
         self.accelerator = accelerator_of(config.pipeline.device)
         self.device = self.accelerator.device
@@ -123,7 +126,6 @@ class Run:
         self.trackers = Trackers(())  # on the main process, from `begin` on
         self._first, self._found, self._rows = 0, Found(), MetricRows(folder)
         self._facts = session_facts(self.device, self.processes) if self.main else {}
-        _refuse_different(inputs, self.processes)
         self._manifest: dict[str, Any] = {"run": uuid.uuid4().hex, "config_name": name}
         self._inputs, self._changes = dict(inputs), list[str]()
         if resumed:
@@ -146,7 +148,8 @@ class Run:
         listed = "".join(f"\n  {line}" for line in self._changes)
         raise ValueError(
             f"the run in {self.folder} was made with something else, and nothing in it was touched:{listed}\n"
-            f"Put that back; or go on all the same, which the manifest will tell: flowrl train resume={self.folder} "
+            f"Put that back; or go on all the same, which the manifest will tell: flowrl train "
+            f"resume={shlex.quote(str(self.folder))} "
             f"{ALLOW}=true; or start a new run"
         )
 
@@ -174,6 +177,8 @@ class Run:
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        if "warnings" in clean:  # sentences may hold words of servers and errors
+            clean["warnings"] = settings_without_secrets(clean["warnings"])
         self._last_row = clean
         self._rows.append(clean)
         self.trackers.log(clean)
@@ -218,9 +223,12 @@ class Run:
             inputs: what the run is made with, as far as that is known only now that everything has loaded.
 
         Raises:
-            ValueError: the inputs have changed since; or as `find_checkpoint`.
+            ValueError: processes have loaded different things, or the inputs have changed since; or as
+                `find_checkpoint`.
         """
         self._inputs |= inputs
+        if self.processes > 1 and (reason := difference(_gathered([loaded_facts(inputs)]))):
+            raise ValueError(reason)
         if not self._resumed:
             return None
 
@@ -248,6 +256,7 @@ class Run:
         only now, for the manifest.
         """
         self.accelerator.wait_for_everyone()
+        self._tell_difference(facts.get("attention"))
         self.begun = True
         self._facts |= facts
         if not self.main:
@@ -276,6 +285,15 @@ class Run:
             said = f"{said}. What was damaged or later is kept in {set_aside(self.folder, [*self._found.damaged])}"
             self._facts["damaged"] = said
         print(f"Note: {said}.", flush=True)
+
+    def _tell_difference(self, attention: Any) -> None:
+        """Says once where processes compute with other kernels, or on other cards."""
+        if self.processes == 1:
+            return
+        card = torch.cuda.get_device_name() if self.device.type == "cuda" else str(self.device.type)
+        line = told_difference(_gathered([{"attention": str(attention), "card": card}]))
+        if line and self.main:
+            print(line, flush=True)
 
     # ---- interrupts, end -----------------------------------------------------------------------------------------
 
@@ -359,23 +377,6 @@ class Run:
             return mine
         found: T = _gathered([mine])[self.rank * self.layout.context]
         return found
-
-
-def _refuse_different(inputs: Mapping[str, Any], processes: int) -> None:
-    """Refuses processes that do not mean the same run.
-
-    Raises:
-        ValueError: on every process.
-    """
-    if processes == 1:
-        return
-    digests = _gathered([digest_of({part: inputs[part] for part in ("config", "prompts")})])
-    other = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
-    if other:
-        raise ValueError(
-            f"processes {', '.join(other)} were given other settings or prompts than process 0: where nodes share no "
-            "disk, each needs the same config.yaml and prompt files"
-        )
 
 
 def _gathered(mine: list[Any]) -> list[Any]:

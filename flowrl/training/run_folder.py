@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 from flowrl.files import LOCK, contents, is_taken, leads_out, locked, make_folder, sync
@@ -76,7 +77,7 @@ def refuse_full(folder: Path, config: str = "") -> None:
     if is_taken(folder) and not _only_begun(folder, config):
         raise ValueError(
             f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
-            f"'flowrl train resume={folder}', or choose another folder with out="
+            f"'flowrl train resume={shlex.quote(str(folder))}', or choose another folder with out="
         )
 
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.files import plain
-from flowrl.pipelines.places.lora_places import folder_of_lora
 from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ _NONE = object()
 
 def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
     """What a run is made with, as far as it is known before anything loads."""
+    from flowrl.pipelines.places.lora_places import folder_of_lora  # with it comes torch
+
     rows = {"prompts.train": prompts.train, "prompts.eval": prompts.held_out}
     found = {key: "".join(_prompt_digest(prompt) for prompt in listed) for key, listed in rows.items()}
     pairs = config.objective.options.get("pairs")
@@ -146,11 +147,18 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
     return found
 
 
-def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """Every setting by its dotted key, those that a resumed run may change too; but for the addresses of servers."""
+    return {key: value for key, value, _ in _settings(config, left_out=())}
+
+
+def _settings(
+    value: Any, key: str = "", *, left_out: Sequence[str] = (*RESUME_KEYS, ALLOW, "out")
+) -> Iterator[tuple[str, Any, bool]]:
     """Dotted keys of a configuration, their values, and whether they are the defaults."""
     for field in fields(value):
         name, part = f"{key}{field.name}", getattr(value, field.name)
-        if name in (*RESUME_KEYS, ALLOW, "out"):
+        if name in left_out:
             continue
         if isinstance(value, RewardConfig) and field.name == "options" and value.name is not None:
             from flowrl.rewards import addresses_of  # with it comes torch, which a mistake in a key need not wait for
@@ -159,10 +167,10 @@ def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
             part = {option: given for option, given in part.items() if option not in addresses_of(value.name)}
             part = with_identities(part)
         if is_dataclass(part):
-            yield from _settings(part, f"{name}.")
+            yield from _settings(part, f"{name}.", left_out=left_out)
         elif isinstance(part, tuple) and any(is_dataclass(one) for one in part):
             for number, one in enumerate(part):
-                yield from _settings(one, f"{name}.{number}.")
+                yield from _settings(one, f"{name}.{number}.", left_out=left_out)
         else:
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             yield name, part, bool(part == default)

@@ -8,7 +8,7 @@ import torch
 
 from flowrl.cluster import check_extra
 from flowrl.config.train import TrainConfig
-from flowrl.training.processes.devices import num_launched
+from flowrl.training.processes.launched import num_launched
 
 
 def check_workers(config: TrainConfig, *, here: bool = True) -> None:

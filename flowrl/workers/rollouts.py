@@ -7,11 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from flowrl.cluster import RayEnded, refuse_ended
 from flowrl.config.train import TrainConfig
+from flowrl.runtime.scrubbing import say as print
 from flowrl.training.draws import Drawn, Request
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
@@ -60,6 +63,7 @@ class Rollouts:
 
     def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> list[int]:
         """Asks for pieces under these weights; returns a ticket for each."""
+        refuse_ended()
         kept = self.backend.weights(weights)
         with self._lock:
             return self.dispatcher.add(Order(request, kept) for request in requests)
@@ -103,7 +107,9 @@ class Rollouts:
         """Ends the workers; the connection to Ray stays."""
         self._ended = True
         self._thread.join(timeout=10)
-        self.backend.close()
+        with suppress(RayEnded):  # then they have ended with it
+            refuse_ended()
+            self.backend.close()
 
     def _tell(self, line: str) -> None:
         if self._say:
@@ -112,6 +118,7 @@ class Rollouts:
     def _work(self) -> None:
         try:
             while not self._ended:
+                refuse_ended()
                 answers = self.backend.wait(_LOOK)
                 with self._lock:
                     self.dispatcher.handle(answers)

@@ -28,6 +28,7 @@ from torch import nn
 from flowrl.pipelines.common import first_expert
 from flowrl.private_names import repeated_classes, rounding_options
 from flowrl.progress import clock
+from flowrl.runtime.scrubbing import say as print
 
 _UNNAMED: Mapping[str, tuple[str, ...]] = {
     "CogVideoXTransformer3DModel": ("CogVideoXBlock",),

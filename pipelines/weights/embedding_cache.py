@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from flowrl.files import replacing
+from flowrl.runtime.scrubbing import say as print
 from flowrl.trajectory import Conditioning
 
 _FORMAT = "flowrl embedding 1"

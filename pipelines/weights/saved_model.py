@@ -8,6 +8,7 @@ linked, so that a run takes no room for it.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrl.config.locations import split_revision
-from flowrl.files import files_below, read_json, sync, sync_tree
+from flowrl.files import read_json, sync, sync_tree
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
+from flowrl.runtime.digests import files_below
 
 INDEX = "model_index.json"
 SMALL = 2**28
@@ -71,7 +73,8 @@ def load_saved(pipeline: Pipeline, folder: Path) -> FullWeights:
         for path in sorted((folder / name).glob("*.safetensors")):
             found |= {f"{prefix}{key}": tensor for key, tensor in load_file(path).items()}
     if not found:
-        raise ValueError(f"there is no model in {folder}: finish the run with 'flowrl train resume={folder.parent}'")
+        again = shlex.quote(str(folder.parent))
+        raise ValueError(f"there is no model in {folder}: finish the run with 'flowrl train resume={again}'")
     buffers = found.keys() - policy.parameters.keys()
     policy.load({name: tensor for name, tensor in found.items() if name not in buffers})
     return policy

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import yaml
 
-from flowrl.cluster import check_extra, connect
+from flowrl.cluster import check_extra, connect, refuse_ended
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.randomness import counter_seed
@@ -32,6 +32,7 @@ from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Want
 from flowrl.rewards.outputs import moved
 from flowrl.rewards.serving.retries import Failed, call_with_retries
 from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.runtime.scrubbing import say as print
 
 OWN = ("adversarial", "remote")
 """Rewards that stay in the run's own process: one that learns with the policy, and one that asks a server anyway."""
@@ -41,6 +42,7 @@ _RETRIES = 1000  # of a call whose worker died, beside the others that are asked
 _SAID = 5  # tries, some 15 s, after which a call that goes on is told of
 _STARTS = 900.0  # seconds in which workers have to start; packages of an environment may have to be installed
 _BUILDS = 1800.0  # seconds in which they have to build their rewards; models may have to be downloaded
+_LOOK = 0.5  # seconds between looks whether Ray itself is still there
 _READY = 120.0  # seconds in which a worker that was set aside has to answer
 
 
@@ -188,8 +190,11 @@ def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> Re
     import ray
 
     try:
-        seconds = max(until - time.monotonic(), 0.001)
-        found: RewardOutput | Refused = ray.get(actor.score.remote(place, inputs), timeout=seconds)
+        refuse_ended()
+        asked = actor.score.remote(place, inputs)
+        while time.monotonic() < until - _LOOK and not ray.wait([asked], timeout=_LOOK)[0]:
+            refuse_ended()
+        found: RewardOutput | Refused = ray.get(asked, timeout=max(until - time.monotonic(), 0.001))
         return found
     except ray.exceptions.GetTimeoutError as error:  # the time of the call is over, for other workers too
         return Failed(error="timeout", again=False, message=_first_line(error))
@@ -202,6 +207,7 @@ def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> Re
 def _is_ready(actor: Any) -> bool:
     import ray
 
+    refuse_ended()
     try:
         return bool(ray.get(actor.ready.remote(), timeout=_READY))
     except ray.exceptions.RayError:

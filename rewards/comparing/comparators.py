@@ -30,8 +30,11 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Reward, RewardInputs, load_target
 from flowrl.rewards.nested import build_nested, nested_options
+from flowrl.rewards.outputs import lacks_numbers
+from flowrl.rewards.prompt_needs import lack_of
 from flowrl.rewards.user_code import call_function, load_function
 
 Pairs = Int64[np.ndarray, " n 2"]
@@ -126,6 +129,10 @@ class ScorerComparator:
     def gives(self) -> Gives:
         return "wins" if self.temperature is None else "probabilities"
 
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the reward needs."""
+        return lack_of(nested_options(self.reward, self.options), prompt)
+
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""
         inner = build_nested(self.reward, self.options, device=device, owner="comparator")
@@ -215,11 +222,13 @@ def _by_function(
         function, images[first], images[second], prompts, metadata, file=file, where=f"comparator {where}",
         counters=counters,
     )  # fmt: skip
+    if isinstance(result, Tensor) and (said := lacks_numbers(result)):
+        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, and returned {said}.")
     try:
         if isinstance(result, Tensor):
             result = result.detach().cpu()
         wins = np.array([math.nan if v is None else float(v) for v in result], dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair: {error}") from error
     if wins.shape != (len(pairs),):
         raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, got {len(wins)}.")

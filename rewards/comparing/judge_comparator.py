@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import RewardInputs
 from flowrl.rewards.comparing.comparators import Comparator, Gives, Pairs, Verdicts
 from flowrl.rewards.judges.answers import parse_winner, yes_no
@@ -31,6 +32,7 @@ from flowrl.rewards.judges.chat import (
     score_schema,
 )
 from flowrl.rewards.judges.templates import Template, load_template, read_template
+from flowrl.rewards.prompt_needs import no_source
 
 _TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}
 _NEEDS = {"image": ("images",), "video": ("videos",), "edit": ("images", "source_images")}
@@ -83,6 +85,10 @@ class JudgeComparator:
     @property
     def gives(self) -> Gives:
         return "either" if self.style == "logprobs" else "wins"
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A source image, where edits are compared."""
+        return no_source(prompt) if self.media == "edit" else None
 
     def text(self) -> str:
         """The template, ours or the user's."""

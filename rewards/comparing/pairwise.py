@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_choice
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of, output_of
 from flowrl.rewards.comparing.comparators import comparator_options
@@ -42,6 +43,8 @@ from flowrl.rewards.comparing.tournaments import (
 from flowrl.rewards.comparing.tournaments import win_rate as rate_of_wins
 from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
 from flowrl.rewards.nested import build_nested, nested_options
+from flowrl.rewards.networks.text_limits import LimitsText, TextLimit
+from flowrl.rewards.prompt_needs import lack_of
 
 _CACHE = 65536  # verdicts; some 10 MB
 
@@ -88,6 +91,10 @@ class WinRate:
             )
         _check(self)
 
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the comparator needs."""
+        return lack_of(comparator_options(self.comparator), prompt)
+
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
         settings = f"{self.score}:{self.orders}:opponents-{self.opponents or 'all'}:min-{self.min_comparisons}"
@@ -130,6 +137,10 @@ class Tournament:
             raise ValueError(f"byes: {self.byes} means nothing with scheme: {self.scheme}, which has no bracket.")
         _check(self)
 
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the comparator needs."""
+        return lack_of(comparator_options(self.comparator), prompt)
+
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
         schemes: dict[str, Callable[[int], Play]] = {
@@ -170,6 +181,16 @@ class Rank:
     @property
     def models(self) -> tuple[Model, ...] | None:
         return models_of(nested_options(self.reward, self.options))
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the other reward needs."""
+        return lack_of(nested_options(self.reward, self.options), prompt)
+
+    @property
+    def text_limit(self) -> TextLimit | None:
+        """What the other reward reads."""
+        inner = nested_options(self.reward, self.options)
+        return inner.text_limit if isinstance(inner, LimitsText) else None
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward and the other one."""

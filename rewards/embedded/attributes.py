@@ -28,7 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.prompt_needs import no_record
 from flowrl.world.scenes import COLORS, SHAPES, SIZE
 
 Combine = Literal["mean", "product"]
@@ -232,6 +234,16 @@ class AttributeScore:
     def __post_init__(self) -> None:
         if self.weights is not None:
             check_weights(Path(self.weights))
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A GenEval record of the embedded world."""
+        if (lack := no_record(prompt)) is not None:
+            return lack
+        try:
+            _world_record({"prompt": prompt.text, **prompt.metadata})
+        except ValueError as error:
+            return f"needs a record of the embedded world: {error}"
+        return None
 
     def build(self, device: torch.device) -> Reward:
         """Loads the network."""

@@ -9,11 +9,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.prompt_needs import no_fields, no_source
 from flowrl.world import clips, edits, scene_grids
 
 Row = tuple[float, ...] | None
 """An item's sub-scores, the value among them; None where it lacks a field."""
+_MOTION, _EDIT = {"shape", "color", "direction"}, {"scene", "target", "tag"}  # fields of their records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +32,10 @@ class MotionVerdict:
     directions and the evenness, in [0, 1]; `strict`: 1 where all of it is right, else 0. Both are logged as parts,
     with the four that `graded` is made of."""
     models: ClassVar[tuple[Model, ...]] = ()
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A record of a motion."""
+        return no_fields(prompt, *sorted(_MOTION))
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
@@ -49,6 +56,10 @@ class EditVerdict:
     logged as parts, with `done` and `kept`."""
     models: ClassVar[tuple[Model, ...]] = ()
 
+    def lacks(self, prompt: Prompt) -> str | None:
+        """One source image, and the record of an edit."""
+        return no_source(prompt, one=True) or no_fields(prompt, *sorted(_EDIT))
+
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
         parts = ("graded", "strict", "done", "kept")
@@ -68,6 +79,12 @@ class GridVerdict:
     of the pairs of cells that hold the same, right or wrong. The others are logged as parts."""
     models: ClassVar[tuple[Model, ...]] = ()
 
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A record of a grid."""
+        return None if _is_grid(prompt.metadata) else (
+            "needs the record of a grid of the embedded world, and has none: take asset:prompts/world_grids_train.jsonl"
+        )  # fmt: skip
+
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
         parts = ("share", "strict", "consistency")
@@ -76,7 +93,7 @@ class GridVerdict:
 
 def _motion(inputs: RewardInputs) -> Iterator[Row]:
     for item, record in enumerate(inputs.metadata):
-        if inputs.videos is None or not {"shape", "color", "direction"} <= record.keys():
+        if inputs.videos is None or not _MOTION <= record.keys():
             yield None
             continue
         found = clips.motion_verdict(to_uint8(inputs.videos[item]), record)
@@ -86,7 +103,7 @@ def _motion(inputs: RewardInputs) -> Iterator[Row]:
 def _edit(inputs: RewardInputs) -> Iterator[Row]:
     sources = inputs.source_images or [[]] * len(inputs)
     for image, source, record in zip(to_uint8(inputs.images), sources, inputs.metadata, strict=True):
-        if len(source) != 1 or not {"scene", "target", "tag"} <= record.keys():
+        if len(source) != 1 or not _EDIT <= record.keys():
             yield None
             continue
         found = edits.edit_verdict(image, to_uint8(source[0][None])[0], record)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid, theme
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -44,6 +45,7 @@ from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 from flowrl.rewards.networks.clip_encoder import prompt_reward, transformers_clip
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
+from flowrl.rewards.prompt_needs import no_cells, no_grid, no_source
 
 CRITERIA = ("style, logic and identity",)
 
@@ -104,6 +106,18 @@ class GridConsistency:
     @property
     def models(self) -> tuple[Model, ...]:
         return (sized(self.model),) if self.judge is None else judge_models(self.judge)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A grid and its sub-prompts, or a source image; criteria that can be read, where the record has some."""
+        if self.mode == "clip_text":
+            return no_cells(prompt, self.grid)
+        if (lack := no_source(prompt) if self.mode == "edit" else no_grid(prompt, self.grid)) is not None:
+            return lack
+        try:
+            _respects(prompt.metadata, CRITERIA)
+        except ValueError as error:
+            return f"needs other criteria: {error}" if self.judge is not None else None
+        return None
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

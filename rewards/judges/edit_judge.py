@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.asking import (
@@ -37,6 +38,7 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat, judge_models, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
+from flowrl.rewards.prompt_needs import no_source
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
 
@@ -110,6 +112,15 @@ class EditScore:
     @property
     def models(self) -> tuple[Model, ...]:
         return judge_models(self.judge)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A source image; of `digits`, the requirement too."""
+        field = self.requirement if self.method == "digits" else None
+        if (lack := no_source(prompt)) is not None or field is None:
+            return lack
+        if isinstance(prompt.metadata.get(field), str):
+            return None
+        return f"needs a text in the field {field!r} of its record, and has none: give it, or set requirement: null"
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

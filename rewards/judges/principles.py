@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
@@ -48,6 +49,7 @@ from flowrl.rewards.judges.chat import (
     judge_models,
 )
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
+from flowrl.rewards.prompt_needs import no_source
 
 Verify = Literal["reasoned", "yes_no"]
 Aggregate = Literal["mean", "geometric", "min"]
@@ -216,6 +218,16 @@ class EditPrinciples:
     @property
     def models(self) -> tuple[Model, ...]:
         return judge_models(self.judge, *(() if self.planner is None else (self.planner,)))
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A source image; principles that can be read, where the record brings some."""
+        if (lack := no_source(prompt)) is not None:
+            return lack
+        try:
+            given_principles(prompt.metadata, self.max_principles)
+        except ValueError as error:
+            return f"needs other principles: {error}"
+        return None
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
+from flowrl.media.reading import read_image
 from flowrl.progress import Advance, progress
 from flowrl.prompts.pairs import Pair
-from flowrl.rewards.image_files import read_image
 from flowrl.rewards.judges.asking import UNPARSED, probability_of_yes
 from flowrl.rewards.judges.chat import Chat, Pixels, Question
 from flowrl.rewards.judges.rubric import rule_question

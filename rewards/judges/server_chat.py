@@ -28,6 +28,7 @@ from flowrl.rewards.judges.server_lines import DOWN, Line, Lines
 from flowrl.rewards.judges.usage import USAGE
 from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.retries import Failed, await_with_retries, check_calls, check_server
+from flowrl.runtime.scrubbing import remember_secret
 
 OWN_KEYS = frozenset({
     "model", "messages", "temperature", "logprobs", "top_logprobs", "seed", "n", "stream",
@@ -119,6 +120,7 @@ class ServerChat:
             raise ValueError(
                 f"judge: the environment variable {self.api_key_env} (api_key_env) is not set: put the key there."
             )
+        remember_secret(key or "")
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         processes = torch.distributed.get_world_size() if several else 1
         one = (repr(self), key, processes, os.getpid())

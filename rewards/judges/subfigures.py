@@ -46,6 +46,7 @@ from flowrl.rewards.networks.clip_encoder import (
 )
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.outputs import check_output, joined
+from flowrl.rewards.prompt_needs import lack_of, no_cells, no_grid
 
 Shape = tuple[int, int]
 DEFAULT_MODEL = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -88,6 +89,15 @@ class Subfigures:
     @property
     def models(self) -> tuple[Model, ...] | None:
         return models_of(nested_options(self.reward, self.options))
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A grid, a sub-prompt for each of its cells, and what the inner reward needs of each of them."""
+        if (lack := no_cells(prompt, self.grid)) is not None:
+            return lack
+        inner = nested_options(self.reward, self.options)
+        cells = cell_prompts(prompt.text, prompt.metadata)
+        given = (replace(cell, sources=prompt.sources, references=prompt.references) for cell in cells)
+        return next((lack for cell in given if (lack := lack_of(inner, cell)) is not None), None)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward.
@@ -195,6 +205,10 @@ class SubfigureSimilarity:
     @property
     def models(self) -> tuple[Model, ...]:
         return (sized(self.model),)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A grid."""
+        return no_grid(prompt, self.grid)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward.

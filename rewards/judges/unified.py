@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
@@ -45,6 +46,7 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat, judge_models, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
+from flowrl.rewards.prompt_needs import no_source
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
 Scale = Literal["raw", "divided", "unit"]
@@ -177,6 +179,10 @@ class UnifiedReward:
     @property
     def models(self) -> tuple[Model, ...]:
         return judge_models(self.judge)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A source image, where edits are judged."""
+        return no_source(prompt) if self.ask.edits else None
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
@@ -36,6 +37,7 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
+from flowrl.rewards.prompt_needs import no_reference, no_source
 
 WORD_TOKENS = 512
 BAD = "bad_field"
@@ -127,6 +129,21 @@ class YesNo:
     @property
     def models(self) -> tuple[Model, ...]:
         return judge_models(self.judge)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """Questions, source and reference images, as far as the options ask for them."""
+        if self.with_sources and (lack := no_source(prompt)) is not None:
+            return lack
+        if self.with_references and (lack := no_reference(prompt)) is not None:
+            return lack
+        try:
+            _expected(prompt.metadata, self)
+        except NoScore:
+            return (
+                f"needs questions in the field {self.questions_field!r} of its record, and has "
+                f"{prompt.metadata.get(str(self.questions_field))!r}: write [[question, expected answer], ...]"
+            )
+        return None
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

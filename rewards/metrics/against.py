@@ -9,12 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import RewardInputs, RewardOutput
+from flowrl.rewards.prompt_needs import no_reference, no_source
 
 Against = Literal["references", "sources"]
 FIELDS: dict[str, str] = {"references": "reference_images", "sources": "source_images"}
 """What an image is set against, and the field of `RewardInputs` that holds it."""
 MISSING, OTHER_SIZE, NOT_FINITE = "missing_reference", "other_size", "not_finite"
+
+
+def no_other(prompt: Prompt, against: Against) -> str | None:
+    """The lack of what an image is set against, as `flowrl.rewards.prompt_needs` says it."""
+    return no_reference(prompt) if against == "references" else no_source(prompt)
 
 
 def best_of_others(

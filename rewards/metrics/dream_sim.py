@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from flowrl.files import read_json
 from flowrl.precision import network_autocast
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, to_uint8
-from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others
+from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD
 from flowrl.rewards.networks.model_sizes import sized
@@ -93,6 +94,10 @@ class DreamSim:
     @property
     def models(self) -> tuple[Model, ...]:
         return (sized(self.folder),)
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """An image to compare with."""
+        return no_other(prompt, self.against)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the towers, with the LoRA in them."""

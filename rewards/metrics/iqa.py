@@ -26,9 +26,10 @@ from torch import Tensor
 from flowrl.config.options import unknown_name
 from flowrl.config.sections import at_least
 from flowrl.failures import out_of_memory
+from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
-from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others
+from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.pretrained import fingerprint, first_line
 from flowrl.rewards.user_code import unchanged_process
 
@@ -90,6 +91,10 @@ class Pyiqa:
     def is_full_reference(self) -> bool:
         """Whether the metric compares with another image."""
         return self.metric in library().list_models("FR")
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """An image to compare with."""
+        return no_other(prompt, self.against) if self.is_full_reference else None
 
     def build(self, device: torch.device) -> Reward:
         """Makes the metric; the package reads or fetches its weights."""

@@ -117,8 +117,8 @@ def load_network(
                 f"be random numbers: give {option}: a complete {what} checkpoint."
             )
         weights = {name for name, _ in network.named_parameters() if name.endswith(".weight")}
-        unread = {key: f"{key.rpartition('.')[0]}.weight" for key in info["unexpected_keys"]}
-        read = {key: own for key, own in unread.items() if own not in unread}  # else of a tower that is left out
+        left = {key: f"{key.rpartition('.')[0]}.weight" for key in info["unexpected_keys"]}
+        read = {key: own for key, own in left.items() if own not in left}  # else of a tower that is left out
         if odd := sorted(key for key, own in read.items() if any(own.endswith(name) for name in weights)):
             raise ValueError(
                 f"{owner}: {model!r} holds {len(odd)} weights beside those of a {what} model that are not read (first: "

@@ -26,6 +26,7 @@ from flowrl.rewards.outputs import check_output
 from flowrl.rewards.serving.server_metrics import Metrics
 from flowrl.rewards.serving.wire import IN_FLIGHT, Item, Limits, Score, ScoreRequest
 from flowrl.rewards.serving.wire_images import Pixels, queue_full
+from flowrl.runtime.scrubbing import one_line
 
 POINTWISE = ("pointwise", "remote")
 _LOG = logging.getLogger("flowrl.commands.serve")
@@ -172,7 +173,7 @@ class RewardQueue:
                 middle = len(batch) // 2
                 return [*self._scored(batch[:middle]), *self._scored(batch[middle:])]
             word = "refused" if isinstance(error, ValueError) else "exception"
-            detail = f"{type(error).__name__}: {error}"[:500]
+            detail = one_line(f"{type(error).__name__}: {error}", 500)
             return [Score(id=item.id, value=None, error=word, detail=detail) for item in items]
         return scores_of(output, items)
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from flowrl.rewards.serving.own_names import own_requests_only
 from flowrl.rewards.serving.server_requests import Service, has_token, read_body, refusal
-from flowrl.rewards.serving.wire import Limits
-from flowrl.rewards.serving.wire_images import WireError, bad_request, short
+from flowrl.rewards.serving.wire import Limits, read_json_body
+from flowrl.rewards.serving.wire_images import WireError, bad_request, short, too_many_images
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -44,7 +45,9 @@ class _Answer:
     body: bytes
 
 
-def make_door(backends: Sequence[Backend], *, inner: str, token: str | None, limits: Limits) -> FastAPI:
+def make_door(
+    backends: Sequence[Backend], *, inner: str, token: str | None, limits: Limits, hosts: Collection[str] = ()
+) -> FastAPI:
     """The door as an ASGI application, for `make_server`.
 
     Args:
@@ -52,11 +55,14 @@ def make_door(backends: Sequence[Backend], *, inner: str, token: str | None, lim
         inner: the token that they ask for.
         token: the token that clients send; None for none.
         limits: of the bodies that are read.
+        hosts: as of `make_app`.
     """
     from fastapi import FastAPI
 
     app = FastAPI(title="flowrl reward server", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = Service({}, token, limits)
+    if token is None:
+        app.add_middleware(own_requests_only, others=hosts)
     app.state.backends, app.state.inner = backends, inner
     app.add_route("/v1/score", partial(_forward, content_type="application/json"), methods=["POST"])
     app.add_route("/v1/score/multipart", partial(_forward, content_type="multipart/form-data"), methods=["POST"])
@@ -96,6 +102,7 @@ async def _forward(request: Request, content_type: str) -> Response:
             raise WireError(
                 503, "scorer_gone", f"the process of {name or 'the reward'} ended, try again.", retry_after=2
             ) from error
+        request.scope.get("state", {})["served"] = answer.status == 200
         kept = {key: value for key, value in answer.headers.items() if key in ("retry-after", "content-type")}
         response = Response(answer.body, answer.status, kept)
     except WireError as error:  # what the server behind answered, it has counted itself
@@ -117,7 +124,8 @@ async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Ba
     of = {name: backend for backend in backends for name in backend.rewards}
     name = next(iter(of))
     if len(of) > 1:
-        given = await asyncio.to_thread(_named, body, content_type, request.headers["content-type"])
+        most_parts = request.app.state.service.limits.max_images + 8
+        given = await asyncio.to_thread(_named, body, content_type, request.headers["content-type"], most_parts)
         if not isinstance(given, str) or given not in of:
             raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {short(given)}.")
         name = given
@@ -126,14 +134,18 @@ async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Ba
     return of[name], name
 
 
-def _named(body: bytes, content_type: str, header: str) -> Any:
+def _named(body: bytes, content_type: str, header: str, most_parts: int) -> Any:
     """The reward that a body names; of a multipart one only the part `request` is read."""
     if content_type == "multipart/form-data":
         from python_multipart.multipart import parse_options_header
 
         line = b"--" + parse_options_header(header)[1].get(b"boundary", b"")
         at = body.find(line)
+        parts = 0
         while at >= 0:
+            parts += 1
+            if parts > most_parts:
+                raise too_many_images(f"a request may hold {most_parts} parts, and this one has more")
             end = body.find(b"\r\n" + line, at + len(line))
             head, _, content = body[at : at + 1000].partition(b"\r\n\r\n")
             if b'name="request"' in head and content:
@@ -143,10 +155,7 @@ def _named(body: bytes, content_type: str, header: str) -> Any:
             at = end + 2 if end >= 0 else -1
         else:
             raise bad_request("there is no part named request: it holds the JSON")
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise bad_request("the body is not valid JSON") from error
+    data = read_json_body(body)
     return data.get("reward") if isinstance(data, dict) else None
 
 

@@ -24,6 +24,7 @@ from flowrl.rewards.serving.wire import Item, Reply
 from flowrl.rewards.serving.wire_adapters import Adapter
 from flowrl.rewards.serving.wire_bodies import Room, Way
 from flowrl.rewards.serving.wire_images import short
+from flowrl.runtime.scrubbing import one_line
 
 # What repeating cannot help and no item is to blame for: the run should stop and say so.
 _ADVICE = {
@@ -191,7 +192,7 @@ def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
     about: dict[str, Any] = dict(rewards)[name]
     kind = "remote" if about["kind"] == "pointwise" else about["kind"]
     return Told(
-        name=name, version=about["version"], kind=kind, needs=frozenset(about["needs"]),
+        name=name, version=one_line(str(about["version"])), kind=kind, needs=frozenset(about["needs"]),
         room=Room(**{one.name: limits.get(one.name) for one in fields(Room)}),
         videos="ffv1" in about.get("videos", health.get("videos", ())),
     )  # fmt: skip

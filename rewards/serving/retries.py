@@ -24,6 +24,7 @@ import requests
 import urllib3
 
 from flowrl.randomness import counter_seed
+from flowrl.runtime.scrubbing import remember_secret
 
 T = TypeVar("T")
 
@@ -147,6 +148,7 @@ def open_session(url: str, *, api_key: str | None = None, connections: int = 16)
 
     Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
     """
+    remember_secret(api_key or "")
     session = requests.Session()
     session.trust_env = not is_loopback(url)
 

@@ -7,10 +7,9 @@ installed. The function gets lists of the same length and gives one number for e
 
     def score(images, prompts, metadata): return [0.5 for _ in images]
 
-Images are PIL images (`--images pil`), one uint8 array [n, H, W, 3] where they have one size and else a list of arrays
-(`numpy`), or files as they came (`bytes`); a video is a list of such frames. An array, a tensor, a mapping from names
-to such lists (the first is the value, all are parts) and a pair whose first is one of them are taken too. It speaks
-schema 1 of flowrl's wire format (docs/serving.md): GET /health, POST /v1/score and POST /v1/score/multipart.
+Images are PIL images (`--images pil`), one uint8 array [n, H, W, 3] or a list of arrays where sizes differ (`numpy`),
+or files as they came (`bytes`); a video is a list of such frames. An array, a tensor, a mapping from names to lists
+(the first is the value, all are parts) and a pair whose first is one of them are taken too. See docs/serving.md.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -36,13 +36,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence  # noqa: UP035 (Python 3.8)
 
-SCHEMA = 1
-HEADER_SECONDS, IDLE_SECONDS = 20.0, 30.0
-"""Until a connection's first bytes are a whole request, and between two requests."""
-SLOWEST_BODY = 64 * 1024
-"""Bytes a second that a body has to come with after its first `HEADER_SECONDS`."""
-MOST_CONNECTIONS = 256
-MOST_HELD = 8  # bodies of the largest size that all connections together may keep in memory
+SCHEMA, MOST_VALUES = 1, 1_000_000  # the second: commas and brackets of a request's JSON
+HEADER_SECONDS, IDLE_SECONDS, SHORT_SECONDS = 20.0, 30.0, 5.0  # for a request, after scores, after anything else
+SLOWEST_BODY = 64 * 1024  # bytes a second that a body has to come with after its first `HEADER_SECONDS`
+MOST_CONNECTIONS, MOST_OF_ONE, MOST_HELD = 256, 128, 8  # at once, of one address, largest bodies in memory
+OWN_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 LISTS = ("images", "source_images", "reference_images", "frames")
 FIELDS = ("images", "prompts", "metadata", "videos", "source_images", "reference_images")
 
@@ -50,9 +48,11 @@ FIELDS = ("images", "prompts", "metadata", "videos", "source_images", "reference
 class Refused(Exception):
     """A request that is refused: status, word, sentence."""
 
-    def __init__(self, status: int, word: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.word = status, word
+
+def need(right: bool, message: str) -> None:
+    """Refuses what is not as the format wants it."""
+    if not right:
+        raise Refused(422, "bad_request", message)
 
 
 class Scorer(NamedTuple):
@@ -69,6 +69,7 @@ class Scorer(NamedTuple):
     max_pixels: int
     max_waiting: int
     token: str | None
+    max_images: int = 4096
 
 
 def check_needs(needs: Sequence[str]) -> list[str]:
@@ -87,12 +88,10 @@ def load_function(target: str) -> tuple[Callable[..., Any], str]:
         raise SystemExit(f"score_server: there is no file {path}: give FILE.py or FILE.py:FUNCTION.")
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, str(path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     sys.modules[path.stem] = module
     try:
-        spec.loader.exec_module(module)
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
     except Exception as error:
         traceback.print_exc()
         raise SystemExit(f"score_server: {path} cannot be imported: {type(error).__name__}: {error}") from None
@@ -102,14 +101,15 @@ def load_function(target: str) -> tuple[Callable[..., Any], str]:
     return function, hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
-def split_parts(body: bytes, content_type: str) -> dict[str, bytes]:
+def split_parts(body: bytes, content_type: str, most: int) -> dict[str, bytes]:
     """The parts of a multipart body by their names."""
-    _, found, boundary = content_type.partition("boundary=")
-    boundary = boundary.partition(";")[0].strip().strip('"')
-    if not found or not boundary:
-        raise Refused(422, "bad_request", "the multipart body has no boundary.")
+    boundary = content_type.partition("boundary=")[2].partition(";")[0].strip().strip('"')
+    need(bool(boundary), "the multipart body has no boundary.")
     parts: dict[str, bytes] = {}
-    for piece in (b"\r\n" + body).split(b"\r\n--" + boundary.encode())[1:]:
+    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), most)[1:]
+    if len(pieces) == most:
+        raise Refused(413, "too_many_images", "the multipart body has too many parts: raise --max-images.")
+    for piece in pieces:
         head, blank, content = piece.partition(b"\r\n\r\n")
         name = head.partition(b'name="')[2].partition(b'"')[0].decode("utf-8", "replace")
         if blank and name:
@@ -121,47 +121,44 @@ def decode(body: bytes, content_type: str, scorer: Scorer) -> list[dict[str, Any
     """The items of a request, their images decoded."""
     files: dict[str, bytes] | None = None
     if content_type.startswith("multipart/form-data"):
-        files = split_parts(body, content_type)
-        if "request" not in files:
-            raise Refused(422, "bad_request", "there is no part named request: it holds the JSON.")
+        files = split_parts(body, content_type, scorer.max_images + 8)
+        need("request" in files, "there is no part named request: it holds the JSON.")
         body = files.pop("request")
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise Refused(413, "too_many_values", f"a request may hold {MOST_VALUES} values in its JSON.")
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
         raise Refused(422, "bad_request", "the body is not valid JSON.") from None
-    items = data.get("items") if isinstance(data, dict) else None
-    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
-        raise Refused(422, "bad_request", "items must be a list with at least one mapping.")
-    if data.get("schema", SCHEMA) != SCHEMA:
-        raise Refused(422, "bad_request", f"schema must be {SCHEMA}, got {data['schema']!r}.")
+    items: Any = data.get("items") if isinstance(data, dict) else None
+    right = isinstance(items, list) and bool(items) and {*map(type, items)} == {dict}
+    need(right, "items must be a list with at least one mapping.")
+    need(data.get("schema", SCHEMA) == SCHEMA, f"schema must be {SCHEMA}, got {data.get('schema')!r}.")
     if data.get("reward") not in (None, scorer.name):
         raise Refused(422, "unknown_reward", f"reward must be {scorer.name}, got {str(data['reward'])[:80]}.")
     if len(items) > scorer.max_items:
         raise Refused(413, "too_many_items", f"a request may hold {scorer.max_items} items, got {len(items)}.")
-    left = [scorer.max_pixels]
+    left, images = [scorer.max_pixels], 0
     for item in items:
-        if not isinstance(item.get("id"), int) or not isinstance(item.get("prompt"), str):
-            raise Refused(422, "bad_request", "an item must have a whole number id and a text prompt.")
-        if not isinstance(item.get("metadata"), (dict, type(None))):
-            raise Refused(422, "bad_request", "metadata must be a mapping.")
-        if "video" in item:
-            raise Refused(422, "bad_request", "this server reads videos as frames, not as one file.")
+        named = isinstance(item.get("id"), int) and isinstance(item.get("prompt"), str)
+        need(named, "an item must have a whole number id and a text prompt.")
+        need(isinstance(item.get("metadata"), (dict, type(None))), "metadata must be a mapping.")
+        need("video" not in item, "this server reads videos as frames, not as one file.")
         for key in LISTS:
             given = item.get(key) or []
-            if not isinstance(given, list):
-                raise Refused(422, "bad_request", f"{key} must be a list of images.")
+            need(isinstance(given, list), f"{key} must be a list of images.")
+            if (images := images + len(given)) > scorer.max_images:
+                raise Refused(413, "too_many_images", f"a request may hold {scorer.max_images} images.")
             item[key] = [decode_image(file_of(one, files), left, scorer) for one in given]
-        if len(item["images"]) + bool(item["frames"]) != 1:
-            raise Refused(422, "bad_request", "an item must have one image in images, or frames.")
-    if len({item["id"] for item in items}) != len(items):
-        raise Refused(422, "bad_request", "two items have the same id.")
+        need(len(item["images"]) + bool(item["frames"]) == 1, "an item must have one image in images, or frames.")
+    need(len({item["id"] for item in items}) == len(items), "two items have the same id.")
     return items
 
 
 def file_of(value: Any, files: dict[str, bytes] | None) -> bytes:
     """The bytes of an image: a part, or base64."""
-    if not isinstance(value, str) or (files is not None and value not in files):
-        raise Refused(422, "bad_request", f"an image is missing or is no text: {str(value)[:80]}")
+    there = isinstance(value, str) and (files is None or value in files)
+    need(there, f"an image is missing or is no text: {str(value)[:80]}")
     if files is not None:
         return files[value]
     try:
@@ -184,18 +181,13 @@ def decode_image(data: bytes, left: list[int], scorer: Scorer) -> Any:
         raise Refused(422, "bad_request", f"an image cannot be read ({type(error).__name__}).") from None
     if image is None:
         raise Refused(413, "too_many_pixels", f"a request may hold {scorer.max_pixels} pixels.")
-    if scorer.images == "pil":
-        return image
-    import numpy
-
-    return numpy.asarray(image)
+    return image if scorer.images == "pil" else importlib.import_module("numpy").asarray(image)
 
 
 def on_white(image: Any) -> Any:
     """An image of any kind with 8 bits per channel, on white where it is transparent."""
-    from PIL import Image
-
-    if image.mode.startswith("I"):  # 16 bits: Pillow's own conversion cuts at 255
+    Image = importlib.import_module("PIL.Image")
+    if image.mode.startswith("I"):  # Pillow's own conversion of 16 bits cuts at 255
         return image.convert("I").point(lambda level: level * (1 / 257) + 0.5).convert("L").convert("RGB")
     if image.mode not in ("LA", "La", "PA", "RGBA", "RGBa") and "transparency" not in image.info:
         return image.convert("RGB")
@@ -218,9 +210,8 @@ def score_items(items: list[dict[str, Any]], scorer: Scorer) -> list[dict[str, A
     try:
         fields: dict[str, Any] = {
             "images": stacked([item["frames"] or item["images"][0] for item in items], scorer),
-            "prompts": [item["prompt"] for item in items],
-            "metadata": [item.get("metadata") or {} for item in items],
-        }
+            "prompts": [item["prompt"] for item in items], "metadata": [item.get("metadata") or {} for item in items],
+        }  # fmt: skip
         fields.update({name: [item[name] for item in items] for name in scorer.needs if name.endswith("_images")})
         parts = read_output(scorer.function(**fields), len(items))
     except Exception as error:
@@ -250,24 +241,22 @@ def read_output(output: Any, count: int) -> dict[str, list[Any]]:
 
 def finite(value: Any) -> float | None:
     """A number as JSON can hold it, else None."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
+    with contextlib.suppress(TypeError, ValueError):
+        return float(value) if math.isfinite(float(value)) else None
+    return None
 
 
 class Server(ThreadingHTTPServer):
     """A thread for each connection, one call of the function at a time; connections that dawdle are closed."""
 
-    daemon_threads = True
-    request_queue_size = 512
+    daemon_threads, request_queue_size = True, 512
 
     def __init__(self, address: tuple[str, int], scorer: Scorer) -> None:
         super().__init__(address, Handler)
         self.scorer, self.turn, self.lock = scorer, threading.Lock(), threading.Lock()
         self.waiting, self.active, self.held, self.stopping = 0, 0, 0, False
         self.deadlines: dict[socket.socket, float] = {}
+        self.came: dict[socket.socket, str] = {}  # from which address
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self) -> None:
@@ -283,18 +272,18 @@ class Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Takes a connection, if there are not too many."""
         with self.lock:
-            full = len(self.deadlines) >= MOST_CONNECTIONS
+            full = len(self.came) >= MOST_CONNECTIONS or [*self.came.values()].count(client_address[0]) >= MOST_OF_ONE
             if not full:
-                self.deadlines[request] = time.monotonic() + HEADER_SECONDS
+                self.came[request], self.deadlines[request] = client_address[0], time.monotonic() + HEADER_SECONDS
         if full:
-            self.shutdown_request(request)
-        else:
-            super().process_request(request, client_address)
+            return self.shutdown_request(request)
+        super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         """A connection has ended."""
         with self.lock:
             self.deadlines.pop(request, None)
+            self.came.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -310,6 +299,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """/health."""
         scorer, server = self.server.scorer, self.server
+        if why := self.foreign():
+            return self.refuse(why)
         if self.path != "/health":
             return self.refuse(Refused(404, "not_found", "there are /health, /v1/score and /v1/score/multipart."))
         allowed = self.has_token()
@@ -325,9 +316,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A request for scores."""
         server, held = self.server, [0]
-        with server.lock:
-            server.active += 1
         try:
+            with server.lock:
+                server.active += 1
             try:
                 items = decode(self.body(held), self.headers.get("Content-Type", ""), server.scorer)
             finally:
@@ -343,14 +334,12 @@ class Handler(BaseHTTPRequestHandler):
     def body(self, held: list[int]) -> bytes:
         """The body, read whether it is wanted or not, so that a client reads why; `held[0]`: what is kept of it."""
         scorer, server = self.server.scorer, self.server
-        try:
-            length = int(self.headers["Content-Length"])
-        except (TypeError, ValueError):
+        given = self.headers.get("Content-Length") or ""
+        length = int(given[:20]) if given.isascii() and given.isdigit() else -1
+        if not 0 <= length <= 4 * scorer.max_bytes:
             self.close_connection = True
-            raise Refused(411, "no_length", "give a Content-Length.") from None
-        if length > 4 * scorer.max_bytes or length < 0:
-            self.close_connection = True
-            raise Refused(413, "too_many_bytes", f"a request may hold {scorer.max_bytes} bytes.")
+            many = Refused(413, "too_many_bytes", f"a request may hold {scorer.max_bytes} bytes.")
+            raise many if length > 0 else Refused(411, "no_length", "give a Content-Length.")
         begun, pieces, seen = time.monotonic(), [], 0
         with server.lock:
             keep = length <= scorer.max_bytes and self.has_token()
@@ -371,6 +360,8 @@ class Handler(BaseHTTPRequestHandler):
             server.deadlines[self.connection] = math.inf
         if not self.has_token():
             raise Refused(401, "unauthorized", "a valid token is needed: Authorization: Bearer TOKEN.")
+        if why := self.foreign():
+            raise why
         if self.path not in ("/v1/score", "/v1/score/multipart"):
             raise Refused(404, "not_found", "there are /health, /v1/score and /v1/score/multipart.")
         if server.stopping:
@@ -402,9 +393,21 @@ class Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").encode()
         return token is None or hmac.compare_digest(given, f"Bearer {token}".encode())
 
+    def foreign(self) -> Refused | None:
+        """Why a server without token refuses: the request names another host, or a page in a browser sent it."""
+        hosts, given = self.headers.get_all("Host", ["localhost"]), self.headers.get
+        if self.server.scorer.token is not None:
+            return None
+        if len(hosts) > 1 or not OWN_HOST.fullmatch(hosts[0].strip()):
+            return Refused(400, "foreign_host", "ask for localhost or 127.0.0.1, or give the server a token.")
+        if given("Origin") or given("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return Refused(403, "foreign_page", "a page in a browser may not ask this server.")
+        return None
+
     def refuse(self, refused: Refused) -> None:
         """Says why."""
-        self.reply(refused.status, {"error": refused.word, "detail": str(refused)})
+        status, word, said = refused.args
+        self.reply(status, {"error": word, "detail": said})
 
     def reply(self, status: int, body: Any) -> None:
         """Sends JSON."""
@@ -419,7 +422,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
         with self.server.lock:
-            self.server.deadlines[self.connection] = time.monotonic() + IDLE_SECONDS
+            scored = self.command == "POST" and status == 200
+            self.server.deadlines[self.connection] = time.monotonic() + (IDLE_SECONDS if scored else SHORT_SECONDS)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
@@ -441,6 +445,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     add("--max-items", type=int, default=256)
     add("--max-mib", type=int, default=64)
     add("--max-mpixels", type=int, default=64)
+    add("--max-images", type=int, default=4096, help="images and frames of a request, of any size")
     add("--queue-size", type=int, default=1024, help="items that may wait")
     add("--until-stdin-ends", action="store_true", help="stop with the program that started this one")
     return parser.parse_args(given)
@@ -457,20 +462,18 @@ def main() -> None:
     has_pillow = importlib.util.find_spec("PIL") is not None
     if given.images in ("pil", "numpy") and not has_pillow:
         raise SystemExit(f"score_server: --images {given.images} needs Pillow: install it, or take --images bytes.")
-    try:
-        needs = check_needs(given.needs.split(","))
-    except ValueError as error:
-        raise SystemExit(f"score_server: {error}") from None
     function, digest = load_function(given.target)
     name = given.name or Path(given.target.partition(".py:")[0]).stem
-    scorer = Scorer(
-        name=name, version=f"{name}:{given.version or digest}", function=function,
-        images=given.images or ("pil" if has_pillow else "bytes"), needs=needs,
-        batch_size=given.batch_size, max_items=given.max_items, max_bytes=given.max_mib * 2**20,
-        max_pixels=given.max_mpixels * 10**6, max_waiting=given.queue_size, token=token,
-    )  # fmt: skip
     try:
+        scorer = Scorer(
+            name=name, version=f"{name}:{given.version or digest}", function=function, token=token,
+            images=given.images or ("pil" if has_pillow else "bytes"), needs=check_needs(given.needs.split(",")),
+            batch_size=given.batch_size, max_items=given.max_items, max_bytes=given.max_mib * 2**20,
+            max_pixels=given.max_mpixels * 10**6, max_images=given.max_images, max_waiting=given.queue_size,
+        )  # fmt: skip
         server = Server((given.host, given.port), scorer)
+    except ValueError as error:
+        raise SystemExit(f"score_server: {error}") from None
     except OSError as error:
         raise SystemExit(f"score_server: cannot serve at {given.host}:{given.port} ({error.strerror}).") from None
 
@@ -484,14 +487,11 @@ def main() -> None:
             time.sleep(0.05)
         server.shutdown()
 
-    def follow() -> None:
-        os.read(0, 1)  # not sys.stdin: a thread that holds its lock at the end is a fatal error of Python
-        stop()
-
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     if given.until_stdin_ends:
-        threading.Thread(target=follow, daemon=True).start()
+        # Not sys.stdin: a thread that holds its lock at the end is a fatal error of Python.
+        threading.Thread(target=lambda: stop(os.read(0, 1)), daemon=True).start()
     print(f"Serving at http://{given.host}:{server.server_address[1]}; Ctrl-C stops.", flush=True)
     server.serve_forever(poll_interval=0.1)
 

@@ -18,13 +18,14 @@ import importlib
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards import Reward
 from flowrl.rewards.serving.handed import Handed
+from flowrl.rewards.serving.own_names import own_requests_only
 from flowrl.rewards.serving.retries import is_loopback
 from flowrl.rewards.serving.server_requests import Service, answer, has_token, refusal
 from flowrl.rewards.serving.wire import Limits
@@ -40,8 +41,9 @@ DEFAULT_PORT = 8190
 
 
 def make_app(
-    rewards: Mapping[str, Reward], *, token: str | None = None, limits: Limits | None = None, replica: int | None = None
-) -> FastAPI:
+    rewards: Mapping[str, Reward], *, token: str | None = None, limits: Limits | None = None,
+    replica: int | None = None, hosts: Collection[str] = (),
+) -> FastAPI:  # fmt: skip
     """The server as an ASGI application; `app.state.service` is its `Service`.
 
     Args:
@@ -49,6 +51,8 @@ def make_app(
         token: that every request must carry (`Authorization: Bearer ...`), /health without details aside; None for
             none.
         limits: of requests and queues; None takes the defaults.
+        hosts: names besides those of this machine under which it is asked; without a token others are refused, and so
+            are requests of foreign pages in a browser.
         replica: which of several processes this is, which /health says; None for the only one.
 
     Raises:
@@ -79,6 +83,8 @@ def make_app(
 
     app = FastAPI(title="flowrl reward server", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.service = service
+    if token is None:
+        app.add_middleware(own_requests_only, others=hosts)
     app.add_route("/v1/score", partial(answer, content_type="application/json"), methods=["POST"])
     app.add_route("/v1/score/multipart", partial(answer, content_type="multipart/form-data"), methods=["POST"])
     app.add_route("/health", _health, methods=["GET"])
@@ -180,7 +186,10 @@ def make_server(app: FastAPI, *, grace: float = 30.0, handed: Handed | None = No
         uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="on", ws="none", timeout_keep_alive=30,
             timeout_graceful_shutdown=max(1, math.ceil(min(grace, 5.0))), server_header=False,
-            http=limited_protocol(service.limits.header_timeout, None if handed is None else handed.closed),
+            http=limited_protocol(
+                service.limits.header_timeout, None if handed is None else handed.closed,
+                most_of_one=service.limits.max_connections,
+            ),
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         )
     )  # fmt: skip

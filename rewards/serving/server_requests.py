@@ -65,7 +65,7 @@ class Service:
         }  # fmt: skip
         limits = {
             name: getattr(self.limits, name)
-            for name in ("max_bytes", "max_pixels", "max_items", "max_video_bytes", "max_video_pixels")
+            for name in ("max_bytes", "max_pixels", "max_items", "max_images", "max_video_bytes", "max_video_pixels")
         }
         which = {} if self.replica is None else {"replica": self.replica}
         return status | which | {"rewards": rewards, "limits": limits, "videos": ["ffv1"]}
@@ -86,6 +86,7 @@ async def answer(request: Request, content_type: str) -> Response:
         queued = queue.submit(decoded)
         del decoded  # the queue alone holds the images
         scores = await _outcome(request, queued)
+        request.scope.get("state", {})["served"] = True  # its connection may wait for the next one
         service.metrics.seconds.labels(name).observe(time.perf_counter() - start)
         response = Response(encode_reply(queue.reward.version, scores), media_type="application/json")
     except WireError as error:
@@ -109,7 +110,7 @@ async def _received(service: Service, request: Request, content_type: str) -> Sc
         body = await read_body(service, request, content_type, held)
         files = None
         if content_type == "multipart/form-data":
-            body, files = await _parts(request, body, service.limits.most_bytes)
+            body, files = await _parts(request, body, service.limits)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(service.decoders, decode_request, body, service.limits, files)
     finally:
@@ -178,7 +179,7 @@ def _length(request: Request) -> int:
     return int(request.headers.get("content-length", 0))
 
 
-async def _parts(request: Request, body: bytes, max_bytes: int) -> tuple[bytes, dict[str, bytes]]:
+async def _parts(request: Request, body: bytes, limits: Limits) -> tuple[bytes, dict[str, bytes]]:
     """The JSON and the files of a multipart body."""
     from starlette.datastructures import UploadFile
     from starlette.formparsers import MultiPartException, MultiPartParser
@@ -186,10 +187,11 @@ async def _parts(request: Request, body: bytes, max_bytes: int) -> tuple[bytes, 
     async def stream() -> AsyncIterator[bytes]:
         yield body
 
+    most = limits.max_images + 8
     parser = MultiPartParser(
-        request.headers, stream(), max_files=10_000, max_fields=10_000, max_part_size=max_bytes  # type: ignore[arg-type]
+        request.headers, stream(), max_files=most, max_fields=most, max_part_size=limits.most_bytes  # type: ignore[arg-type]
     )  # fmt: skip
-    parser.spool_max_size = max_bytes  # files stay in memory, where the body is already
+    parser.spool_max_size = limits.most_bytes  # files stay in memory, where the body is already
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:

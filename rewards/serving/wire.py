@@ -21,8 +21,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.rewards.serving.wire_images import Pixels, WireError, bad_request, decode_image, encode_image, short
+from flowrl.rewards.outputs import log_word
+from flowrl.rewards.serving.wire_images import (
+    Pixels,
+    WireError,
+    bad_request,
+    decode_image,
+    encode_image,
+    short,
+    too_many_images,
+)
 from flowrl.rewards.serving.wire_videos import decode_video
+from flowrl.runtime.scrubbing import one_line
 
 SCHEMA = 1
 
@@ -30,7 +40,6 @@ _INT64 = 2**63
 _IMAGES = ("images", "source_images", "reference_images", "frames")
 _ITEM_KEYS = ("id", "prompt", *_IMAGES, "video", "fps", "metadata", "sample_id")
 _REQUEST_KEYS = ("schema", "reward", "iteration", "group_ids", "items")
-_LONGEST_WORD = 60
 
 SMALL_REQUEST = 16_000_000
 """Pixels that any request may hold, whatever its length."""
@@ -38,6 +47,8 @@ PIXELS_A_BYTE = 500
 """Beyond that, a request buys its pixels with bytes: an RGB image of one colour has 350 a byte as PNG."""
 VIDEO_PIXELS_A_BYTE = 4000
 """The same for videos: one of one colour has 800 a byte as FFV1 at 720 x 1280, and 2,900 at 2160 x 3840."""
+MOST_VALUES = 1_000_000
+"""Commas and brackets of a request's JSON."""
 IN_FLIGHT = 8
 """Bodies of full size that may be in memory at once, queued pixels and the videos of a request likewise."""
 
@@ -55,12 +66,16 @@ class Limits:
     extrapolation from three frames."""
     max_video_pixels: int = 128_000_000
     """Pixels of all frames of one item's video; those of a request have 8 * max_pixels together, or one has this."""
+    max_images: int = 4096
+    """Images and frames of all items of a request together, however small they are."""
     max_items: int = 256
     """Items of a request."""
     queue_size: int = 1024
     """Items of each reward that may wait; a request that finds them waiting gets 429."""
     batch_size: int = 16
     """Items of one call of a pointwise reward."""
+    max_connections: int = 256
+    """Connections of one address; a new one takes the place of one that waits, or is closed."""
     header_timeout: float = 20.0
     """Seconds in which a request's headers must have arrived; the connection is closed then."""
     body_timeout: float = 20.0
@@ -68,7 +83,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in (
-            "max_bytes", "max_pixels", "max_video_bytes", "max_video_pixels", "max_items", "queue_size", "batch_size",
+            "max_bytes", "max_pixels", "max_video_bytes", "max_video_pixels", "max_images", "max_items", "queue_size",
+            "batch_size", "max_connections",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: raise it.")
@@ -213,7 +229,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     size = len(body) + sum(map(len, (files or {}).values()))
     if size > limits.most_bytes:
         raise too_many_bytes(limits)
-    data = _mapping(_json(body), "the request", _REQUEST_KEYS)
+    data = _mapping(read_json_body(body), "the request", _REQUEST_KEYS)
     if data.get("schema", SCHEMA) != SCHEMA:
         raise bad_request(
             f"schema must be {SCHEMA}, got {data['schema']!r}: client and server are of different versions"
@@ -234,7 +250,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if size > limits.max_bytes and (files is None or not has_video):
         raise too_many_bytes(limits)
     purse = _Purse(
-        files=files, of_item=limits.max_video_pixels,
+        files=files, of_item=limits.max_video_pixels, count=limits.max_images, most=limits.max_images,
         images=min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size)),
         videos=min(
             max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels), max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size)
@@ -261,19 +277,28 @@ def too_many_bytes(limits: Limits) -> WireError:
 
 @dataclass(kw_only=True, slots=True)
 class _Purse:
-    """Pixels that a request may still unpack: of images, of all its videos, and of each of them."""
+    """What a request may still unpack: pixels of images, of all its videos and of each of them, and how many."""
 
     files: Mapping[str, bytes] | None
     images: int
     videos: int
     of_item: int
+    count: int
+    most: int
+
+    def _take(self, count: int) -> None:
+        if count > self.count:
+            raise too_many_images(f"a request may hold {self.most} images and frames, and this one has more")
+        self.count -= count
 
     def image(self, value: Any, where: str) -> Pixels:
+        self._take(1)
         decoded = decode_image(_file(value, self.files, where), self.images, where)
         self.images -= decoded.shape[0] * decoded.shape[1]
         return decoded
 
     def frames(self, value: Sequence[Any], where: str) -> tuple[Pixels, ...]:
+        self._take(len(value))
         left, found = min(self.of_item, self.videos), []
         for j, one in enumerate(value):
             found.append(decode_image(_file(one, self.files, f"{where}.frames[{j}]"), left, f"{where}.frames[{j}]"))
@@ -282,7 +307,10 @@ class _Purse:
 
     def video(self, value: Any, where: str) -> tuple[Pixels, ...]:
         data = _file(value, self.files, f"{where}.video")
-        return self._paid(decode_video(data, min(self.of_item, self.videos), f"{where}.video"))
+        self._take(1)
+        frames = decode_video(data, min(self.of_item, self.videos), f"{where}.video", self.count + 1)
+        self._take(len(frames) - 1)
+        return self._paid(frames)
 
     def _paid(self, frames: tuple[Pixels, ...]) -> tuple[Pixels, ...]:
         self.videos -= sum(frame.shape[0] * frame.shape[1] for frame in frames)
@@ -303,6 +331,8 @@ def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
     for key, given in lists.items():
         if not isinstance(given, list):
             raise bad_request(f"{where}.{key} must be a list of images, got {short(given)}")
+        if len(given) > purse.count:
+            raise too_many_images(f"{where}.{key} has {len(given)} images where {purse.count} are left")
     frames, video = lists.pop("frames"), data.get("video")
     if len(lists["images"]) > 1 or not (lists["images"] or frames or video):
         raise bad_request(f"{where} must have one image in images, or frames, got {len(lists['images'])} images")
@@ -366,7 +396,7 @@ def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
             found.setdefault(entry["id"], []).append(entry)
     version = reply.get("version")
     return Reply(
-        version=version if isinstance(version, str) else None,
+        version=one_line(version) if isinstance(version, str) else None,
         scores=[_score(number, found.get(number, [])) for number in ids],
     )
 
@@ -377,7 +407,7 @@ def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> Score:
     entry = entries[0]
     detail, parts = entry.get("detail"), entry.get("parts")
     if entry.get("error") is not None:
-        word = str(entry["error"])[:_LONGEST_WORD] or "failed"
+        word = log_word(str(entry["error"]))
         return Score(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
     value, error = read_value(entry.get("value"))
     numbers = {
@@ -396,7 +426,15 @@ def read_value(value: Any) -> tuple[float | None, str | None]:
     return (float(value), None) if _is_number(value) else (None, "not_finite")
 
 
-def _json(body: bytes) -> Any:
+def read_json_body(body: bytes) -> Any:
+    """What JSON text of a stranger says.
+
+    Raises:
+        WireError: 422 where it is none, 413 for more values in it than `MOST_VALUES`, which would fill the memory.
+    """
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise WireError(413, "too_many_values", f"a request may hold {MOST_VALUES} values in its JSON: send fewer.")
+
     def constant(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
 

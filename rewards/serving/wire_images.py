@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import base64
 import io
-import struct
-import zlib
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 
-from flowrl.prompts.source_images import as_rgb
+from flowrl.media.reading import BROKEN, as_rgb, opened
 
 Pixels = UInt8[np.ndarray, " h w 3"]
 ImageFormat = Literal["png", "jpeg95"]
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-# What Pillow's readers are known to raise for damaged files.
-_DAMAGED = (
-    OSError, ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error,
-)  # fmt: skip
+MOST_CHUNKS = 20_000
+"""Chunks of a PNG: 64 MiB in pieces of 8 KiB are 8,192."""
+MOST_SEGMENTS, MOST_SCANS = 2_000, 200
+"""Segments before the first scan of a JPEG, and its scans: a progressive one has some ten."""
 
 
 class WireError(ValueError):
@@ -60,7 +58,7 @@ def encode_image(image: Pixels, image_format: ImageFormat = "png") -> str:
 
 
 def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixels:
-    """An encoded image as 8-bit RGB [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
+    """An encoded image as 8-bit RGB [H, W, 3], read as `flowrl.media.reading` says.
 
     The size is read from the header, and nothing is unpacked of an image that is too large.
 
@@ -68,22 +66,38 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
         WireError: 413 for more pixels than `max_pixels` or Pillow's own guard against decompression bombs allow, 422
             for damaged files and other formats.
     """
+    if _has_many_pieces(data):
+        raise bad_request(f"{where} is cut into more pieces than an image is")
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-            width, height = opened.size
+        with opened(io.BytesIO(data), _FORMATS) as image:
+            width, height = image.size
             if width * height > max_pixels:
                 raise too_large(where, f"{width} x {height} pixels where {max_pixels} are left")
-            if opened.mode not in _MODES:
-                raise bad_request(f"{where} has the pixel format {opened.mode}: send 8 bits per channel")
-            return np.asarray(as_rgb(ImageOps.exif_transpose(opened)))
+            if image.mode not in _MODES:
+                raise bad_request(f"{where} has the pixel format {image.mode}: send 8 bits per channel")
+            return np.asarray(as_rgb(image))
     except WireError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise too_large(where, str(error)) from error
-    except _DAMAGED as error:
+    except BROKEN as error:
         raise bad_request(
             f"{where} is not a PNG, JPEG or WebP that can be read ({type(error).__name__}: {short(str(error))})"
         ) from error
+
+
+def _has_many_pieces(data: bytes) -> bool:
+    """Whether a PNG has more chunks, or a JPEG more segments or scans, than images have: each takes a reader time."""
+    at, count = (8, 0) if data.startswith(b"\x89PNG") else (2, 0)
+    if data.startswith(b"\x89PNG"):
+        while at + 8 <= len(data) and count <= MOST_CHUNKS:
+            at, count = at + 12 + int.from_bytes(data[at : at + 4], "big"), count + 1
+        return count > MOST_CHUNKS
+    if data.startswith(b"\xff\xd8"):
+        while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda" and count <= MOST_SEGMENTS:
+            at, count = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"), count + 1
+        return count > MOST_SEGMENTS or data.count(b"\xff\xda") > MOST_SCANS
+    return False
 
 
 def short(value: Any) -> str:
@@ -96,6 +110,11 @@ def short(value: Any) -> str:
 def bad_request(message: str) -> WireError:
     """Something is not as the format wants it; `message` without its full stop."""
     return WireError(422, "bad_request", f"{message}.")
+
+
+def too_many_images(message: str) -> WireError:
+    """The refusal of a request or a video with too many images; `message` without its full stop."""
+    return WireError(413, "too_many_images", f"{message}: send fewer, or raise --max-images.")
 
 
 def too_large(where: str, message: str) -> WireError:

@@ -10,7 +10,7 @@ import io
 from collections.abc import Sequence
 from fractions import Fraction
 
-from flowrl.rewards.serving.wire_images import Pixels, WireError, bad_request, short, too_large
+from flowrl.rewards.serving.wire_images import Pixels, WireError, bad_request, short, too_large, too_many_images
 
 _CODEC, _CONTAINER = "ffv1", "matroska"
 _LAYOUT = "bgr0"  # 8-bit RGB as FFV1 takes it; from and to rgb24 is a change of order
@@ -33,13 +33,14 @@ def encode_video(frames: Sequence[Pixels]) -> bytes:
     return buffer.getvalue()
 
 
-def decode_video(data: bytes, max_pixels: int, where: str = "the video") -> tuple[Pixels, ...]:
+def decode_video(data: bytes, max_pixels: int, where: str = "the video", max_frames: int = 4096) -> tuple[Pixels, ...]:
     """The frames of a file of `encode_video`, 8-bit RGB [H, W, 3] each.
 
-    The size of a frame is read from the header, and no more frames are unpacked than `max_pixels` allow.
+    The size of a frame is read from the header, and no more frames are unpacked than `max_pixels` and `max_frames`
+    allow.
 
     Raises:
-        WireError: 413 for more pixels than that, 422 for damaged files and other formats.
+        WireError: 413 for more than that, 422 for damaged files and other formats.
     """
     import av
 
@@ -55,12 +56,17 @@ def decode_video(data: bytes, max_pixels: int, where: str = "the video") -> tupl
                 raise bad_request(f"{where} is coded as {context.name}: send FFV1, which loses nothing")
             if not 0 < size <= max_pixels:
                 raise too_large(where, f"frames of {context.width} x {context.height} where {max_pixels} are left")
-            for frame in container.decode(stream):
-                if (len(frames) + 1) * size > max_pixels or frame.width * frame.height != size:
-                    raise too_large(where, f"{len(frames) + 1} frames or more of {size} pixels, {max_pixels} are left")
-                if frame.format.name != _LAYOUT:
-                    raise bad_request(f"{where} has the pixel format {frame.format.name}: send 8-bit RGB ({_LAYOUT})")
-                frames.append(frame.to_ndarray(format="rgb24"))
+            for number, packet in enumerate(container.demux(stream)):
+                if number > max_frames:  # the last one is empty and has the decoder give what it holds back
+                    raise too_many_images(f"{where} has {number} frames or more where {max_frames} images are left")
+                for frame in packet.decode():
+                    if (len(frames) + 1) * size > max_pixels or frame.width * frame.height != size:
+                        count = len(frames) + 1
+                        raise too_large(where, f"{count} frames or more of {size} pixels, {max_pixels} are left")
+                    if frame.format.name != _LAYOUT:
+                        name = frame.format.name
+                        raise bad_request(f"{where} has the pixel format {name}: send 8-bit RGB ({_LAYOUT})")
+                    frames.append(frame.to_ndarray(format="rgb24"))
     except WireError:
         raise
     except (av.FFmpegError, ValueError, IndexError) as error:

@@ -15,7 +15,8 @@ from flowrl.commands.compare.measure import measure
 
 
 def test_a_measure_is_of_the_weights_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path / "run")
+    prompts = str(tmp_path / "run" / "prompts.txt")
+    run = make_run(tmp_path / "run", prompts={"train": prompts, "eval": prompts})
     marks: list[str] = []
 
     def stop(*given: Any) -> None:

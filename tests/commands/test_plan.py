@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -15,7 +16,7 @@ from flowrl.commands.plan.memory import GIB
 from flowrl.commands.plan.network import FewBlocks, Network, measure
 from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.run import run as plan
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import load_config
 from flowrl.pipelines.known_checkpoints import checkpoints
 
@@ -140,6 +141,24 @@ def test_shipped_configurations_have_a_plan(name: str, capsys: pytest.CaptureFix
         assert not uses or absent in text
 
 
+@pytest.mark.slow
+def test_every_configuration_that_ships_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of real models too, each with the rest of the plan that `test_plan_cards.py` leaves out."""
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        assert run(path.stem, "--processes", str(_processes(path.stem))) == 0, path.stem
+        assert capsys.readouterr().out.startswith(f"{path.stem}: what this run")
+
+
+def _processes(name: str) -> int:
+    parallel = load_config(ROOT / "configs" / f"{name}.yaml").parallel
+    return parallel.shard * parallel.context * (parallel.replicate or 1)
+
+
+@pytest.mark.parametrize("name", ["tiny_wan_grpo", "tiny_wan_recommended", "tiny_kontext_grpo", "tiny_recommended"])
+def test_embedded_models_have_a_plan(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "latent" in printed(capsys, name)
+
+
 def test_an_asset_comes_before_what_is_known_of_published_models(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,9 +190,10 @@ def test_a_model_that_nobody_knows_is_planned_as_its_familys_first(capsys: pytes
 
 
 def test_what_is_smaller_than_it_seems_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "few.txt").write_text("a red circle\n")
+    record = {"prompt": "a red circle", "tag": "colors", "include": [{"class": "circle", "count": 1, "color": "red"}]}
+    (tmp_path / "few.jsonl").write_text(json.dumps(record))
     text = printed(
-        capsys, "tiny_refl", "rewards=[{name: attributes}]", f"prompts.train={tmp_path / 'few.txt'}", "budget.nfe=1",
+        capsys, "tiny_refl", "rewards=[{name: attributes}]", f"prompts.train={tmp_path / 'few.jsonl'}", "budget.nfe=1",
         "pipeline.device=cuda",
     )  # fmt: skip
     assert "prompts.train holds 1, fewer than prompts_per_step" in text
@@ -229,7 +249,7 @@ REFUSED = {
     "noise": (("sampler.noise_level=1.5",), "sampler.noise_level"),
     "group": (("group_size=1",), "group_size must be at least 2"),
     "foreign option": (("objective.options={beta: 1.0}",), "unknown key 'beta'"),
-    "division": (("micro_batch_size=7",), "micro_batch_size"),
+    "division": (("updates_per_rollout=7",), "updates_per_rollout"),
     "processes": (("--processes", "5"), "5 processes"),
     "split in three": (("parallel.shard=2", "--processes", "3"), "3 processes were launched, which is no multiple"),
     "one of two": (("parallel.shard=2", "--processes", "1"), "1 process was launched, which is no multiple"),

@@ -23,7 +23,7 @@ from flowrl.commands.plan.memory import GIB
 from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.commands.plan.traces import Trace
 from flowrl.commands.plan.weights import Weights
-from flowrl.commands.train.run import recipe_of
+from flowrl.commands.train.preflight import recipe_of
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import PIPELINES

@@ -54,7 +54,7 @@ def test_one_prompt_for_all_images_at_any_depth(tmp_path: Path) -> None:
         save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("no image", encoding="utf-8")
     items = read_items(tmp_path, prompt="a dog")
-    assert [item.file for item in items] == ["a/10.webp", "a/2.jpg", "a/x.JPEG", "b.png"]
+    assert [item.file for item in items] == ["a/2.jpg", "a/10.webp", "a/x.JPEG", "b.png"]
     assert {item.prompt for item in items} == {"a dog"}
     assert {item.index for item in items} == {0}
 

@@ -192,7 +192,8 @@ def test_the_door_counts_what_it_refuses_itself_and_nothing_else(monkeypatch: py
 
     monkeypatch.setattr(front_door, "_ask", asked)
     backends = [front_door.Backend(rewards={"a": {}}), front_door.Backend(rewards={"b": {}}, port=1)]
-    client = TestClient(front_door.make_door(backends, inner="x", token=None, limits=Limits()))
+    door = front_door.make_door(backends, inner="x", token=None, limits=Limits())
+    client = TestClient(door, base_url="http://127.0.0.1")
     for body, status in [({}, 422), ({"reward": ["a"]}, 422), ({"reward": "a"}, 503), ({"reward": "b"}, 413)]:
         assert client.post("/v1/score", json=body).status_code == status
     said = client.post("/v1/score", json={"reward": "n" * 1000}).json()

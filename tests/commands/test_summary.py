@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from flowrl.commands.train.result import print_summary
+from flowrl.commands.train.result import _try, print_summary
+from flowrl.commands.train.run import _way_on
 from flowrl.config.train import load_config
 from flowrl.files import read_json
 
@@ -142,3 +143,15 @@ def test_what_weights_and_biases_kept_is_sent_by_a_line_to_copy(
         print_summary(folder, load_config(path, [f"logging.wandb={mode}"]), folder / "report.html", finished=True)
         said = f"W&B       wandb sync {folder}/wandb/offline-run-*"
         assert (said in capsys.readouterr().out.splitlines()) == (mode == "offline")
+
+
+def test_a_printed_command_can_be_pasted(tmp_path: Path) -> None:
+    run = tmp_path / "a b; c"
+    run.mkdir()
+    words = shlex.split(
+        _try(run, load_config(Path(__file__).parents[2] / "configs" / "tiny_recommended.yaml"))
+        .replace("Try ", "")
+        .replace("\\\n", " ")
+    )
+    assert words[:3] == ["flowrl", "sample", str(run)]
+    assert _way_on(run).count(shlex.quote(str(run))) == 1

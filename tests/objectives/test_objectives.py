@@ -20,6 +20,7 @@ from flowrl.objectives.policy_gradient import (
     Scored,
     kernel_sensitivity,
     sequence_coefficients,
+    sequence_cut,
 )
 from flowrl.samplers import KERNELS, Transition, gaussian_kl, gaussian_log_prob
 from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas, linspace_sigmas
@@ -284,3 +285,38 @@ def test_sequence_ratios_refuse_step_credit_and_shared_transitions() -> None:
         coefficients(zero, torch.ones(1))
     with pytest.raises(ValueError, match="kind"):
         coefficients(zero, one, kind="token")
+
+
+# ---- whose gradient is cut -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(name for name, objective in OBJECTIVES.items() if objective.cut))
+def test_a_row_is_cut_where_it_has_no_gradient(name: str) -> None:
+    """Whatever an objective calls cut, its loss is flat there, and nowhere else."""
+    objective = OBJECTIVES[name]
+    scale = torch.tensor([0.0, 0.2, 1.0, 5.0, -0.2, -1.0, -5.0, 20.0, -20.0], dtype=torch.float64)
+    mean = (scale[:, None] * DRIFT).requires_grad_()
+    for sign in (1.0, -1.0):
+        rows = scored(mean, advantage=[sign] * len(scale), clip=1e-3)
+        (slope,) = torch.autograd.grad(objective.options()(rows).sum(), mean, retain_graph=True)
+        cut = objective.options().cut(rows)
+        assert cut.any()
+        assert not cut.all()
+        assert torch.equal(cut, slope.abs().sum(1) == 0)
+
+
+def test_the_range_of_guard_is_one_of_its_own_ratio() -> None:
+    """log r^ is the standard deviation times the log-ratio per dimension: inside where the plain ratio is outside."""
+    rows = scored(DRIFT, advantage=[1.0], clip=0.002)
+    assert bool(OBJECTIVES["clip"].options().cut(rows))
+    assert not bool(OBJECTIVES["guard"].options().cut(rows))
+    assert (OBJECTIVES["dppo"].cut, OBJECTIVES["reinforce"].cut) == ("masked_fraction", "")
+
+
+def test_rows_that_ratios_of_whole_paths_cut() -> None:
+    log_ratio, sample = double([0.1, -0.3, 0.0, 0.3]), torch.tensor([0, 0, 1, 1])
+    advantage, low = double([1.0, 1.0, 1.0, 1.0]), torch.full((4,), 0.05, dtype=torch.float64)
+    columns = (log_ratio, sample, advantage, low, low)
+    assert sequence_cut(*columns).tolist() == [0.0, 0.0, 1.0, 1.0]  # means -0.1 and 0.15
+    assert sequence_cut(*columns, kind="mixed").tolist() == [0.5, 0.0, 0.5, 1.0]
+    assert sequence_cut(log_ratio, sample, -advantage, low, 10 * low).tolist() == [1.0, 1.0, 0.0, 0.0]

@@ -9,7 +9,7 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
 
 from flowrl.capabilities import Machine, at_least_version
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.attention_words import (

@@ -10,6 +10,7 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from family_sampling import fill_lora, start_noise
 from peft import LoraConfig, get_peft_model
+from rounding import assert_same_sum
 from tiny_models import ALPHA, PROMPTS, RANK, guided, load_tiny, probe, sample_ode
 from tiny_runs import TinyRuns, differences, lasting, metrics, tiny_runs
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ def test_a_layer_computes_its_formula(tiny_sd3_folder: Path, variant: str) -> No
     weight = _formula(variant, w, own["lora_A"], own["lora_B"], own.get("lora_magnitude_vector"))
     x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(3))
     expected = x.double() @ weight.T + layer.base_layer.bias.double()
-    torch.testing.assert_close(layer(x).double(), expected, rtol=0, atol=1e-5)
+    assert_same_sum(layer(x).double(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -100,7 +101,7 @@ def test_stock_draws_the_same_and_it_can_be_added_again(tiny_sd3_folder: Path, t
     theirs = load_tiny(tiny_sd3_folder)
     theirs.pipe.transformer = stock.transformer
     theirs.experts["transformer"] = stock.transformer
-    torch.testing.assert_close(theirs.decode(sample_ode(theirs, PROMPTS[:2], 4.5, 4)), ours, atol=1e-5, rtol=0)
+    assert_same_sum(theirs.decode(sample_ode(theirs, PROMPTS[:2], 4.5, 4)), ours)
     assert read_lora(tmp_path / "lora").variant == variant
     loaded = add_saved_lora(fresh.denoiser, tmp_path / "lora")
     assert torch.equal(probe(fresh), probe(pipeline))
@@ -128,7 +129,7 @@ def test_those_of_peft_are_read(tiny_sd3_folder: Path, tmp_path: Path, variant: 
     other.experts["transformer"] = wrapped
     pipeline = load_tiny(tiny_sd3_folder)
     _with(pipeline, variant, fill=False).initialise_from(read_lora(tmp_path / "peft"))
-    torch.testing.assert_close(probe(pipeline), probe(other), rtol=1e-5, atol=1e-5)
+    assert_same_sum(probe(pipeline), probe(other))
     assert read_lora(tmp_path / "peft").variant == variant
 
 

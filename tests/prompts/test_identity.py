@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from flowrl.commands.sample.run import wanted_prompts
-from flowrl.files import content_digest
 from flowrl.prompts.identity import asked_for, distinct, drawn_by, identity, keys_of
 from flowrl.prompts.loading import Prompt, eval_items, read_prompts
 from flowrl.prompts.overlap import overlap_of_rows
+from flowrl.runtime.digests import content_digest
 from flowrl.training.prompting import reward_inputs
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)

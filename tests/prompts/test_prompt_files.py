@@ -202,3 +202,78 @@ def test_other_encodings_folders_and_missing_files_are_refused(tmp_path: Path) -
         read_file(tmp_path / "pipe.txt")
     with pytest.raises(ValueError, match=f"is a folder; if it holds a dataset, write dataset:{tmp_path}"):
         read_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\u200b", "has nothing that is seen (U+200B)"),
+        ("\u2060\u200d", "has nothing that is seen (U+2060, U+200D)"),
+        ("\u3164", "has nothing that is seen (U+3164)"),
+        ("\u0301", "has nothing that is seen (U+0301)"),
+        ("\ufeffa dog", "begins with U+FEFF, the byte order mark of a file that was joined"),
+        ("a \x1b[31mdog", "holds U+001B at place 3, a control character"),
+        ("a\x00dog", "holds U+0000 at place 2, a control character"),
+        ("a\x9bdog", "holds U+009B at place 2, a control character"),
+    ],
+)
+def test_what_is_no_text_is_refused_everywhere(folder: Path, text: str, said: str) -> None:
+    row = json.dumps({"prompt": text})
+    negative = json.dumps({"prompt": "a dog", "negative_prompt": text})
+    for name, content in (
+        ("p.txt", f"a cat\n{text}\n"), ("p.jsonl", f'{{"prompt": "a cat"}}\n{row}\n'), ("p.csv", f"prompt\n{text}\n"),
+        ("n.jsonl", f'{{"prompt": "a cat"}}\n{negative}\n'), ("n.csv", f"prompt,negative_prompt\na,{text}\n"),
+    ):  # fmt: skip
+        if not (name.endswith(".csv") and "\x00" in text):  # refused by Python's own reader
+            with pytest.raises(ValueError, match=rf"{name}, line 2") as error:
+                read_file(write(folder, name, content))
+            assert said in str(error.value)
+    for words, negative in ((text, ""), ("a dog", text)):
+        with pytest.raises(ValueError, match=r"U\+"):
+            Prompt(text=words, negative=negative, metadata={})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Cyber \u200b\u200bcutlet", "Bluesssatan\ufeff, Janice", "\U0001f469\u200d\U0001f3a4", "\u0645\u06cc\u200c\u062e",
+     "\u200fabc", "a\tb", "\u4e00", "\ufffd", "\U0001f3f4\U000e0067\U000e007f", "#darkblue", "\u00a9"],
+)  # fmt: skip
+def test_texts_of_published_lists_and_of_all_scripts_are_taken(folder: Path, text: str) -> None:
+    (row,) = read_file(write(folder, "p.txt", f"{text}\n"))
+    assert row.text == text
+
+
+def test_lines_with_a_hash_are_prompts_and_that_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = read_file(write(folder, "p.txt", "# my list\na dog\n#art cat\n"))
+    assert [row.text for row in rows] == ["# my list", "a dog", "#art cat"]
+    assert "p.txt: prompts that begin with #: 2. They are prompts like all others" in capsys.readouterr().err
+    read_file(folder / "p.txt")
+    assert capsys.readouterr().err == ""
+
+
+def test_spreadsheets_rows_of_empty_cells_and_separators(folder: Path) -> None:
+    rows = read_file(write(folder, "p.csv", "prompt,tag\na,b\n  \n,\n , \n,,,\nc,d\n"))
+    assert [(row.text, row.metadata["tag"]) for row in rows] == [("a", "b"), ("c", "d")]
+    for given in (",", ";", "\t"):
+        (row,) = read_file(write(folder, "q.csv", f"sep={given}\nprompt{given}tag\na dog{given}b\n"))
+        assert (row.text, row.metadata["tag"]) == ("a dog", "b")
+    with pytest.raises(ValueError, match=r"q\.csv, line 3: has 1 cells"):
+        read_file(write(folder, "q.csv", "sep=;\nprompt;tag\na\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "cure"),
+    [
+        ('[\n{"prompt": "a"},\n{"prompt": "b"}\n]', "is one JSON list, .*: jq -c '.[]' p.jsonl > rows"),
+        ('[{"prompt": "a"}]', "jq -c '.[]' p.jsonl"),
+        ('["a",\n"b"]', r"jq -c '.\[\] \| {prompt: .}' p.jsonl"),
+        ('{"prompts": ["a"]}', r"the list 'prompts', .*: jq -c '.prompts\[\] \| {prompt: .}' p.jsonl"),
+        ('{"rows": [\n{"prompt": "a"}]}', r"jq -c '.rows\[\]' p.jsonl"),
+        ('{\n"prompt": "a"\n}', "is one JSON object over several lines, .*: jq -c '.' p.jsonl"),
+        ('{"text": "a", "tags": ["b"], "sizes": [1]}', "p.jsonl, line 1: needs an object with a non-empty string"),
+        ('{"prompt": "a"}\n[\n', "p.jsonl, line 2: not valid JSON"),
+    ],
+)
+def test_a_file_that_is_one_json_value_is_refused_with_the_cure(folder: Path, content: str, cure: str) -> None:
+    with pytest.raises(ValueError, match=cure.replace("[]'", r"\[\]'") if r"\[" not in cure else cure):
+        read_file(write(folder, "p.jsonl", content))

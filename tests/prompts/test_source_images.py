@@ -105,7 +105,7 @@ def test_damaged_and_missing_images_and_bad_sizes_are_refused(tmp_path: Path) ->
     cut = tmp_path / "cut.png"
     cut.write_bytes(whole.read_bytes()[: len(whole.read_bytes()) // 2])
     check_image(cut)  # its header is there
-    with pytest.raises(ValueError, match=r"cut\.png: the image is damaged"):
+    with pytest.raises(ValueError, match=r"cut\.png cannot be read as an image"):
         read_image(cut)
     for read in (read_image, check_image):
         with pytest.raises(ValueError, match=r"absent\.png cannot be read \(No such file"):

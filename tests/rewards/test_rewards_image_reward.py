@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rounding import assert_same_sum, rounding
 from torch import Tensor
 from torch.nn import functional
 
@@ -68,6 +69,10 @@ def published_shapes(
 TINY = published_shapes(
     width=128, layers=2, side=32, patch=16, text_width=128, text_layers=2, words=len(WORDS) + 2, positions=48
 )
+
+DEPTH = 6_300
+"""Roundings from pixels to a score: 768 of the patches, 900 of each image layer, 1,170 of each text layer, 1,360 of the
+head."""
 
 
 def random_weights() -> dict[str, Tensor]:
@@ -228,8 +233,9 @@ def test_prompts_are_cut_to_35_tokens(folder: Path) -> None:
         group_ids=inputs.group_ids, sample_ids=inputs.sample_ids,
     )  # fmt: skip
     whole, longer, other = reward(inputs).values.tolist()
-    assert whole == pytest.approx(longer, abs=1e-5)
-    assert abs(whole - other) > 1e-4
+    room = rounding(torch.float32, DEPTH, abs(whole))
+    assert whole == pytest.approx(longer, abs=room)
+    assert abs(whole - other) > 10 * room
 
 
 def test_values_are_pointwise(folder: Path) -> None:
@@ -238,8 +244,8 @@ def test_values_are_pointwise(folder: Path) -> None:
         inputs_of(["a dog", "", "red", "two cat"]),
     )
     whole = reward(inputs).values
-    torch.testing.assert_close(reward(inputs[[3, 1, 0, 2]]).values, whole[[3, 1, 0, 2]], rtol=0, atol=1e-5)
-    torch.testing.assert_close(torch.cat([reward(inputs[[i]]).values for i in range(4)]), whole, rtol=0, atol=1e-5)
+    assert_same_sum(reward(inputs[[3, 1, 0, 2]]).values, whole[[3, 1, 0, 2]], depth=DEPTH)
+    assert_same_sum(torch.cat([reward(inputs[[i]]).values for i in range(4)]), whole, depth=DEPTH)
 
 
 def test_images_are_resized_by_the_shorter_side_and_cut_to_the_centre() -> None:

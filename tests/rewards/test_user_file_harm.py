@@ -223,3 +223,54 @@ def test_a_long_wait_says_what_for(
     make(body("return [0.0] * 4"), "quick.py")(inputs_of(random_images()))
     time.sleep(0.05)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("return torch.empty(4, device='meta')", "returned a tensor on the device meta, which holds no numbers"),
+        ("return [torch.empty((), device='meta')] * 4", "got list of Tensor: "),
+        ("return torch.eye(4).to_sparse()", r"returned a tensor of layout sparse_coo, .* its to_dense\(\)"),
+        ("return torch.ones(4).to_sparse()", "returned a tensor of layout sparse_coo"),
+        (
+            "return torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)",
+            r"returned a quantised tensor: .*dequan",
+        ),
+        (
+            "return [0.1, None, 0.2, None]",
+            r"got list with None in it \(give NaN, float\('nan'\), for an item that failed",
+        ),
+        ("return np.array([0.1, None, 0.2, 0.3])", "got ndarray with None in it"),
+        ("return np.array(['a'] * 4)", "got ndarray of str_"),
+        ("return ['a'] * 4", "got list of str"),
+        ("return 'good'", "got str: "),
+        ("return None", r"got NoneType \(is a return missing\?\)"),
+        ("return (1.0 for _ in range(4))", r"got generator \(make a list of its numbers"),
+        ("return dict.fromkeys(range(4), 1.0)", r"got dict \(make a list of its numbers"),
+        ("return [[1.0]] * 4", r"got shape \[4, 1\]"),
+        ("return [[1.0], [1.0, 2.0], [], []]", "got list of list: "),
+        ("return [10 ** 400] * 4", "got list of int: "),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_what_is_no_list_of_numbers_is_named(make: Make, line: str, said: str) -> None:
+    reward = make(body(line))
+    with pytest.raises(ValueError, match=rf"mine.py:reward must return 4 numbers, one per image, (.*){said}"):
+        reward(inputs_of(random_images()))
+
+
+def test_arrays_of_any_memory_are_numbers(make: Make) -> None:
+    for line in ("return np.arange(4.0)[::-1]", "return np.broadcast_to(1.0, 4)", "return torch.arange(4).half()"):
+        assert make(body(line))(inputs_of(random_images())).valid.all()
+
+
+@pytest.mark.parametrize("line", ["torch.empty(4, device='meta')", "torch.ones(4).to_sparse()"])
+def test_outputs_hold_plain_tensors(make: Make, line: str) -> None:
+    source = (
+        "import torch\nfrom flowrl.rewards import RewardOutput\ndef reward(inputs):\n"
+        f"    return RewardOutput(values={line}, valid=torch.ones(4, dtype=torch.bool), parts={{}}, errors={{}})\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"mine.py:reward': values is a tensor (on the device meta|of layout sparse_coo)"
+    ):
+        make(source)(inputs_of(random_images()))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import files
-from flowrl.files import content_digest, files_below
 from flowrl.generation.models import Source, fingerprint
 from flowrl.rewards.image_files import image_files
+from flowrl.runtime import digests
+from flowrl.runtime.digests import content_digest, files_below
 from flowrl.training.model_files import (
     digest_of_file,
     digests_of,
@@ -105,15 +105,15 @@ def test_digests_of_large_files_are_kept_as_long_as_nothing_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(files, "KEPT_FROM", 4)
-    monkeypatch.setattr(files, "_SETTLED", 0)
+    monkeypatch.setattr(digests, "KEPT_FROM", 4)
+    monkeypatch.setattr(digests, "_SETTLED", 0)
     file = tmp_path / "weights"
     file.write_bytes(b"12345")
 
     def read() -> str:
         """As a new process, which knows what is kept alone."""
-        files._digests.clear()
-        files._kept_digests.cache_clear()
+        digests._digests.clear()
+        digests._kept_digests.cache_clear()
         return content_digest(file)
 
     first, old = read(), file.stat()

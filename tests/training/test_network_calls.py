@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 from toy_pipeline import QuickRun, toy_config, write_toy
 
-from flowrl.commands.train.run import recipe_of
+from flowrl.commands.train.preflight import recipe_of
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
 from flowrl.training.learner import NetworkCounter

@@ -17,7 +17,7 @@ from reward_inputs import inputs_of, random_images
 from tiny_folders import SETTINGS, save_tiny
 from torch import Tensor, nn
 
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import find_config, load_config
 from flowrl.pipelines import family
 from flowrl.pipelines.family_pipeline import FamilyPipeline

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 import torch
+from tiny_runs import metrics
+from toy_pipeline import toy_in_place, write_toy
 
-from flowrl.training.reward_watch import CONSTANT_LIMIT, RewardWatch
+from flowrl.cli import main
+from flowrl.training.reward_watch import CONSTANT_LIMIT, WINDOW, RewardWatch
 
 VARIED, CONSTANT = torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.full((4,), 0.5)
 
@@ -52,3 +58,81 @@ def test_completions_are_told_apart_from_images_and_nan_by_its_name() -> None:
 def test_an_iteration_without_any_reward_stops_the_run() -> None:
     (said,) = complaints(watch(1.0), torch.full((4,), torch.nan))
     assert "4 of 4 images got no valid reward" in said
+
+
+# ---- groups that agree -----------------------------------------------------------------------------------------------
+
+PLACE = torch.arange(16) // 8
+GRADED, VERDICT = torch.tensor([12.0, 13.5])[PLACE], torch.tensor([0.0, 1.0])[PLACE]
+
+
+def of_groups(watch: RewardWatch, *rewards: torch.Tensor, group: torch.Tensor = PLACE) -> list[str]:
+    return [watch.complaint(reward, i, Counter(), "", (reward, group)) for i, reward in enumerate(rewards)]
+
+
+def test_a_reward_of_the_prompt_alone_is_dead_after_the_limit() -> None:
+    *before, last = of_groups(watch(), *[GRADED] * CONSTANT_LIMIT)
+    assert before == [""] * (CONSTANT_LIMIT - 1)
+    assert f"in all groups in {CONSTANT_LIMIT} iterations in a row" in last
+    assert "reads the images and not the prompt alone" in last
+
+
+def test_it_is_not_where_images_are_compared_beyond_their_groups() -> None:
+    assert not any(watch().complaint(GRADED, i, Counter()) for i in range(2 * WINDOW))
+
+
+def test_verdicts_have_more_iterations_and_are_warned_of_before() -> None:
+    watched = watch()
+    assert not any(of_groups(watched, *[VERDICT] * (CONSTANT_LIMIT - 1)))
+    assert watched.warning() == ""
+    assert not any(of_groups(watched, VERDICT))
+    assert f"for {CONSTANT_LIMIT} iterations in a row, so nothing is learned" in watched.warning()
+    *before, last = of_groups(watched, *[VERDICT] * (WINDOW - CONSTANT_LIMIT))
+    assert not any(before)
+    assert f"in {WINDOW} iterations in a row" in last
+
+
+def test_a_group_that_differs_starts_the_count_over_and_one_alive_reward_is_enough() -> None:
+    noise = torch.rand(16, generator=torch.Generator().manual_seed(0))
+    alive = torch.where(PLACE == 1, GRADED + noise, GRADED)
+    assert not any(of_groups(watch(), GRADED, GRADED, alive, GRADED, GRADED))
+    assert not any(of_groups(watch(), *[GRADED + noise] * WINDOW))
+
+
+def test_few_images_have_to_agree_for_longer_and_failed_ones_say_nothing() -> None:
+    reward, group = torch.tensor([1.0, 1.0, 2.0, 2.0]), torch.tensor([0, 0, 1, 1])
+    said = of_groups(watch(), *[reward] * 6, group=group)
+    assert said.index(next(filter(None, said))) == 5
+    failed = torch.tensor([1.0, torch.nan, 2.0, torch.nan])
+    assert not any(of_groups(watch(), *[failed] * WINDOW, group=group))
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    for _ in toy_in_place(tmp_path):
+        source = "def length(images, prompts, metadata):\n    return [float(len(p)) for p in prompts]\n"
+        (tmp_path / "lengths.py").write_text(source)
+        yield write_toy(tmp_path, rewards=[{"file": "lengths.py", "function": "length"}], num_iterations=8)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        (), ("adv_std=global",), ("credit.method=dense_grpo",),
+        ("recipe=forward", "objective.name=nft", "sampler.kernel=ode"),
+        ("recipe=preference", "objective.name=dpo", "sampler.kernel=ode"),
+    ],
+)  # fmt: skip
+def test_a_training_on_the_length_of_prompts_stops(
+    toy: Path, method: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(toy), "out=run", *method]) == 1
+    assert "so nothing can be learned" in capsys.readouterr().err
+    assert len(metrics(Path("run"))) == CONSTANT_LIMIT - 1
+    assert main(["train", "resume=run"]) == 1  # the count is in the checkpoint
+    assert "so nothing can be learned" in capsys.readouterr().err
+
+
+def test_a_virtual_member_of_every_group_tells_equal_rewards_apart(toy: Path) -> None:
+    assert main(["train", str(toy), "out=run", "adv_virtual_max=100", "num_iterations=5"]) == 0

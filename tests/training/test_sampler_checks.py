@@ -10,7 +10,7 @@ import torch
 from toy_pipeline import QuickRun, quick_run, toy_config, write_toy
 
 from flowrl.cli import main
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import find_config, load_config
 from flowrl.config.vocabulary import FOREIGN_KERNELS
 from flowrl.credit import CREDIT

@@ -394,7 +394,7 @@ def test_nodes_without_a_shared_disk_go_on_from_the_main_ones_checkpoint(toy: Pa
     config.write_text(config.read_text().replace("seed: 0", "seed: 1", 1))
     refused = start_forks(["train", "resume=run", "num_iterations=5"], nodes, toy / "log")
     assert 0 not in refused.wait()
-    assert refused.said().count("processes 1 were given other settings or prompts than process 0") == 2
+    assert refused.said().count("seed: 0 in process 0, 1 in process 1") == 2
 
 
 def test_evaluations_of_a_dropped_future_are_not_the_result(toy: Path) -> None:

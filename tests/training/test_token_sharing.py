@@ -19,7 +19,7 @@ from two_processes import train_on_two
 
 from flowrl import pipelines
 from flowrl.cli import main
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.pipelines.cards import Size
 from flowrl.pipelines.common import first_expert

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-sys.path[:0] = [str(HELPERS), str(HELPERS / "families"), str(Path(__file__).parent)]
+sys.path[:0] = [str(HELPERS), str(HELPERS / "families"), str(HELPERS / "judges"), str(Path(__file__).parent)]
 
 from drawn_images import flat, settings_for  # noqa: E402
 from judged_files import write_gedit  # noqa: E402

@@ -97,7 +97,7 @@ def half_open(folder: Path) -> dict[str, Any]:
     """Connections that never come to an end, and how long they are borne."""
     process, url = served(folder)
     host, port = url.removeprefix("http://").split(":")
-    head = b"POST /v1/score HTTP/1.1\r\nHost: a\r\n"
+    head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\n"
     body = head + b"Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{"
     try:
         kinds = ["headers"] * 200 + ["body"] * 100

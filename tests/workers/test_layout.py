@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy_pipeline import toy_config, write_toy
 
-from flowrl.commands.train.run import recipe_of
+from flowrl.commands.train.preflight import recipe_of
 from flowrl.workers import joining
 from flowrl.workers.joining import join_cluster
 from flowrl.workers.layout import check_workers, local_gpus

@@ -29,6 +29,7 @@ from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Proto
 from flowrl.benchmarks.judged.published_words import IMAGE, constants, first_file
 from flowrl.benchmarks.judged.score_replies import rating_list
 from flowrl.prompts.datasets import PREFIX, is_dataset, read_edits
+from flowrl.prompts.text_checks import check_text
 
 Language = Literal["en", "cn"]
 KINDS = (
@@ -71,6 +72,7 @@ def _case(row: Mapping[str, Any], where: str) -> Case:
         raise ValueError(f"{where}: task_type must be one of {', '.join(KINDS)}, got {kind!r}.")
     if not (isinstance(key, str) and key and isinstance(instruction, str) and instruction.strip()):
         raise ValueError(f"{where}: key and instruction must be texts that are not empty.")
+    check_text(instruction, where)
     asks = (
         Ask(name=SEMANTICS, words="gedit_semantics", fields={"instruction": instruction}, source=True),
         Ask(name=QUALITY, words="gedit_quality", fields={}),

@@ -25,6 +25,7 @@ from typing import Any
 
 from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.files import read_json_lines
+from flowrl.prompts.text_checks import check_text
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 SKILLS = ("object", "attribute", "count", "position", "verb")
@@ -77,6 +78,7 @@ def _case(record: dict[str, Any], number: int, where: str) -> Case:
     if not good or not isinstance(prompt, str) or not isinstance(listed, list) or not isinstance(skills, list):
         raise ValueError(f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
                          f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2.")  # fmt: skip
+    check_text(prompt, where)
     if unknown := sorted(set(map(str, skills)) - set(SKILLS)):
         raise ValueError(f"{where}: the skill {unknown[0]!r} is not one of {', '.join(SKILLS)}.")
     asks = tuple(

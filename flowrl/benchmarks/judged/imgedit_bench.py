@@ -22,6 +22,7 @@ from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Proto
 from flowrl.benchmarks.judged.published_words import IMAGE, first_file
 from flowrl.benchmarks.judged.score_replies import labelled_ratings
 from flowrl.files import parse_json, read_json, read_text
+from flowrl.prompts.text_checks import check_text
 
 KINDS = ("add", "adjust", "extract", "replace", "remove", "background", "style", "compose", "action")
 _EDIT = "edit"
@@ -62,6 +63,7 @@ def _case(key: str, record: Any, where: str, root: Path) -> Case:
     kind, prompt = record.get("edit_type"), record["prompt"]
     if kind not in KINDS:
         raise ValueError(f"{where}: edit_type must be one of {', '.join(KINDS)}, got {kind!r}.")
+    check_text(prompt, where)
     ask = Ask(name=_EDIT, words=f"imgedit_{kind}", fields={"instruction": prompt}, source=True)
     return Case(key=key, prompt=prompt, task=kind, asks=(ask,), source=root / record["id"], record={"id": record["id"]})
 

@@ -22,6 +22,7 @@ from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Proto
 from flowrl.benchmarks.judged.published_words import IMAGE, constants, first_file
 from flowrl.benchmarks.judged.score_replies import yes_no_lines
 from flowrl.files import read_json_lines
+from flowrl.prompts.text_checks import check_text
 
 Length = Literal["short", "long"]
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -71,6 +72,9 @@ def read_tiif(given: str, images_dir: Path | None, *, length: Length) -> CaseFil
             raise ValueError(f"{file} has {len(prompts)} prompts, and {asked} questions of {len(questions)}.")
         pairs = zip(prompts, questions, strict=True)
         cases += [_case(a, b, number, length, f"{file}, record {number}") for number, (a, b) in enumerate(pairs)]
+    keys = Counter(case.key for case in cases)
+    if twice := next((key for key, count in keys.items() if count > 1), None):
+        raise ValueError(f"{place}: two files hold prompts of the type {twice.rpartition('/')[0]!r}: keep one of them.")
     return CaseFile(cases=tuple(cases), number=SIZES.get(place.name))
 
 
@@ -80,6 +84,7 @@ def _case(prompt: Mapping[str, Any], asked: Mapping[str, Any], number: int, leng
     if attribute not in GROUP_OF or asked.get("type") != attribute or not isinstance(text, str):
         raise ValueError(f"{where}: type must be one of the 39 published attributes, here and in its questions, and "
                          f"{length}_description a text; got {attribute!r}.")  # fmt: skip
+    check_text(text, where)
     if not isinstance(questions, list) or not isinstance(answers, list) or not 0 < len(questions) == len(answers):
         raise ValueError(f"{where}: needs as many yn_answer_list as yn_question_list, one or more.")
     wanted = [str(answer).strip().lower() for answer in answers]

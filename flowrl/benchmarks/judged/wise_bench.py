@@ -22,16 +22,25 @@ from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Proto
 from flowrl.benchmarks.judged.published_words import first_file, messages
 from flowrl.benchmarks.judged.score_replies import named_ratings, verdict
 from flowrl.files import parse_json, read_text
+from flowrl.prompts.text_checks import check_text
 
 LEGACY_WEIGHTS = {"culture": 0.4, "time": 0.167, "space": 0.133, "biology": 0.1, "physics": 0.1, "chemistry": 0.1}
 VERIFIED_WEIGHTS = {"culture": 0.4, "time": 0.12, "space": 0.12, "biology": 0.12, "physics": 0.12, "chemistry": 0.12}
 LEGACY_LAST = {"culture": 400, "time": 567, "space": 700, "biology": 800, "physics": 900, "chemistry": 1000}
 VERIFIED_LAST = {"culture": 400, "time": 520, "space": 640, "biology": 760, "physics": 880, "chemistry": 1000}
 """The last prompt id of each category."""
+CATEGORIES = {"cultural knowledge": "culture", "time": "time", "space": "space", "biology": "biology",
+              "physical knowledge": "physics", "chemistry": "chemistry", "ecology": "biology"}  # fmt: skip
+"""What a record's own Category, in small letters, calls them; it agrees with the ids in both versions. The rewritten
+prompts of the first have one of ecology."""
 
 RATINGS = ("Consistency", "Realism", "Aesthetic Quality")
 _FILES = ("cultural_common_sense", "spatio-temporal_reasoning", "natural_science")
-_NEEDED = ("prompt_id", "Prompt", "Explanation", "Subcategory")
+_NEEDED = ("prompt_id", "Prompt", "Explanation", "Category", "Subcategory")
+_OF_VERSION = {
+    False: "wise is of WISE_legacy/data and wise_verified of data_verified: --benchmark wise_verified takes the latter",
+    True: "wise_verified is of data_verified and wise of WISE_legacy/data: --benchmark wise takes the latter",
+}
 
 
 def wiscore(consistency: float, realism: float, aesthetic: float) -> float:
@@ -43,25 +52,33 @@ def read_wise(given: str, images_dir: Path | None, *, verified: bool) -> CaseFil
     """The cases of a folder with the three published files, or of one file.
 
     Raises:
-        ValueError: nothing there, or a record that is not one of WISE's.
+        ValueError: nothing there, a record that is not one of WISE's, or the other version's files.
     """
     del images_dir
     place = Path(given)
-    ending, last = ("_verified.json", VERIFIED_LAST) if verified else (".json", LEGACY_LAST)
-    files = [place / f"{name}{ending}" for name in _FILES] if place.is_dir() else [place]
+    last = VERIFIED_LAST if verified else LEGACY_LAST
+    files = [place / name for name in _names(verified=verified)[verified:]] if place.is_dir() else [place]
     if lacking := [file.name for file in files if not file.is_file()]:
         folder = "data_verified" if verified else "WISE_legacy/data"
         raise ValueError(
-            f"{place} lacks {', '.join(lacking)}: give the folder {folder} of PKU-YuanGroup/WISE, or a JSON file in it."
+            f"{place} lacks {', '.join(lacking)}: give the folder {folder} of PKU-YuanGroup/WISE, or a JSON file in "
+            f"it; {_OF_VERSION[verified]}."
         )
+    if place.is_file() and place.name in _names(verified=not verified):  # its 400 cultural ones have the same ids
+        raise ValueError(f"{place}: is a file of the other version. {_OF_VERSION[verified]}.")
     found: dict[int, Case] = {}
     for file in files:
         for number, record in enumerate(_records(file)):
-            case = _case(record, f"{file}, record {number}", last)
+            case = _case(record, f"{file}, record {number}", last, _OF_VERSION[verified])
             if int(case.key) in found:
                 raise ValueError(f"{file}, record {number}: prompt_id {case.key} is there twice.")
             found[int(case.key)] = case
     return CaseFile(cases=tuple(found[key] for key in sorted(found)))
+
+
+def _names(*, verified: bool) -> list[str]:
+    """Names of the published files of a version."""
+    return ["merge.json"] * verified + [f"{name}{'_verified' * verified}.json" for name in _FILES]
 
 
 def _records(file: Path) -> list[Any]:
@@ -71,14 +88,24 @@ def _records(file: Path) -> list[Any]:
     return records
 
 
-def _case(record: Any, where: str, last: Mapping[str, int]) -> Case:
+def _case(record: Any, where: str, last: Mapping[str, int], version: str) -> Case:
     if not isinstance(record, dict) or (lacking := [key for key in _NEEDED if key not in record]):
         named = ", ".join(lacking) if isinstance(record, dict) else "all"
         raise ValueError(f"{where}: must be an object with {', '.join(_NEEDED)}; lacks {named}.")
-    number, prompt, explanation = (record[key] for key in _NEEDED[:3])
-    task = next((name for name, end in last.items() if isinstance(number, int) and 1 <= number <= end), None)
+    number, prompt, explanation, category = (record[key] for key in _NEEDED[:4])
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    task = next((name for name, end in last.items() if whole and 1 <= number <= end), None)
     if task is None or not isinstance(prompt, str) or not isinstance(explanation, str):
         raise ValueError(f"{where}: prompt_id must be 1 to 1000, Prompt and Explanation texts, got {number!r}.")
+    check_text(prompt, where)
+    own = CATEGORIES.get(category.lower()) if isinstance(category, str) else None
+    if own is None:
+        raise ValueError(f"{where}: Category must be one of {', '.join(CATEGORIES)}, got {category!r}.")
+    if own != task:
+        raise ValueError(
+            f"{where}: prompt_id {number} is of {task} and the Category {category!r}, so it is of the other version. "
+            f"{version}."
+        )
     fields = {"prompt": prompt, "explanation": explanation}
     ask = Ask(name="score", words="wise", fields=fields)
     return Case(key=str(number), prompt=prompt, task=task, asks=(ask,), record={"Subcategory": record["Subcategory"]})

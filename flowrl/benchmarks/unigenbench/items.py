@@ -7,7 +7,6 @@ The files belong to the benchmark's authors (CC BY 4.0, Tencent) and are not shi
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections import Counter
@@ -16,8 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from flowrl.benchmarks.csv_tables import Row, read_table
 from flowrl.benchmarks.unigenbench.points import LABELS, NUM_PROMPTS, Language, published_counts
 from flowrl.config.options import unknown_name
+from flowrl.prompts.text_checks import check_text
 
 EnVariant = Literal["head", "published"]
 
@@ -91,7 +92,7 @@ def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFil
         raise ValueError(f"the variant of the English prompts must be head or published, got {en_variant!r}.")
     rows, language, suffix = _rows(path)
     repairs: list[str] = []
-    items = [_item(row, language, suffix, f"{path}, row {n}", repairs) for n, row in enumerate(rows, start=2)]
+    items = [_item(row, language, suffix, where, repairs) for where, row in rows]
     indexes = Counter(item.index for item in items)
     if twice := [index for index, count in indexes.items() if count > 1]:
         raise ValueError(f"{path}: index {twice[0]} occurs {indexes[twice[0]]} times: images are named by it.")
@@ -107,19 +108,13 @@ def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFil
     )
 
 
-def _rows(path: Path) -> tuple[list[dict[str, Any]], Language, str]:
+def _rows(path: Path) -> tuple[list[tuple[str, Row]], Language, str]:
     if path.suffix != ".csv" or not path.is_file():
         what = "is not a .csv file" if path.suffix != ".csv" else "is not there"
         raise ValueError(f"the UniGenBench prompt file {path} {what}: {WHERE}; it is not shipped.")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream)
-            rows = list(reader)
-            columns = reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}: cannot be read as a CSV file in UTF-8 ({error}).") from error
+    columns, rows = read_table(path, source=WHERE)
     suffixes = [s for s in ("_en", "_zh", "") if {"index", f"prompt{s}", f"sub_dims{s}"} <= set(columns)]
-    if not suffixes or not rows:
+    if not suffixes:
         raise ValueError(
             f"{path}: needs rows with the columns index, prompt_en and sub_dims_en (or _zh), got {len(rows)} rows with "
             f"{', '.join(columns) or 'no columns'}: {WHERE}."
@@ -127,14 +122,15 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], Language, str]:
     suffix = suffixes[0]
     if suffix:
         return rows, "zh" if suffix == "_zh" else "en", suffix
-    return rows, "zh" if _KEYS["zh"][0] in (rows[0]["sub_dims"] or "") else "en", suffix
+    return rows, "zh" if _KEYS["zh"][0] in (rows[0][1]["sub_dims"]) else "en", suffix
 
 
-def _item(row: Mapping[str, Any], language: Language, suffix: str, where: str, repairs: list[str]) -> Item:
-    index, prompt, text = row["index"] or "", row[f"prompt{suffix}"] or "", row[f"sub_dims{suffix}"] or ""
+def _item(row: Row, language: Language, suffix: str, where: str, repairs: list[str]) -> Item:
+    index, prompt, text = row["index"], row[f"prompt{suffix}"], row[f"sub_dims{suffix}"]
     # Tables that passed through other programs write whole numbers as 7.0.
     if not re.fullmatch(r"\d+(\.0)?", index.strip()) or not prompt.strip():
         raise ValueError(f"{where}: needs a whole number as index and a prompt, got {index!r} and {prompt[:60]!r}.")
+    check_text(prompt, where)
     number = int(float(index))
     record = _record(text, number, where, repairs)
     points_key, descriptions_key, theme, subject = _KEYS[language]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.commands.plan.published_models import in_cache
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.config.train import Geometry, TrainConfig, is_here
@@ -173,7 +173,8 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     _refuse_unmeasured(config)
     config = _with_prompts(_without_workers(config, notes), notes)
     config, absent = _with_rewards(config)
-    prompts = check_before_loading(config)
+    stands_in = config.prompts.train == STAND_IN_PROMPTS
+    prompts = check_before_loading(config, stand_in=stands_in)
     model = location_of(config.pipeline)
     drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
     device = device_of_config(config)

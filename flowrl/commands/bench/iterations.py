@@ -16,7 +16,8 @@ from flowrl.commands.bench.part_phases import decoding_flops
 from flowrl.commands.bench.result import USED, WHOLE, Phase, Spread
 from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.commands.plan.counts import Counts, of_iteration
-from flowrl.commands.train.run import recipe_of
+from flowrl.commands.train.batch_sizes import sizes_line
+from flowrl.commands.train.preflight import recipe_of
 from flowrl.config.methods import BudgetConfig
 from flowrl.config.train import TrainConfig
 from flowrl.training.run import Run
@@ -78,6 +79,8 @@ def with_prompts(subject: Subject, numbers: Iterable[int]) -> Iterator[TrainConf
             config.resolve_batch(1)
             recipe_of(config).check(config)
         except ValueError:  # a number that the settings do not divide into
+            continue
+        if sizes_line(config, 1) and not sizes_line(subject.config, 1):  # smaller batches than the run's
             continue
         yield config
 

@@ -18,6 +18,7 @@ from flowrl.commands.train.run import DEFAULT_CONFIG
 from flowrl.config.train import TrainConfig, find_config, load_config, to_yaml
 from flowrl.failures import out_of_memory
 from flowrl.files import LOCK, is_taken, locked, write_atomically
+from flowrl.runtime.scrubbing import say as print
 from flowrl.training.run_folder import make_free_folder
 
 if TYPE_CHECKING:

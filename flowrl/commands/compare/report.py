@@ -13,6 +13,7 @@ from flowrl.commands.compare.result import Results, read_results
 from flowrl.commands.compare.results_file import numbers
 from flowrl.files import write_atomically
 from flowrl.progress import progress
+from flowrl.runtime.scrubbing import say as print
 
 
 def write(

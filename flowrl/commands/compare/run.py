@@ -25,7 +25,7 @@ from flowrl.commands.compare.question import (
 )
 from flowrl.commands.compare.report import write
 from flowrl.commands.compare.trainings import Comparison
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.preflight import check_before_loading
 from flowrl.files import refuse_unwritable
 from flowrl.training.evaluation_rows import GENEVAL, REWARD
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from flowrl.commands.compare.question import Question
 from flowrl.progress import clock
+from flowrl.runtime.scrubbing import say as print
 
 SPENT_KEYS = {"nfe": "nfe/total", "images": "images", "seconds": "seconds/total"}
 """Budget -> the column of `metrics.jsonl` that counts it."""

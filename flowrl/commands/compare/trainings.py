@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from flowrl.commands.compare.standing import Display, spent_share
 from flowrl.config.train import find_config
 from flowrl.files import locked, write_atomically
 from flowrl.interrupts import on_interrupt
+from flowrl.runtime.scrubbing import say as print
 
 _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
@@ -155,8 +157,9 @@ class Comparison:
         for name in failed:
             print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
         if self.interrupts:
-            print(f"\nStopped. Continue with:\n  flowrl compare --out {self.folder} --jobs {self.journal['jobs']}")
-            print(f"A table of what is there:\n  flowrl compare --out {self.folder} --report-only")
+            quoted = shlex.quote(str(self.folder))
+            print(f"\nStopped. Continue with:\n  flowrl compare --out {quoted} --jobs {self.journal['jobs']}")
+            print(f"A table of what is there:\n  flowrl compare --out {quoted} --report-only")
             return 130
         return 1 if failed else 0
 

@@ -14,10 +14,10 @@ from flowrl.commands.doctor.real_step import step_checks
 from flowrl.commands.doctor.result import Check, Diagnosis
 from flowrl.commands.doctor.spoken import divided, faulty
 from flowrl.commands.plan.published_models import in_cache, licence_of
-from flowrl.commands.plan.refusals import obstacles
-from flowrl.commands.train.run import checked_prompts
-from flowrl.config.train import TrainConfig, find_config, load_config
-from flowrl.failures import explain
+from flowrl.commands.plan.refusals import Obstacles, obstacles
+from flowrl.commands.train.preflight import more_faults
+from flowrl.config.train import ConfigError, TrainConfig, find_config, load_config
+from flowrl.failures import explain, faults_of
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
@@ -29,7 +29,8 @@ from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
 from flowrl.rewards.judges.chat import is_server
 from flowrl.rewards.specs import CheckedReward, checked_reward
 from flowrl.training.model_files import location_of
-from flowrl.training.parts import model_family
+from flowrl.training.parts import model_family, read_run_prompts
+from flowrl.training.prompting import RunPrompts
 
 _SIZE = 64  # pixels of the images that servers are asked about
 CANNOT = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
@@ -49,11 +50,25 @@ def diagnose_configuration(name: str, overrides: Sequence[str], *, step: bool, o
     try:
         path = find_config(name)
         config = load_config(path, overrides)
+    except ConfigError as error:
+        faults = [*error.faults, *more_faults(path, overrides, error)]
+        return Diagnosis(about=about, checks=tuple(faulty("settings", fault) for fault in faults))
     except ValueError as error:
         return Diagnosis(about=about, checks=(faulty("settings", str(error)),))
-    prompts, found = _prompts(config)
-    checks = [found, *_settings(config, found)]
-    checks += [*_model(config, offline=offline), *_rewards(config, prompts, offline=offline)]
+    try:
+        family = model_family(config.pipeline)
+        copy = config.parallel.shard * config.parallel.context
+        found = obstacles(config, family, copy * (config.parallel.replicate or 1))
+    except CANNOT as error:
+        return Diagnosis(about=f"{about} ({path})", checks=tuple(faulty("settings", one) for one in faults_of(error)))
+    told = {*found.refused, *found.absent, *found.device}
+    prompts = _read(config)
+    checks = [*_prompts(prompts), *_settings(found)]
+    checks += [*_model(config, offline=offline)]
+    checks += [
+        check for check in _rewards(config, () if prompts is None else prompts.train, offline=offline)
+        if check.state != "fault" or not any(sentence.startswith(check.found) for sentence in told)
+    ]  # fmt: skip
     if config.out is not None:
         checks.append(disk_check(Path(config.out), name="disk of out"))
     if step:
@@ -61,42 +76,36 @@ def diagnose_configuration(name: str, overrides: Sequence[str], *, step: bool, o
     return Diagnosis(about=f"{about} ({path})", checks=tuple(checks))
 
 
-def _prompts(config: TrainConfig) -> tuple[Sequence[Prompt], Check]:
-    """The prompts of a run, checked as `flowrl train` checks them."""
+def _read(config: TrainConfig) -> RunPrompts | None:
+    """The prompts of a run; None where they cannot be read, which is told with what stands in the way."""
     try:
-        prompts = checked_prompts(config)
-    except (ValueError, OSError) as error:
-        return (), faulty("prompts", explain(error))
+        return read_run_prompts(config.prompts)
+    except (ValueError, OSError):
+        return None
+
+
+def _prompts(prompts: RunPrompts | None) -> Iterator[Check]:
+    """How many prompts there are, and how many are evaluated on too."""
+    if prompts is None:
+        return
     shared = overlap_of_rows(prompts.train, prompts.held_out)
     said = f"{len(prompts.train)} to train on, {len(prompts.held_out)} to evaluate on"
     if again := len(prompts.train) - len(distinct(prompts.train)):
         said += f"; {again} of the first are there more than once"
     if shared.exact:
-        return prompts.train, Check(
+        yield Check(
             name="prompts", state="warning", found=f"{said}; {shared_words(len(shared.exact), shared.total)}",
             cure="take other prompts for prompts.eval: scores on those say nothing about new prompts",
         )  # fmt: skip
-    return prompts.train, Check(name="prompts", state="ok", found=said)
+    else:
+        yield Check(name="prompts", state="ok", found=said)
 
 
-def _settings(config: TrainConfig, prompts: Check) -> Iterator[Check]:
-    """What `flowrl train` would refuse; what was said of the prompts is not said again."""
-    try:
-        family = model_family(config.pipeline)
-    except ValueError as error:
-        yield faulty("settings", str(error))
-        return
-    copy = config.parallel.shard * config.parallel.context
-    try:
-        found = obstacles(config, family, copy * (config.parallel.replicate or 1))
-    except CANNOT as error:
-        yield faulty("settings", explain(error))
-        return
-    told = f"{prompts.found}: {prompts.cure}" if prompts.state == "fault" else ""
+def _settings(found: Obstacles) -> Iterator[Check]:
+    """What `flowrl train` would refuse, each thing by itself."""
     for name, sentences in (("settings", found.refused), ("missing", found.absent), ("device", found.device)):
         for sentence in sentences:
-            if not (told and (sentence in told or told in sentence or sentence.startswith("prompts."))):
-                yield faulty(name, sentence)
+            yield faulty("prompts" if sentence in found.of_prompts else name, sentence)
     if not (found.refused or found.absent or found.device):
         yield Check(name="settings", state="ok", found="flowrl train would take them")
 

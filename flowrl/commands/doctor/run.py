@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flowrl.commands.doctor.result import Check, Diagnosis, as_data
 from flowrl.files import plain
+from flowrl.runtime.scrubbing import say as print
 
 
 def run(parsed: argparse.Namespace) -> int:

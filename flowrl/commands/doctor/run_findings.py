@@ -103,7 +103,7 @@ def _signs(run: RunData) -> Iterator[Check]:
         if not len(values) or sign.is_healthy(values):
             continue
         since = _since(sign, values)
-        found = f"{sign.key} is {number(values[-1])} and unhealthy since iteration {int(at[since])}"
+        found = f"{sign.key} is {sign.tested(values)}, unhealthy since iteration {int(at[since])}"
         if sign.key == "invalid_ratio":
             found = f"{found}{_reasons(run)}"
         ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1

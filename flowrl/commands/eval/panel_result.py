@@ -36,6 +36,14 @@ class Scored:
         """What tells the prompts of the images apart."""
         return [image.asked_for for image in self.images]
 
+    @property
+    def units(self) -> list[tuple[str, ...]]:
+        """What intervals are over: a text about other images is another prompt."""
+        return [
+            (image.prompt, *map(str, (*image.source_images, *image.reference_images)), *image.record.get("sources", ()))
+            for image in self.images
+        ]
+
 
 def result_of(
     settings: Settings, panel: Panel, scored: Sequence[Scored], spread: Sequence[Diversity],
@@ -59,7 +67,7 @@ def result_of(
         ValueError: subject and base have other prompts or samples.
     """
     subject = scored[0]
-    means = [panel_means(part.values, part.prompts) for part in scored]
+    means = [panel_means(part.values, part.units) for part in scored]
     found = [{name: mean.interval for name, mean in part.items()} for part in means]
     for place, part in enumerate(spread):
         found[place][DIVERSITY] = part.interval
@@ -100,7 +108,7 @@ def _change(settings: Settings, scored: Sequence[Scored], spread: Sequence[Diver
             "subject and base have images of different prompts or samples, so that they cannot be compared: draw the "
             "same ones."
         )
-    change = panel_differences(base.values, subject.values, subject.prompts)
+    change = panel_differences(base.values, subject.values, subject.units)
     if spread:
         pairs = [value - spread[1].by_prompt[prompt] for prompt, value in spread[0].by_prompt.items()]
         change[DIVERSITY] = mean_interval(pairs, ends=None)

@@ -161,7 +161,7 @@ def existing(folder: Path, settings: Settings) -> list[ImageFile]:
     else:
         if settings.prompts is None:
             raise ValueError(f"{folder} names no prompts: give --prompts FILE, a .txt with one prompt per image in "
-                             f"the order of their names, or a .jsonl with file and prompt.")  # fmt: skip
+                             f"the order of their names, 2.png before 10.png, or a .jsonl (file, prompt).")  # fmt: skip
         found = read_items(folder, prompts=settings.prompts)
     if settings.num_prompts is not None:
         raise ValueError("--num-prompts is for images that are drawn: of a folder all images are scored.")

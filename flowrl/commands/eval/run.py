@@ -36,6 +36,7 @@ from flowrl.generation.subject import Settings, Subject
 from flowrl.media.lossless import CLIPS
 from flowrl.rewards import load_target
 from flowrl.rewards.networks.looked_for import looked_for
+from flowrl.runtime.scrubbing import say as print
 
 BASE = "base"
 MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json", "adapter_config.json")

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from flowrl.benchmarks.unigenbench.items import Item, PromptFile
 from flowrl.commands.eval.benchmark import Result
@@ -22,6 +21,7 @@ from flowrl.commands.terminal_text import Table
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import duration, plural
+from flowrl.media.reading import image_size
 
 PIXELS_PER_TOKEN = 28 * 28  # of the vision towers of Qwen2.5-VL; others are near
 SIDE = 1024  # of an image whose size is not known
@@ -112,8 +112,7 @@ def _pixels(settings: Settings) -> float:
     if images is not None:
         first = next(iter(sorted(images.rglob("*.png"))), None)
         if first is not None:
-            with Image.open(first) as image:
-                return float(image.width * image.height)
+            return float(math.prod(image_size(first)))
     height, width = (source.options.get(side) if source is not None else None for side in ("height", "width"))
     if height and width:
         return float(height * width)

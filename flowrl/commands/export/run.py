@@ -26,6 +26,7 @@ from flowrl.pipelines.weights.lora_exports import (
     peft_tensors,
     stock_files,
 )
+from flowrl.runtime.scrubbing import say as print
 from flowrl.training.parts import DTYPES
 
 MARK = {"format": "pt", "made_by": "flowrl export"}

@@ -10,6 +10,7 @@ from pathlib import Path
 from flowrl.commands.list.entries import entries
 from flowrl.config.spelling import closest, edit_distance
 from flowrl.config.train import ConfigError, resolve_path
+from flowrl.runtime.scrubbing import say as print
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from flowrl.commands.init.written import text_of
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.files import write_atomically
+from flowrl.runtime.scrubbing import say as print
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -33,7 +35,8 @@ def run(parsed: argparse.Namespace) -> int:
     write_atomically(path, text)
     print(said)
     _say_prompts(config)
-    print(f"next: flowrl plan {path}{f' --card {card}' if card else ''}\nthen: flowrl train {path}")
+    quoted = shlex.quote(str(path))
+    print(f"next: flowrl plan {quoted}{f' --card {card}' if card else ''}\nthen: flowrl train {quoted}")
     return 0
 
 
@@ -54,12 +57,14 @@ def _of_file(parsed: argparse.Namespace, path: Path) -> tuple[str, str, int | No
     with _lightly():
         found = imported(parsed.source, parsed.model, parsed.reward)
         try:
-            overrides, why = _sized(_loaded(text_of_import(found, ()), path), path.stem, parsed.card)
+            config = _loaded(text_of_import(found, ()), path)
+            overrides, why = _sized(config, path.stem, parsed.card, with_prompts=False)
+            misfits = _misfits(config)
         except ValueError as error:
             raise ValueError(f"{parsed.source} says what is refused here: {error}") from None
     text = text_of_import(found, _fitting(found.done.keys["pipeline.model"], overrides, why))
     said = f"{told(found)}\nwrote {path}, which builds on {found.base}{f': {why}' if why else ''}"
-    return text, said, parsed.card
+    return text, "\n".join([said, *(f"look: other prompts are needed: {one}" for one in misfits)]), parsed.card
 
 
 @contextmanager
@@ -123,10 +128,20 @@ def _loaded(text: str, path: Path) -> TrainConfig:
             raise ValueError(str(error).replace(str(file), str(path))) from None
 
 
-def _sized(config: TrainConfig, name: str, card: int | None) -> tuple[tuple[str, ...] | None, str]:
+def _misfits(config: TrainConfig) -> list[str]:
+    """What prompts that are here lack for model and rewards: of an import they may be the base's, and are changed."""
+    from flowrl.commands.train.preflight import look
+
+    return look(config, here=False, only_here=True).of_prompts
+
+
+def _sized(
+    config: TrainConfig, name: str, card: int | None, *, with_prompts: bool = True
+) -> tuple[tuple[str, ...] | None, str]:
     """What `flowrl plan` would change for the card, and its verdict in words; None where nothing will do.
 
-    Without a card it is only looked whether `flowrl plan` takes the configuration.
+    Without a card it is only looked whether `flowrl plan` takes the configuration; without `with_prompts` whatever its
+    prompts are.
 
     Raises:
         ValueError: `flowrl plan` refuses the configuration.
@@ -140,7 +155,8 @@ def _sized(config: TrainConfig, name: str, card: int | None) -> tuple[tuple[str,
     from flowrl.training.parts import model_family
 
     family = model_family(config.pipeline)
-    refused = obstacles(config, family, 1).refused
+    found = obstacles(config, family, 1)
+    refused = [fault for fault in found.refused if with_prompts or fault not in found.of_prompts]
     if refused:
         raise ValueError("; ".join(refused))
     plan = gather(config, name, family, processes=1, pace=pace(config, None), processor="GPU")
@@ -148,7 +164,7 @@ def _sized(config: TrainConfig, name: str, card: int | None) -> tuple[tuple[str,
         return (), ""
     if plan.facts is None:
         return (), f"whether it fits {card} GB is not known: {plan.unknown}"
-    found = fit(plan.facts, plan.settings, plan.choices, card)
-    if found.overrides is None:
-        return None, f"does not fit {card} GB with any setting, because {in_the_way(found)}"
-    return found.overrides, f"at most {in_bytes(found.memory.peak)} of a card of {card} GB by the plan"
+    fitted = fit(plan.facts, plan.settings, plan.choices, card)
+    if fitted.overrides is None:
+        return None, f"does not fit {card} GB with any setting, because {in_the_way(fitted)}"
+    return fitted.overrides, f"at most {in_bytes(fitted.memory.peak)} of a card of {card} GB by the plan"

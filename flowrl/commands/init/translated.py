@@ -80,19 +80,7 @@ def translate(given: Foreign) -> Translated:
             sign, why = made[:2], made[2:]
             lines.append(Line(key=key, value=value, made={}, fate=FATE_OF[sign], why=why, unsaid=key in unsaid))
     always = {"policy.train": "full", "sampler.kernel": "dance_sde"} if given.kind == "DanceGRPO" else {}
-    done = Translated(lines=tuple(lines), always=always)
-    images = _number(done, "prompts_per_step") * _number(done, "group_size")
-    for size, parts in (("rollout_batch_size", 1), ("micro_batch_size", _number(done, "updates_per_rollout") or 1)):
-        own = parts * (_number(done, size) or 1)
-        if size in done.keys and (not images or images % own):
-            why = "it does not divide the images of an update" if images else "the file does not say how many images"
-            done = done.without(size, f"{size} is left to the run: {why}")
-    return done
-
-
-def _number(done: Translated, ours: str) -> int:
-    value = done.keys.get(ours)
-    return value if isinstance(value, int) else 0
+    return Translated(lines=tuple(lines), always=always)
 
 
 def _by_table(given: Foreign, key: str, value: Any) -> Made:

@@ -9,6 +9,7 @@ import textwrap
 from flowrl.commands.list.entries import Entry, entries
 from flowrl.commands.terminal_text import COLUMNS, cut
 from flowrl.config.options import unknown_name
+from flowrl.runtime.scrubbing import say as print
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from flowrl.pipelines.places.single_files import is_single_file
 from flowrl.pipelines.weights.lora_exports import finite_loras
 from flowrl.pipelines.weights.merged_model import merge
 from flowrl.pipelines.weights.saved_model import stock_folder
+from flowrl.runtime.scrubbing import say as print
 from flowrl.training.model_files import model_location
 
 NOTABLE = 0.01

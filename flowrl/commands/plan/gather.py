@@ -19,6 +19,7 @@ from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.sent_text import Text
 from flowrl.commands.plan.stock_route import StockRoute, stock_route
 from flowrl.commands.plan.throughput import Pace
+from flowrl.commands.train.batch_sizes import geometry_of
 from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig, is_here
@@ -129,7 +130,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     unknown = unknown or f"no configuration of {config.pipeline.model} is known without its download"
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     elsewhere = bool(config.workers.rewards)  # workers hold the models that score
-    geometry, slots = _geometry(config, ranks), _slots(config)
+    geometry, slots = geometry_of(config, ranks), _slots(config)
     usual = network = cost = facts = None
     if size is not None and denoisers is not None:
         unknown = ""
@@ -197,19 +198,6 @@ def _eval_drawn(route: FamilyRoute | StockRoute, size: Size, tokens: int) -> Dra
         return route.drawn(size, tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-
-
-def _geometry(config: TrainConfig, processes: int) -> Geometry:
-    geometry = config.resolve_batch(processes)
-    if config.recipe != "forward":
-        return geometry
-    micro = forward_settings.micro_batch_size(config, processes)
-    count = geometry.images_per_process // micro
-    return Geometry(
-        images_per_process=geometry.images_per_process, rollout_batch_size=geometry.rollout_batch_size,
-        micro_batch_size=micro,
-        micro_batches_per_update=count // config.updates_per_rollout,
-    )  # fmt: skip
 
 
 def _slots(config: TrainConfig) -> int:

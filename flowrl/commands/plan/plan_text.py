@@ -16,6 +16,7 @@ from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.plan.throughput import PEAKS, SHARES
 from flowrl.commands.plan.verdict import verdict
 from flowrl.commands.terminal_text import COLUMNS
+from flowrl.commands.train.batch_sizes import sizes_line
 from flowrl.config.locations import is_path, split_revision
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
@@ -106,6 +107,8 @@ def _batches(plan: Plan) -> list[str]:
          f"{updates} update{'s' * (updates > 1)} an iteration"),
         ("the run", f"{count * iterations:,} {what}, {updates * iterations:,} updates"),
     ]  # fmt: skip
+    if smaller := sizes_line(config, max(1, plan.processes // config.parallel.context)):
+        rows.append(("batch sizes", smaller))
     if config.curriculum.max_rounds > 1:
         rows.append(("rounds", f"up to {config.curriculum.max_rounds} of an iteration; numbers here are of one"))
     return pairs(rows)

@@ -5,32 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.commands.train.run import check_arithmetic, check_before_loading
+from flowrl.commands.train.preflight import check_arithmetic, look
 from flowrl.config.train import TrainConfig, is_here
+from flowrl.failures import found_by
 from flowrl.pipelines import ModelFamily
 from flowrl.rewards import judged_by
 from flowrl.training.parts import check_attention
 from flowrl.training.processes.devices import check_device
 
-_STAND_IN = "asset:prompts/world_train.jsonl"  # prompts with the records that any reward of prompts reads
-
 
 @dataclass(frozen=True, slots=True)
 class Obstacles:
-    """`refused` are settings to change, `absent` what has to be put in place, `device` this machine's own lack."""
+    """`refused` are settings to change, `absent` what has to be put in place, `device` this machine's own lack.
+
+    `of_prompts` are those of the first two that are about files of prompts.
+    """
 
     refused: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     device: list[str] = field(default_factory=list)
+    of_prompts: list[str] = field(default_factory=list)
 
 
 def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obstacles:
     """Everything that `flowrl train` would refuse, and what it could only refuse once weights are loaded.
-
-    As there, the first thing that is wrong hides what would be checked after it.
 
     Args:
         config: the run's settings.
@@ -38,28 +39,21 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
         processes: of the run.
     """
     found = Obstacles()
-    given = {"prompts.train": config.prompts.train, "prompts.eval": config.prompts.eval}
-    here = {key: value for key, value in given.items() if value is not None and is_here(value)}
-    for key, value in given.items():
-        if value is not None and key not in here:
+    for key, value in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.eval)):
+        if value is not None and not is_here(value):
             found.absent.append(f"{key}: {value} is not here; its contents were not checked")
-    checked = replace(config, prompts=replace(
-        config.prompts, train=here.get("prompts.train", _STAND_IN),
-        eval=None if config.prompts.eval is None else here.get("prompts.eval", _STAND_IN),
-    ))  # fmt: skip
+    found.of_prompts.extend(found.absent)
     with _world(processes):
-        try:
-            check_before_loading(checked, here=False)
-        except ValueError as error:
-            missing = [value for value in _texts(config) if value in str(error) and not is_here(value)]
-            (found.absent if missing else found.refused).append(str(error))
-        try:
-            check_device(config.pipeline.device)
-            check_attention(config.pipeline, family)
-            check_arithmetic(config)
-        except ValueError as error:
-            found.device.append(str(error))
-    found.refused.extend(_found_late(config, family, processes))
+        looked = look(config, here=False, only_here=True)
+        found.of_prompts.extend(looked.of_prompts)
+        for fault in looked.faults:
+            missing = [value for value in _texts(config) if value in fault and not is_here(value)]
+            (found.absent if missing else found.refused).append(fault)
+        found.device.extend(found_by(
+            lambda: check_device(config.pipeline.device), lambda: check_attention(config.pipeline, family),
+            lambda: check_arithmetic(config),
+        ))  # fmt: skip
+    found.refused.extend(one for one in _found_late(config, family, processes) if one not in found.refused)
     return found
 
 

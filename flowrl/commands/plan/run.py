@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from flowrl.commands.list.entries import families
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.commands.plan.throughput import pace
+from flowrl.commands.train.preflight import load_checked
 from flowrl.config.base import named_config
 from flowrl.config.locations import is_path, split_revision
-from flowrl.config.train import TrainConfig, load_config
+from flowrl.config.train import TrainConfig
 from flowrl.files import read_json
+from flowrl.runtime.scrubbing import say as print
 
 if TYPE_CHECKING:
     from flowrl.commands.plan.gather import Plan
@@ -61,7 +63,7 @@ def planned(parsed: argparse.Namespace) -> Planned:
     if parsed.tflops is not None and parsed.bench is not None:
         raise ValueError("--tflops and --bench both say how fast a GPU is: leave one of them out")
     path, name = named_config(parsed.config)
-    config = load_config(path, parsed.overrides)
+    config = load_checked(path, parsed.overrides, here=False)
     parallel = config.parallel
     copy = parallel.shard * parallel.context
     if parsed.processes is None:

@@ -7,7 +7,7 @@ counted by the model's own tokenizer where its file is here, which takes neither
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: S
         prompts: all that the run embeds; None where they are not here.
     """
     most = family.text_tokens(model, options)
-    if not drops_padding(family, model, most):
+    if not drops_padding(family, model, most, options):
         return Text(most=most)
     if family.num_sources != (0, 0):
         return Text(most=most, usual=most, told="its source images are told as text too, so prompts were not counted")
@@ -68,13 +68,13 @@ def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: S
     return Text(most=longest, usual=round(sum(found) / len(found)), told="counted by the model's tokenizer")
 
 
-def drops_padding(family: ModelFamily, model: str, tokens: int) -> bool:
+def drops_padding(family: ModelFamily, model: str, tokens: int, options: Mapping[str, Any]) -> bool:
     """Whether the denoiser is sent a prompt's own tokens alone: then a prompt keeps their number beside them."""
     card = family.card(model) if isinstance(family, Family) else None
     if card is None or card.network is None or not isinstance(family, Family):
         return False
     p = FamilyPipeline(
-        family, card, family.options(), pipe=None, denoisers={}, dtype=torch.float32, device=torch.device("meta"),
+        family, card, family.chosen(options), pipe=None, denoisers={}, dtype=torch.float32, device=torch.device("meta"),
         tokens=tokens,
     )  # fmt: skip
     return "length_on_host" in family.conditioning(p, tokens)

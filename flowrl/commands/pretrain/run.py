@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from flowrl.pretrain.making import pretrain
+from flowrl.runtime.scrubbing import say as print
 
 
 def run(parsed: argparse.Namespace) -> int:

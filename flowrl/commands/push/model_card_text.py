@@ -11,12 +11,14 @@ from flowrl.commands.push.base_licences import Terms
 from flowrl.commands.push.places import without_places
 from flowrl.commands.report.result import HeldOut, conclusion
 from flowrl.commands.report.run_data import RunData
+from flowrl.config.readers import is_read
 from flowrl.generation.models import Source
 from flowrl.html.markup import estimate, plural
 from flowrl.pipelines.known_checkpoints import tables
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.rewards import reproduced_by
+from flowrl.rewards.compose import unique_keys
 from flowrl.statistics.bootstrap import LEVEL
 
 MADE = "<!-- written by flowrl push -->"
@@ -226,19 +228,21 @@ def _training(card: Card) -> str:
     held = f", evaluated on `{name}`" if (name := _prompts(run, "eval")) else ""
     lines = ["## Training", "", f"Prompts: `{_prompts(run, 'train') or 'not stated'}`{held}."]
     lines += ["", "Rewards, and what they stand for:", ""]
-    for reward in config.get("rewards") or []:
-        lines.append(_reward(reward, versions))
+    rewards = config.get("rewards") or []
+    keys = unique_keys([str(one.get("label") or one.get("name") or one.get("function")) for one in rewards])
+    lines += [_reward(reward, key, versions) for reward, key in zip(rewards, keys, strict=True)]
+    recipe, objective = str(config.get("recipe")), str(_at(config, "objective.name") or "")
     rows = [f"| `{key}` | {_cell(without_places(_value(value)))} |"
-            for key in SHOWN if (value := _at(config, key)) is not None]  # fmt: skip
+            for key in SHOWN
+            if (value := _at(config, key)) is not None and is_read(key, recipe, objective)]  # fmt: skip
     return "\n".join(
         [*lines, "", "Settings; all of them are in `config.yaml`:", "", "| key | value |", "|---|---|", *rows]
     )
 
 
-def _reward(reward: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    name, own = reward.get("name"), reward.get("label") or reward.get("name") or reward.get("function")
-    options = reward.get("options") or {}
-    text = f"- `{own}`, weight {reward.get('weight', 1.0):g}"
+def _reward(reward: Mapping[str, Any], own: str, versions: Mapping[str, str]) -> str:
+    name, options = reward.get("name"), reward.get("options") or {}
+    text = f"- `{own}`{f' ({name})' if name not in (None, own) else ''}, weight {reward.get('weight', 1.0):g}"
     if name is None:
         text += f": a function of `{without_places(str(reward.get('file'))).rpartition('/')[2]}`, which is not shared"
     version = versions.get(f"reward {own}")

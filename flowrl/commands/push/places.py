@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from flowrl.runtime.scrubbing import SECRET, without_secrets
+
 _URL = re.compile(r"\b[a-z][a-z0-9+]*://[^\s'\"]+")
 _PATH = re.compile(
     r"(?<![\w.:/\u2026-])(?:~[\w.-]*|[A-Za-z]:\\|/)(?:[^\s'\",;\[\](){}]*[/\\])?([^\s'\",;\[\](){}/\\]*)"
 )
-_SECRET = re.compile(r"\b(?:hf_\w{20,}|sk-[\w-]{16,}|ghp_\w{20,}|AKIA[0-9A-Z]{16})")
 _SECRET_KEYS = re.compile(r"(?:token|key|secret|password)(?:_env)?$", re.I)
 
 
 def without_places(text: str) -> str:
     """The text with paths reduced to their last part, addresses and secrets to a word."""
-    text = _SECRET.sub("SECRET", _URL.sub("ADDRESS", text))
+    text = without_secrets(_URL.sub("ADDRESS", text))
     return _PATH.sub(lambda found: f"\u2026/{found[1]}" if len(found[0]) > 1 else found[0], text)
 
 
@@ -26,5 +27,5 @@ def settings_without_places(value: Any, key: str = "") -> Any:
     if isinstance(value, list):
         return [settings_without_places(part, key) for part in value]
     if isinstance(value, str):
-        return "SECRET" if _SECRET_KEYS.search(key) else without_places(value)
+        return SECRET if _SECRET_KEYS.search(key) else without_places(value)
     return value

@@ -24,6 +24,7 @@ from flowrl.config.locations import hub_id
 from flowrl.generation.models import Source, check_source, find_source, lora_of
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.weights.lora_exports import SavedLora, finite_loras
+from flowrl.runtime.scrubbing import say as print
 
 
 def run(parsed: argparse.Namespace) -> int:

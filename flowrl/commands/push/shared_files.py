@@ -11,6 +11,7 @@ from pathlib import Path
 from flowrl.commands.push.model_card_text import MADE
 from flowrl.commands.report.run_data import RunData
 from flowrl.files import free_bytes, leads_out, refuse_foreign, replacing
+from flowrl.html.markup import plural
 
 README = "README.md"
 
@@ -52,7 +53,7 @@ def listed(files: Sequence[Shared]) -> str:
     """The files with their sizes, and the sum."""
     width = max(len(file.name) for file in files)
     rows = [f"  {file.name:<{width}}  {_size(file.size):>9}" for file in files]
-    return "\n".join([*rows, f"  {len(files)} files, {_size(sum(file.size for file in files))}"])
+    return "\n".join([*rows, f"  {plural(len(files), 'file')}, {_size(sum(file.size for file in files))}"])
 
 
 def write_files(folder: Path, files: Sequence[Shared]) -> None:

@@ -219,6 +219,8 @@ def _other_rewards(run: RunData, held: HeldOut | None) -> list[str]:
     shown = "" if held is None else held.metric
     keys = [key for key in keys_below(run.evaluations, REWARD) if key != shown]
     keys = [key for key in keys if key.count("/") == 2 and not key.endswith(("_low", "_high"))]
+    if held is not None:  # GenEval's score is also a reward's, under another name: once is enough
+        keys = [key for key in keys if not np.array_equal(column(run.evaluations, key), column(run.evaluations, shown))]
     members = [key for key in keys_below(run.train, "reward/") if key.count("/") == 1]
     return keys + (members if len(members) > 1 else [])
 

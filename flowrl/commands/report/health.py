@@ -27,10 +27,25 @@ class Sign:
     healthy: str
     is_healthy: Callable[[Values], bool]
     cure: str
+    tested: Callable[[Values], str] = lambda values: f"{number(_recent(values))} on average over {_last(values)}"
+    """What `is_healthy` looks at, in words."""
 
 
 def _recent(values: Values) -> float:
     return float(values[-RECENT:].mean())
+
+
+def _last(values: Values) -> str:
+    return "the iteration" if len(values) == 1 else f"the last {min(len(values), RECENT)} iterations"
+
+
+def _highest(values: Values) -> str:
+    median = number(float(np.median(values)))
+    return f"{number(float(values[-RECENT:].max()))} at most over {_last(values)}, with a median of {median}"
+
+
+def _first_and_recent(values: Values) -> str:
+    return f"{number(float(values[0]), 4)} at first and {number(_recent(values), 4)} on average over {_last(values)}"
 
 
 def _without_spikes(values: Values) -> bool:
@@ -45,16 +60,17 @@ SIGNS = (
         meaning="Probability of the drawn steps under the policy that learns, over that under the one that drew them.",
         healthy="1 before the first update of an iteration; a mean more than 1 % off points to a mismatch of the two.",
         is_healthy=lambda values: abs(float(values[0]) - 1) < 0.01 and abs(_recent(values) - 1) < 0.01,
+        tested=_first_and_recent,
         cure="make rollout and update compute alike: one pipeline.attention and dtype, pipeline.compile=none, "
         "no stale rollouts; then look at ratio_first_deviation, which should be 0",
     ),
     Sign(
         key="clip_fraction",
         title="Clip fraction",
-        meaning="Share of steps whose ratio left the clip range, so that their gradient was cut.",
+        meaning="Share of steps whose ratio, the objective's own, left the clip range, so that their gradient was cut.",
         healthy="Below 0.3. Always 0 with one update for each rollout; near 1 the updates are too large.",
         is_healthy=lambda values: _recent(values) < 0.3,
-        cure="lower optim.lr or updates_per_rollout, or widen the clip range",
+        cure="lower optim.lr or updates_per_rollout, or widen clip_range, which is in units of the objective's ratio",
     ),
     Sign(
         key="kl",
@@ -62,6 +78,7 @@ SIGNS = (
         meaning="How far the policy has moved from where it started, in nats.",
         healthy="A slow rise. A jump often comes before images collapse: lower optim.lr or raise kl_coef.",
         is_healthy=_without_spikes,
+        tested=_highest,
         cure="lower optim.lr or raise kl_coef, and go on from a checkpoint before the jump",
     ),
     Sign(
@@ -70,6 +87,7 @@ SIGNS = (
         meaning="Length of the gradient before it is clipped.",
         healthy="Steady, without spikes beyond ten times its median.",
         is_healthy=_without_spikes,
+        tested=_highest,
         cure="lower optim.lr or optim.max_grad_norm, and look at the rewards of the iterations that jump",
     ),
     Sign(
@@ -87,6 +105,7 @@ SIGNS = (
         meaning="Share of images that a reward could not score: they teach nothing and enter no statistic.",
         healthy="0. The causes are in metrics.jsonl under reward_errors; beyond max_invalid_ratio the run stops.",
         is_healthy=lambda values: float(values.max()) == 0,
+        tested=lambda values: f"{number(float(values.max()))} at most",
         cure="see reward_errors in metrics.jsonl, and fix the reward or its server; what fails is left out, so "
         "the run learns from the rest alone",
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 from flowrl.commands.report.page import FOOTER, render
 from flowrl.commands.report.run_data import read_run
 from flowrl.files import refuse_foreign, replacing
+from flowrl.runtime.scrubbing import say as print
 
 _REPORT = re.compile(f"<footer><p>{re.escape(FOOTER)}</p>")
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from flowrl.files import numbered_lines, parse_json, read_json
 from flowrl.prompts.overlap import held_out_or_shared
+from flowrl.runtime.scrubbing import settings_without_secrets, without_secrets
 from flowrl.training.run_folder import refuse_links
 
 Row = Mapping[str, Any]
@@ -92,13 +93,13 @@ def read_run(folder: Path) -> RunData:
 def run_of(folder: Path, rows: Sequence[Row], broken: int = 0) -> RunData:
     """What a run folder holds, where the rows of its metrics are known; `broken` lines of them could not be read."""
     notes: list[str] = []
-    config_text = _text(folder / "config.yaml")
+    config_text = without_secrets(_text(folder / "config.yaml"))
     try:
         config = yaml.safe_load(config_text) or {}
     except yaml.YAMLError:
         config = {}
         notes.append("config.yaml is not valid YAML; it is shown as text only.")
-    manifest = _json_object(folder / "manifest.json", notes)
+    manifest = settings_without_secrets(_json_object(folder / "manifest.json", notes))
     if error := manifest.get("error"):
         notes.append(f"An error stopped this run ({manifest.get('failed')}): {error}")
     notes += [*_unread(broken, METRICS), *_not_finite(rows)]
@@ -130,7 +131,7 @@ def warnings_by_kind(rows: Sequence[Row]) -> dict[str, list[tuple[int, str]]]:
     for row in rows:
         if isinstance(said := row.get("warnings"), dict):
             for kind, sentence in said.items():
-                found.setdefault(str(kind), []).append((int(row["iteration"]), str(sentence)))
+                found.setdefault(str(kind), []).append((int(row["iteration"]), without_secrets(str(sentence))))
     return found
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Set
 from pathlib import Path
 
-from PIL import Image
-
 from flowrl.commands.report.run_data import Pair, RunData
-from flowrl.html.embedded_images import LARGE, UNREADABLE, clip_addresses, image_element
+from flowrl.html.embedded_images import LARGE, clip_addresses, image_element
 from flowrl.html.markup import esc, plural, section
+from flowrl.media.reading import image_size
 from flowrl.media.sound_files import has_sound
 
 MAX_PAIRS = 16
@@ -70,7 +69,7 @@ def _pair(pair: Pair, address: dict[Path, str], heard: Set[Path]) -> str:
             for side, path, clip in sides
             if clip is not None
         ]
-    except UNREADABLE:
+    except (OSError, ValueError):
         return ""
     images = sources + "".join(stills)
     row = f'<div class="sides">{images}</div>' if images else ""
@@ -80,8 +79,8 @@ def _pair(pair: Pair, address: dict[Path, str], heard: Set[Path]) -> str:
 
 def _image(side: str, path: Path, words: str) -> str:
     element = _whole(path, words)
-    with Image.open(path) as image:
-        share = 100 * image.width / image.height  # of the row's width, so that all are equally tall
+    width, height = image_size(path)
+    share = 100 * width / height  # of the row's width, so that all are equally tall
     return f'<div style="--share:{share:.0f}">{element}<span>{side}</span></div>'
 
 

@@ -20,8 +20,8 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="prompt of all images")
     parser.add_argument(
         "--prompts", metavar="FILE",
-        help="file of prompts: .txt with one line per image, in the order of their names; .jsonl with file, prompt and "
-        "metadata",
+        help="file of prompts: .txt with one line per image, in the order of their names, 2.png before 10.png; .jsonl "
+        "with file, prompt and metadata",
     )  # fmt: skip
 
 

@@ -16,7 +16,9 @@ from flowrl.config.train import resolve_path
 from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import draw_made, find_device
 from flowrl.generation.models import Source, check_lora, check_source, find_source, load_source, schedule_of
+from flowrl.generation.prompt_checks import refuse_sources
 from flowrl.generation.rlg import RLG, add_experts, rlg_settings, rlg_velocity
+from flowrl.html.markup import plural
 from flowrl.media.images import grid, save_png
 from flowrl.media.videos import contact_sheet, save_mp4
 from flowrl.pipelines import Pipeline, stock_of
@@ -25,6 +27,7 @@ from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.prompts.source_images import check_image
 from flowrl.randomness import counter_normal
+from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Velocity
 from flowrl.training.prompting import encode_prompts, guided
 
@@ -58,8 +61,8 @@ def run(parsed: argparse.Namespace) -> int:
         ValueError: as `drawn`.
     """
     made = drawn(parsed)
-    what = "images" if not made.fps else "videos with sound" if made.heard else "videos"
-    print(f"wrote {len(made.pairs)} {what} and grid.png to {parsed.out}")
+    what = plural(len(made.pairs), "video" if made.fps else "image") + (" with sound" if made.heard else "")
+    print(f"wrote {what} and grid.png to {parsed.out}")
     return 0
 
 
@@ -91,6 +94,7 @@ def drawn(parsed: argparse.Namespace) -> Drawn:
     check_source(source)
     for place in settings.loras if settings is not None else ():
         check_lora(place, source)
+    refuse_sources(prompts, source)
     if parsed.out is not None:
         refuse_foreign(parsed.out / "grid.png", own=any(parsed.out.glob("[0-9]*_seed[0-9]*.*")))
     drawing, fps = load_drawing(source, settings, str(device))

@@ -36,6 +36,7 @@ from flowrl.generation.named_rewards import reward_label
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import Backend, look
 from flowrl.rewards.specs import validate_reward_specs
+from flowrl.runtime.scrubbing import say as print
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
 """Environment variable of the processes behind the port, with the token between them and the door."""
@@ -197,7 +198,8 @@ class Environments:
                 python, score_server.__file__, place.scorer, "--name", label, "--port", "0", "--token-env", TOKEN,
                 "--images", given.images, "--needs", ",".join(given.needs), "--batch-size", str(limits.batch_size),
                 "--max-items", str(limits.max_items), "--max-mib", str(self.parsed.max_mib), "--max-mpixels",
-                str(self.parsed.max_mpixels), "--queue-size", str(limits.queue_size), "--until-stdin-ends",
+                str(self.parsed.max_mpixels), "--max-images", str(limits.max_images), "--queue-size",
+                str(limits.queue_size), "--until-stdin-ends",
                 *([] if given.version is None else ["--version", given.version]),
             ]  # fmt: skip
         return _Child(label=label, command=command, environment=environment)
@@ -209,7 +211,7 @@ class Environments:
             "--devices": given.devices, "--device": given.device, "--batch-size": given.batch_size,
             "--queue-size": given.queue_size, "--max-items": given.max_items, "--max-mib": given.max_mib,
             "--max-mpixels": given.max_mpixels, "--max-video-mib": given.max_video_mib,
-            "--max-video-mpixels": given.max_video_mpixels, "--grace": given.grace,
+            "--max-video-mpixels": given.max_video_mpixels, "--max-images": given.max_images, "--grace": given.grace,
         }  # fmt: skip
         return [text for key, value in flags.items() if value is not None for text in (key, str(value))]
 

@@ -30,6 +30,7 @@ from flowrl.failures import explain
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.server_metrics import DIRECTORY
+from flowrl.runtime.scrubbing import say as print
 
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before a dead replica is started again, twice as long each time
 _LIVED = 60.0  # seconds after which a replica counts as one that can live

@@ -12,12 +12,14 @@ import torch
 
 from flowrl.commands.serve.environments import Environments, has_places
 from flowrl.commands.serve.replicas import Replicas
-from flowrl.commands.serve.served import Rows, limits_of, load_app
+from flowrl.commands.serve.served import Rows, hosts_of, limits_of, load_app
 from flowrl.generation.drawing import find_device
 from flowrl.generation.named_rewards import reward_label, reward_list
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.front_door import make_door
 from flowrl.rewards.specs import validate_reward_specs
+from flowrl.runtime.scrubbing import remember_secret
+from flowrl.runtime.scrubbing import say as print
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -26,7 +28,7 @@ def run(parsed: argparse.Namespace) -> int:
     Args:
         parsed: `rewards`, names or one YAML file with a list `rewards:`; `host`, `port`, `token_env`, `device`,
             `devices`, `replicas`, `threads`, `batch_size`, `queue_size`, `max_items`, `max_mib`, `max_mpixels`,
-            `grace`.
+            `max_images`, `max_connections`, `allow_host`, `grace`.
 
     Raises:
         ValueError: before any weights load for what can be known then: names, options, token, port, a missing package.
@@ -67,7 +69,13 @@ def _serve_places(parsed: argparse.Namespace, specs: list[dict[str, Any]], token
             print(f"Starting {child.label} with {child.command[0]} ...", flush=True)
         rows = environments.start()
         _listen(parsed, bound, rows, time.monotonic() - start)
-        door = make_door(environments.backends, inner=environments.token, token=token, limits=limits_of(parsed))
+        door = make_door(
+            environments.backends,
+            inner=environments.token,
+            token=token,
+            limits=limits_of(parsed),
+            hosts=hosts_of(parsed),
+        )
         server.make_server(door, grace=parsed.grace).run(sockets=[bound])
     print("Stopped.", flush=True)
     return 0
@@ -118,4 +126,5 @@ def _token(variable: str | None) -> str | None:
     token = os.environ.get(variable, "").strip()
     if not token:
         raise ValueError(f"--token-env: the environment variable {variable} is not set: put the token there.")
+    remember_secret(token)
     return token

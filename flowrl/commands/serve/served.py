@@ -15,9 +15,18 @@ from flowrl.generation.scorers import load_rewards
 from flowrl.rewards import Reward
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.wire import Limits
+from flowrl.runtime.scrubbing import printable, without_secrets
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+
+class _Plain(logging.Formatter):
+    """Lines and tracebacks without secrets and control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(without_secrets(super().format(record)))
+
 
 Rows = Sequence[Sequence[str]]
 """Name, kind, needs and version of each reward."""
@@ -30,8 +39,12 @@ def load_app(
     """Loads the rewards; the application that serves them, and what it serves."""
     torch.set_num_threads(parsed.threads or default_threads(parsed.replicas))
     rewards = load_rewards(specs, device)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
-    return server.make_app(rewards, token=token, limits=limits_of(parsed), replica=replica), rows_of(rewards)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    return server.make_app(
+        rewards, token=token, limits=limits_of(parsed), replica=replica, hosts=hosts_of(parsed)
+    ), rows_of(rewards)
 
 
 def limits_of(parsed: argparse.Namespace) -> Limits:
@@ -39,8 +52,14 @@ def limits_of(parsed: argparse.Namespace) -> Limits:
     return Limits(
         max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6, max_items=parsed.max_items,
         max_video_bytes=parsed.max_video_mib * 2**20, max_video_pixels=parsed.max_video_mpixels * 10**6,
-        queue_size=parsed.queue_size, batch_size=parsed.batch_size,
+        queue_size=parsed.queue_size, batch_size=parsed.batch_size, max_images=parsed.max_images,
+        max_connections=parsed.max_connections,
     )  # fmt: skip
+
+
+def hosts_of(parsed: argparse.Namespace) -> set[str]:
+    """Names under which a server without token may be asked, besides those of this machine."""
+    return {name.lower().rstrip(".") for name in (parsed.host, *parsed.allow_host)}
 
 
 def rows_of(rewards: Mapping[str, Reward]) -> Rows:

@@ -128,7 +128,15 @@ def mean_of(values: Column, *, ends: Ends | None = VERDICTS, level: float = LEVE
     """
     known = np.isfinite(values)
     prompt = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-    return mean_interval(values[known], prompt[known], ends=ends, level=level) if known.any() else UNKNOWN
+    if not known.any():
+        return UNKNOWN
+    found, (least, most) = mean_interval(values[known], prompt[known], ends=ends, level=level), VERDICTS
+    low, high = float(values[known].min()), float(values[known].max())
+    if ends != VERDICTS or low < least or high > most or (low, high) == (least, least):
+        return found
+    # Scores from 0 to 1 that reach an end have it as their bound, and so has their mean.
+    floor, ceiling = least if low == least or high == most else found.low, most if high == most else found.high
+    return replace(found, low=max(found.low, floor), high=min(found.high, ceiling))
 
 
 def difference_of(column: Column, reference: Column, *, level: float = LEVEL) -> Interval:

@@ -36,6 +36,7 @@ from flowrl.progress import Advance, progress
 from flowrl.prompts.identity import contents
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards import Reward
+from flowrl.runtime.scrubbing import say as print
 
 STRIP = 6  # prompts whose images the page shows
 Journals = Mapping[Setting, Journal]

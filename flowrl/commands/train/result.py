@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,9 +13,13 @@ from typing import Any
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.commands.report.result import conclusion, untold
 from flowrl.commands.report.run_data import shown_prompts, warnings_by_kind
-from flowrl.config.train import TrainConfig
+from flowrl.commands.terminal_text import aligned
+from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.files import plain, read_json_lines, write_atomically
+from flowrl.html.markup import plural
+from flowrl.prompts.loading import load_prompts
 from flowrl.prompts.overlap import held_out_or_shared
+from flowrl.runtime.scrubbing import say as print
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores
 from flowrl.training.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
@@ -32,10 +37,11 @@ OFFLINE = "wandb/offline-run-*"
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
     """Prints what came out, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
-    rows = _rows(folder)
+    rows, quoted = _rows(folder), shlex.quote(str(folder))
     rewards = [row["reward"] for row in rows if "reward" in row]
     word, shared = held_out_or_shared(read_manifest(folder).get("eval_prompts"))
-    numbers, lines, scores = evaluations(folder), [f"{shared}.", ""] if shared else [], dict[str, Any]()
+    numbers = evaluations(folder)
+    lines, scores = [f"{shared}.", ""] if shared and numbers else [], dict[str, Any]()
     if len(numbers) > 1:
         sides = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
         table, scores = _scores(*sides, word.capitalize())
@@ -50,7 +56,7 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
         summary: dict[str, Any] = {"iterations": config.num_iterations, **ends, **scores}
         write_atomically(folder / "summary.json", json.dumps(plain(summary), indent=1) + "\n")
     else:
-        print(f"\nStopped before the end. Continue with:\n  flowrl train resume={folder}")
+        print(f"\nStopped before the end. Continue with:\n  flowrl train resume={quoted}")
     print(f"\nReport    {report}")
     if (folder / "samples").exists():
         print(f"Samples   {folder / 'samples'}")
@@ -61,9 +67,9 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     if config.logging.wandb == "offline" and any(folder.glob(OFFLINE)):
         print(f"W&B       wandb sync {shlex.quote(str(folder))}/{OFFLINE}")  # the shell finds those of a resumed run
     if finished:
-        print(_try(folder))
+        print(_try(folder, config))
         if config.eval_every and _still_rising(rows):
-            print(f"Longer    flowrl train resume={folder} \\\n            num_iterations={2 * config.num_iterations}")
+            print(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={2 * config.num_iterations}")
 
 
 def _number(value: float | None) -> str:
@@ -76,7 +82,8 @@ def _number(value: float | None) -> str:
 def _warnings(rows: list[dict[str, Any]]) -> list[str]:
     """A line for every kind of warning that the run gave."""
     return [
-        f"Warning   {name.replace('_', ' ')}: {len(said)} times, from iteration {said[0][0]} on (see the report)"
+        f"Warning   {name.replace('_', ' ')}: {plural(len(said), 'time')}, from iteration {said[0][0]} on (see the "
+        "report)"
         for name, said in warnings_by_kind(rows).items()
     ]
 
@@ -95,8 +102,8 @@ def _held_out_rewards(
     ]
     if not names:
         return [], {}
-    lines = [f"{word} rewards, {len(after)} samples, same prompts and seeds", ""]
-    lines.append(f"  {'reward':<24}{'before':>9}{'after':>9}    change, 95 % interval")
+    lines = [f"{word} rewards, {plural(len(after), 'sample')}, same prompts and seeds", ""]
+    cells: list[tuple[str, ...]] = []
     found: dict[str, Any] = {}
     reasons: dict[str, list[str]] = {}
     for name in names:
@@ -104,17 +111,16 @@ def _held_out_rewards(
         bounds = f"{change.low:+.3g} to {change.high:+.3g}" if change.known else "-"
         if reason:
             reasons.setdefault(reason, []).append(name)
-        lines.append(
-            f"  {name:<24}{_cell(start, '9.4g')}{_cell(end, '9.4g')}  {_cell(change.mean, '+8.3g')} ({bounds})"
-        )
+        cells.append((name, _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), f"({bounds})"))
         found[name] = {"before": start, "after": end, "change": change}
+    lines += aligned(("reward", "before", "after", "change", "95 % interval"), cells, "  ").splitlines()
     lines += [f"  No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
     return [*lines, ""], {"rewards": found}
 
 
 def _cell(value: float, form: str) -> str:
     """A number in a column; a dash where it is unknown."""
-    return f"{value:>{form}}" if math.isfinite(value) else f"{'-':>{form.strip('+').partition('.')[0]}}"
+    return f"{value:{form}}" if math.isfinite(value) else "-"
 
 
 def _of_geneval(rows: list[dict[str, Any]], key: str) -> bool:
@@ -132,17 +138,27 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
     return first, last, change, "" if change.known else untold(start)
 
 
-def _try(folder: Path) -> str:
-    """A command that samples from the run, with a prompt that it was evaluated on where it was."""
+def _try(folder: Path, config: TrainConfig) -> str:
+    """A command that samples from the run, with a prompt that it was evaluated on, or trained on where it was not."""
     first = shown_prompts(folder / "samples", [])[:1]
-    asked = first[0] if first else {}
+    asked = first[0] if first else _first_trained(config)
     images = [f"--source {shlex.quote(str(path))}" for path in asked.get("sources", [])]
     words = [
-        f"Try       flowrl sample {folder}",
+        f"Try       flowrl sample {shlex.quote(str(folder))}",
         f"--prompt {shlex.quote(str(asked.get('prompt', 'PROMPT')))}",
         *images,
     ]
     return " \\\n            ".join(words)
+
+
+def _first_trained(config: TrainConfig) -> dict[str, Any]:
+    """The first prompt that was trained on, with the images to be edited; nothing where it cannot be read any more."""
+    if config.prompts.train is None:
+        return {}
+    with suppress(ValueError, OSError):
+        prompt = load_prompts(config.prompts.train, resolve=resolve_path)[0]
+        return {"prompt": prompt.text, "sources": [*prompt.sources]}
+    return {}
 
 
 def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], dict[str, Any]]:
@@ -153,7 +169,7 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
         return [], {}
     change, tasks, later = stratified_score(pair[1], base=pair[0]), task_scores(before), task_scores(after)
     start, end = stratified_score(before), stratified_score(after)
-    lines = [f"{word} GenEval score, {len(after)} images, same prompts and seeds", ""]
+    lines = [f"{word} GenEval score, {plural(len(after), 'image')}, same prompts and seeds", ""]
     lines.append(f"  {'task':<15}{'before':>8}{'after':>8}{'change':>9}")
     for task in (task for task in TASKS if task in tasks and task in later):
         lines.append(_line(task, tasks[task].mean, later[task].mean))

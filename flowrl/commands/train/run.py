@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.commands.train.batch_sizes import sizes_line
+from flowrl.commands.train.preflight import check_before_loading, load_checked, recipe_of
 from flowrl.config.base import named_config
-from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, load_config, to_yaml
-from flowrl.failures import explain, told
-from flowrl.files import LOCK, refuse_unwritable
+from flowrl.config.train import TrainConfig, to_yaml
+from flowrl.failures import explain, lost_process, told
+from flowrl.files import LOCK, plain, refuse_unwritable
+from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.scrubbing import without_secrets
+from flowrl.training.processes.launched import launched
+from flowrl.training.processes.meeting import meet, telling_others, words_left
 from flowrl.training.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
 from flowrl.versions import untested_line, versions
 
 if TYPE_CHECKING:
-    from flowrl.pipelines import ModelFamily
-    from flowrl.prompts.loading import Prompt
     from flowrl.training.prompting import RunPrompts
     from flowrl.training.run import Run, Watcher
 
@@ -65,19 +69,26 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
             raises ends the run, saved.
 
     Raises:
-        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten.
+        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten. Or the
+            processes of the run were given different things, or one of them did not come.
     """
+    with telling_others():
+        return _trained(given, overrides, watcher)
+
+
+def _trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], watcher: Watcher | None) -> Ended:
     folder = _resume_folder(given, overrides)
     if folder is None:
         path, name = named_config(given if isinstance(given, Mapping) else given or DEFAULT_CONFIG)
-        config = load_config(path, overrides)
+        config = load_checked(path, overrides)
         if config.resume is not None:
             raise ValueError(
                 f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
-                f"flowrl train resume={config.resume}"
+                f"flowrl train resume={shlex.quote(str(config.resume))}"
             )
         if config.resume_changed:
             raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
+        _refuse_secrets(config)
         wanted = None if config.out is None else Path(config.out).expanduser()
         text = to_yaml(config)
         if wanted is not None:
@@ -85,9 +96,14 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         if os.environ.get("RANK", "0") == "0":  # the main process alone writes
             refuse_unwritable(wanted or RUNS, flag="out=")  # now, not after seconds of imports
     else:
-        config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
-        name, wanted, text = folder.name, folder, ""
+        config = load_checked(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
+        name, wanted, text = str(folder.name), folder, ""
     prompts = check_before_loading(config)
+    inputs = inputs_of(config, prompts)
+    if launched() is not None:
+        from flowrl.training.processes.agreement import difference, facts_of
+
+        meet(facts_of(config, inputs, resumed=folder is not None), difference)
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import owned_folder
 
@@ -97,13 +113,13 @@ def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wat
         if folder is not None and on_main(lambda: _is_finished(owned, config)):
             return Ended(folder=owned, finished=True)
         resumed = folder is not None
-        finished = _run(config, prompts, name, owned, resumed=resumed, kept=kept, watcher=watcher)
+        finished = _run(config, prompts, inputs, name, owned, resumed=resumed, kept=kept, watcher=watcher)
         return Ended(folder=owned, finished=finished)
 
 
 def _run(
-    config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool,
-    watcher: Watcher | None,
+    config: TrainConfig, prompts: RunPrompts, inputs: Mapping[str, Any], name: str, folder: Path, *, resumed: bool,
+    kept: bool, watcher: Watcher | None,
 ) -> bool:  # fmt: skip
     """Trains in a folder; returns whether the run came to its end."""
     import torch
@@ -112,13 +128,16 @@ def _run(
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed, watcher=watcher)
+    run = Run(folder, config, name=name, inputs=inputs, resumed=resumed, watcher=watcher)
     if run.main:
-        print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
-        if line := untested_line(versions()):
+        print(
+            f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {describe(config)}",
+            flush=True,
+        )
+        for line in filter(None, (sizes_line(config, run.world), untested_line(versions()))):
             print(f"Note: {line}.", flush=True)
         if not resumed:
-            _note_overlap(run, prompts)
+            _note_overlap(run, prompts, evaluated=config.eval_every > 0)
     try:
         with run.watching_interrupts(), with_workers(config, run):
             finished = bool(recipe_of(config).main(config, run, prompts))
@@ -163,13 +182,48 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
         disconnect()
 
 
-def _note_overlap(run: Run, prompts: RunPrompts) -> None:
+def _begun_words(folder: Path, config: TrainConfig) -> str:
+    """What is continued, from which iteration on; and how the learning rate changes where the length does."""
+    from flowrl.training.checkpoints import checkpoints
+
+    found = checkpoints(folder)
+    before = re.search(r"^num_iterations: (\d+)$", (folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    if found and config.optim.schedule != "constant" and before and int(before[1]) != config.num_iterations:
+        print(
+            f"Note: optim.schedule={config.optim.schedule} now spans {config.num_iterations} iterations and not "
+            f"{before[1]}: the learning rate goes on from its place in the longer schedule, which may be far higher.",
+            flush=True,
+        )
+    return f"Continuing {folder} at iteration {int(found[-1].name) if found else 0}"
+
+
+def _refuse_secrets(config: TrainConfig) -> None:
+    """Refuses passwords and tokens among the settings: config.yaml, the manifest and trackers would hold them."""
+
+    def look(value: Any, key: str) -> None:
+        if isinstance(value, Mapping):
+            for name, part in value.items():
+                look(part, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list | tuple):
+            for place, part in enumerate(value):
+                look(part, f"{key}.{place}")
+        elif isinstance(value, str) and without_secrets(value) != value:
+            raise ValueError(
+                f"{key} holds a password or token ({without_secrets(value)}), which the run folder would keep: put it "
+                "into an environment variable, and name that (token_env, api_key_env) where the setting has such an "
+                "option"
+            )
+
+    look(plain(config), "")
+
+
+def _note_overlap(run: Run, prompts: RunPrompts, *, evaluated: bool) -> None:
     """Says, here and in the manifest, how many prompts of the evaluations are trained on too."""
     from flowrl.prompts.overlap import overlap_of_rows, shared_words
 
     found = overlap_of_rows(prompts.train, prompts.held_out)
     run.note(eval_prompts={"number": found.total, "trained_on": len(found.exact)})
-    if found.exact:
+    if found.exact and evaluated:
         print(f"Note: {shared_words(len(found.exact), found.total)}.", flush=True)
 
 
@@ -181,6 +235,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     """
     from flowrl.training.watchdog import Diverged
 
+    error = _of_another(error)
     begun = run.begun if resumed else _has_begun(run.folder)
     said = told(error, run.folder if begun else None)
     if not run.main or (resumed and not begun):
@@ -195,6 +250,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
             write_report(run.folder)
         way_on = "" if isinstance(error, Diverged) else _way_on(run.folder)
     else:
+        run.trackers.close(failed=True)  # before their files go
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
                 if path.name in FOLDERS:
@@ -205,6 +261,15 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
                 run.folder.rmdir()
         way_on = "Nothing was trained yet, so start again"
     return f"{said}. {way_on}".strip()
+
+
+def _of_another(error: BaseException) -> BaseException:
+    """An error, or where it says no more than that another process ended, what that one has said before."""
+    words = words_left() if lost_process(error) else {}
+    if not words:
+        return error
+    ended = ValueError("; ".join(f"process {rank} ended: {said}" for rank, said in words.items()))
+    return ended.with_traceback(error.__traceback__)
 
 
 def _has_begun(folder: Path) -> bool:
@@ -218,12 +283,13 @@ def _way_on(folder: Path) -> str:
     """How a run that stopped goes on."""
     from flowrl.training.checkpoints import checkpoints
 
+    quoted = shlex.quote(str(folder))
     if found := checkpoints(folder):
         return (
-            f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={folder}', and {ALLOW}=true "
+            f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={quoted}', and {ALLOW}=true "
             "beside it where you have changed what the run is made with"
         )
-    return f"No checkpoint was complete yet: 'flowrl train resume={folder}' begins at iteration 0"
+    return f"No checkpoint was complete yet: 'flowrl train resume={quoted}' begins at iteration 0"
 
 
 def _is_finished(folder: Path, config: TrainConfig) -> bool:
@@ -251,7 +317,7 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     if done >= wanted:
         print(
             f"The run in {folder} is finished ({done} of {wanted} iterations). To go on, raise the number: "
-            f"flowrl train resume={folder} num_iterations={2 * done}"
+            f"flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
         )
     elif share_spent(config.budget, state["counters"]) >= 1:
         print(
@@ -265,13 +331,6 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
 
 def _limits(config: TrainConfig) -> str:
     return ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
-
-
-def recipe_of(config: TrainConfig) -> Any:
-    """The module of the recipe: `check(config)` before anything loads, `main(config, run, prompts)` to train."""
-    import importlib
-
-    return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
 
 def _resume_folder(given_config: str | Mapping[str, Any] | None, overrides: Sequence[str]) -> Path | None:
@@ -296,163 +355,9 @@ def _resume_folder(given_config: str | Mapping[str, Any] | None, overrides: Sequ
     return folder
 
 
-def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompts:
-    """Prompt files, rewards, model folder, LoRA targets, device: whatever can be checked without weights.
-
-    Without `here` this machine may lack the device and the attention kernel.
-
-    Returns:
-        The prompts of the run.
-
-    Raises:
-        ValueError: says what was given, what is allowed and what to change.
-    """
-    from flowrl.pipelines.lora import refuse_other_network
-    from flowrl.pipelines.weights.full_checks import check_full
-    from flowrl.pipelines.weights.quantize import check_quantize
-    from flowrl.rewards.actors.ray_rewards import check_reward_workers
-    from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.model_files import location_of
-    from flowrl.training.optimizers import check_optimizer
-    from flowrl.training.parts import (
-        check_attention,
-        check_pipeline,
-        check_tokens,
-        init_lora,
-        lora_of,
-    )
-    from flowrl.training.processes.devices import check_device, device_kind, num_launched
-    from flowrl.training.processes.mesh import check_parallel, data_ranks
-    from flowrl.training.sampler_checks import check_sampler
-    from flowrl.training.scoring import check_offload, check_rewards
-    from flowrl.training.trackers.opening import check_trackers
-    from flowrl.workers.layout import check_workers
-
-    check_parallel(config, num_launched() if here else None)
-    config.resolve_batch(data_ranks(config))
-    prompts = checked_prompts(config)
-    if here:
-        check_device(config.pipeline.device)
-        check_trackers(config.logging)
-    validate_reward_specs(config.rewards)
-    if config.eval.rewards:
-        validate_reward_specs(config.eval.rewards)
-    check_rewards(config)
-    check_reward_workers(config.workers, config.rewards, config.recipe)
-    check_sampler(config.sampler)
-    recipe_of(config).check(config)
-    check_workers(config, here=here)
-    kind = device_kind(config.pipeline.device) if here else None
-    check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
-    check_optimizer(config, kind)
-    known, location = check_pipeline(config.pipeline), location_of(config.pipeline)
-    if config.eval.temporal and not known.videos:
-        raise ValueError(f"eval.temporal measures videos, but family {known.name} makes images: remove it")
-    if config.policy.train == "full":
-        check_full(config, known, location)
-    else:
-        lora = init_lora(config)
-        rank, _, _ = lora_of(config.policy, known.lora_targets, lora)
-        known.check(location, config.policy.target_modules or known.lora_targets, rank)
-        if lora is not None and (network := known.meta_denoiser(location)) is not None:
-            refuse_other_network(network, lora)
-    _check_negative(config, known)
-    _check_clips(known, (*prompts.train, *prompts.held_out))
-    check_attention(config.pipeline, known, here=here)
-    check_tokens(config, known)
-    check_offload(config)
-    if here:
-        check_arithmetic(config)
-    if here and config.prompts.cache is not None:
-        from flowrl.pipelines.weights.embedding_cache import check_cache
-
-        check_cache(Path(config.prompts.cache).expanduser())
-    return prompts
-
-
-def checked_prompts(config: TrainConfig) -> RunPrompts:
-    """Reads the prompts of a run.
-
-    Raises:
-        ValueError: a file is not there, or not what the rewards or the curriculum need.
-    """
-    from flowrl.training.parts import read_run_prompts
-
-    prompts = read_run_prompts(config.prompts)
-    _check_prompts(config.prompts.train, prompts.train, config.rewards)
-    _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
-    if config.curriculum.sampling == "gaussian" and len(prompts.train) < config.prompts_per_step:
-        raise ValueError(
-            f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
-            f"but {config.prompts.train} holds {len(prompts.train)}: lower prompts_per_step or add prompts"
-        )
-    return prompts
-
-
-def check_arithmetic(config: TrainConfig) -> None:
-    """Refuses an arithmetic of autoencoder or rewards that the device of the run does not have.
-
-    Raises:
-        ValueError: names the key, the device and what to set instead.
-    """
-    from flowrl.precision import refuse_unable
-    from flowrl.training.processes.devices import device_kind
-
-    device = config.pipeline.device
-    for key, kind in (("pipeline.vae_dtype", config.pipeline.vae_dtype), ("reward_dtype", config.reward_dtype)):
-        refuse_unable(kind, device if device.startswith("cuda:") else device_kind(device), key)
-
-
 def describe(config: TrainConfig) -> str:
     """One line: what is trained, on what, how long."""
     return (
         f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
         f"{config.prompts_per_step} prompts x {config.group_size} images"
     )
-
-
-def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
-    """Refuses to leave out, or to recompute, a half of guidance that is not there."""
-    from flowrl.recipes.forward_settings import trained_scale
-    from flowrl.training.model_files import location_of
-
-    trained, scale = config.sampler.train_negative, trained_scale(config)
-    if trained is not True and known.rows(location_of(config.pipeline), scale) == 1:
-        key = "sampler" if scale == config.sampler.guidance_scale else "objective.options"
-        raise ValueError(
-            f"sampler.train_negative is {str(trained).lower()}, but at guidance scale {scale:g} ({key}.guidance_scale) "
-            f"this model of family {known.name} is evaluated with the prompt alone, so nothing is negative: remove "
-            "train_negative, or set a scale that guides by a negative prompt, where the family has one"
-        )
-
-
-def _check_clips(known: ModelFamily, rows: Sequence[Prompt]) -> None:
-    """Refuses prompts that name clips, where the family takes none."""
-    with_clips = next((row for row in rows if row.clips), None)
-    if with_clips is not None and not known.clips:
-        raise ValueError(
-            f"prompt {with_clips.text!r} names a source_video, which family {known.name} does not take: remove it, "
-            "give the frame to start from under 'source', or take a model of family wan_vace"
-        )
-
-
-def _check_prompts(text: str, rows: Sequence[Prompt], rewards: Sequence[RewardConfig]) -> None:
-    """Prompts of a file `text` give the reward `geneval` the record that it reads with every prompt.
-
-    Raises:
-        ValueError: names the file, and the line or prompt.
-    """
-    from flowrl.benchmarks.geneval.metadata import parse_record
-
-    if not any(reward.name == "geneval" for reward in rewards):
-        return
-    if text.endswith(".txt"):
-        raise ValueError(
-            f"{text}: the reward geneval needs a GenEval record (tag, include, prompt) with every prompt, and a .txt "
-            "file has none: take a .jsonl file, for instance asset:prompts/world_train.jsonl"
-        )
-    for row in rows:
-        try:
-            parse_record(row.metadata)
-        except ValueError as error:
-            raise ValueError(f"{text}: {error}") from error

@@ -78,6 +78,10 @@ class Followed:
                 self._run = (self.version, run_of(self.folder, self.rows, self.broken))
             return self._run[1]
 
+    def written(self) -> int:
+        """When its metrics, or the folder, were written last."""
+        return self._time(METRICS) or self._time("")
+
     def holder(self) -> dict[str, Any] | None:
         """The process that is at work in the folder."""
         return at_work(self.folder)

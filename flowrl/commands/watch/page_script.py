@@ -7,6 +7,7 @@ SCRIPT = r"""
 const EVERY = 3000;
 const at = (id) => document.getElementById(id);
 const marks = {}, shownHtml = {};
+let newest = "";
 let names = {}, one = "", other = "", logMark = "", samples = {}, steps = [], timer = 0, busy = false, again = false;
 
 async function ask(path, key) {
@@ -70,7 +71,7 @@ function options() {
 function fromAddress() {
   const words = new URLSearchParams(location.hash.slice(1));
   const numberOf = (name) => (Object.entries(names).find((entry) => entry[1] === name) || [""])[0];
-  return [numberOf(words.get("run")) || Object.keys(names)[0] || "", numberOf(words.get("beside"))];
+  return [numberOf(words.get("run")) || newest || "", numberOf(words.get("beside"))];
 }
 
 // ---- what is new
@@ -84,6 +85,7 @@ async function update() {
     const list = await ask("list", "list");
     if (list) {
       names = list.names;
+      newest = list.newest;
       put("list", list.html);
       heads();
       if (list.waiting) wait = 50;

@@ -16,6 +16,7 @@ from flowrl.commands.watch.followed_runs import Followed, Watched
 from flowrl.commands.watch.run_view import list_row
 from flowrl.html.markup import plural
 from flowrl.rewards.serving.server import open_socket
+from flowrl.runtime.scrubbing import say as print
 
 if TYPE_CHECKING:
     import uvicorn

@@ -18,6 +18,7 @@ from flowrl.commands.watch.followed_runs import Followed
 from flowrl.failures import LOG
 from flowrl.html.charts import NARROW, draw_lines, finite_ends, smoothed
 from flowrl.html.markup import DASH, card, duration, esc, number, plural, section
+from flowrl.runtime.scrubbing import without_secrets
 
 SPARK = 60
 """Points of a curve in the list."""
@@ -144,7 +145,8 @@ def _small(run: RunData, key: str, title: str, unit: str) -> str:
 def commands(followed: Followed) -> list[tuple[str, str]]:
     """What a reader may want to do next: words and the command, to be copied into a terminal."""
     run, holder = followed.run(), followed.holder()
-    folder = shlex.quote(str(followed.folder))
+    folder, again = shlex.quote(str(followed.folder)), shlex.quote(f"{followed.folder}-again")
+    settings = shlex.quote(f"{followed.folder}/config.yaml")
     found = []
     if holder is not None:
         there = "" if _is_here(holder) else f"ssh {shlex.quote(holder['host'])} "
@@ -155,7 +157,7 @@ def commands(followed: Followed) -> list[tuple[str, str]]:
         found.append(("Go on with more iterations", f"flowrl train resume={folder} num_iterations={longer}"))
     else:
         found.append(("Continue from the last complete checkpoint", f"flowrl train resume={folder}"))
-    found.append(("The same settings in a new folder", f"flowrl train {folder}/config.yaml out={folder}-again"))
+    found.append(("The same settings in a new folder", f"flowrl train {settings} out={again}"))
     found.append(("A page of this run that can be sent", f"flowrl report {folder}"))
     return found
 
@@ -196,4 +198,4 @@ def traceback_of(followed: Followed) -> str:
             text = stream.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-SAID:])
+    return without_secrets("\n".join(text.splitlines()[-SAID:]))

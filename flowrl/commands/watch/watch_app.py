@@ -17,10 +17,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from flowrl.commands.watch.followed_runs import Followed, Watched
 from flowrl.commands.watch.kept_samples import sample_file, samples_of
@@ -28,6 +28,7 @@ from flowrl.commands.watch.page import command_list, list_of, page
 from flowrl.commands.watch.page_script import SCRIPT
 from flowrl.commands.watch.run_view import commands, list_row, log_lines, traceback_of, view, waiting_row
 from flowrl.commands.watch.two_runs import view_of_two
+from flowrl.rewards.serving.own_names import host_name
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -40,6 +41,8 @@ READING = 0.4
 """Seconds that one answer spends on runs that were never read; the others follow with the next."""
 HOSTS = ("127.0.0.1", "localhost")
 """Names under which the page is asked for, so that no other name can be made to lead here (DNS rebinding)."""
+LONGEST_PATH = 1000
+"""Letters of a path; numbers in it have 15 digits at most."""
 _HEADERS = {
     "cache-control": "no-store", "referrer-policy": "no-referrer", "x-content-type-options": "nosniff",
     "x-frame-options": "DENY", "cross-origin-resource-policy": "same-origin",
@@ -76,7 +79,7 @@ def make_app(watched: Watched, token: str) -> ASGIApp:
 
 def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
     """`inner` below the token's path, for requests that read and name this machine."""
-    from starlette.responses import PlainTextResponse, RedirectResponse
+    from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,12 +95,16 @@ def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
         _, first, *rest = [*scope["path"].split("/", 2), ""][:3]
         hosts = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
         answer: ASGIApp = inner
-        if len(hosts) != 1 or urlsplit(f"//{hosts[0]}").hostname not in HOSTS:
+        if len(hosts) != 1 or host_name(hosts[0]) not in HOSTS:
             answer = PlainTextResponse("Ask for 127.0.0.1 or localhost.\n", 400)
+        elif scope["path"] == "/favicon.ico":  # browsers ask for it by themselves
+            answer = Response(status_code=204)
         elif not hmac.compare_digest(first.encode(), token.encode()):
             answer = PlainTextResponse("Open the address that flowrl watch has printed, with its token.\n", 404)
         elif scope["method"] not in ("GET", "HEAD"):
             answer = PlainTextResponse("This page only reads.\n", 405)
+        elif len(scope["path"]) > LONGEST_PATH or re.search(r"[0-9]{16}", scope["path"]):
+            answer = PlainTextResponse("This page has no such address.\n", 400)
         elif scope["path"] == f"/{token}":
             answer = RedirectResponse(f"/{token}/")
         else:
@@ -133,7 +140,9 @@ def _list(watched: Watched, request: Request) -> Response:
             rows.append(list_row(followed))
         except (ValueError, OSError) as error:
             rows.append(waiting_row(followed, f"cannot be read: {error}"))
-    return _since(request, {"html": list_of(rows), "names": names, "waiting": waiting})
+    newest = max(runs, key=Followed.written, default=None)
+    first = "" if newest is None else str(newest.number)
+    return _since(request, {"html": list_of(rows), "names": names, "newest": first, "waiting": waiting})
 
 
 def _run(watched: Watched, request: Request) -> Response:

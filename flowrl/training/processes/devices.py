@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from flowrl.failures import explain
+from flowrl.training.processes.launched import num_launched
+
 if TYPE_CHECKING:  # its import takes a third of a second, and a plan starts no processes
     from accelerate import Accelerator
 
 T = TypeVar("T")
-
-
-def num_launched() -> int:
-    """Processes of the run, as launchers say it to each before any of them starts."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_device(device: str, key: str = "pipeline.device=") -> None:
@@ -56,11 +53,12 @@ def accelerator_of(device: str) -> Accelerator:
     """The processes of a run on a device.
 
     Raises:
-        ValueError: the device is not there.
+        ValueError: the device is not there, or not all that were launched are found.
     """
     from accelerate import Accelerator
 
     check_device(device)
+    world = num_launched()
     kind, _, number = device.partition(":")
     if number:
         torch.cuda.set_device(int(number))  # accelerate's "cuda" is the current device
@@ -68,6 +66,12 @@ def accelerator_of(device: str) -> Accelerator:
     if kind not in ("auto", "cpu") and accelerator.device.type != kind:
         raise ValueError(
             f"pipeline.device={device}, but accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU"
+        )
+    if accelerator.num_processes != world:  # a launcher that sets variables of its own, or half of the usual ones
+        raise ValueError(
+            f"accelerate found {accelerator.num_processes} processes of this run, and WORLD_SIZE in the environment is "
+            f"{world}: start it with torchrun or 'accelerate launch', or set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR "
+            "and MASTER_PORT for every process"
         )
     return accelerator
 
@@ -90,7 +94,7 @@ def on_main(function: Callable[[], T]) -> T:
         try:
             answer[0] = function()
         except (ValueError, OSError) as error:
-            failed, answer[1] = error, str(error)
+            failed, answer[1] = error, explain(error)
     broadcast_object_list(answer)
     if answer[1] is not None:
         raise failed or ValueError(answer[1])

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from flowrl.config.sections import ParallelConfig
-from flowrl.training.processes.devices import num_launched
+from flowrl.training.processes.launched import num_launched
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

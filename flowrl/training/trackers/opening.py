@@ -8,6 +8,7 @@ from typing import Any
 from flowrl.config.sections import LoggingConfig
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import plain
+from flowrl.runtime.scrubbing import settings_without_secrets, without_secrets
 from flowrl.training.trackers.tensorboard_tracker import TensorBoardTracker
 from flowrl.training.trackers.tracker import Tracker, Trackers
 from flowrl.training.trackers.trackio_tracker import TrackioTracker, check_trackio
@@ -32,10 +33,10 @@ def open_trackers(config: TrainConfig, folder: Path, *, run: str, resumed: bool)
     Raises:
         ValueError: a tracker on another machine refuses the run, or does not answer.
     """
-    own, settings = config.logging, dict[str, Any](plain(config))
+    own, settings = config.logging, dict[str, Any](settings_without_secrets(plain(config)))
     found: list[Tracker] = []
     if own.tensorboard:
-        found.append(TensorBoardTracker(folder, to_yaml(config)))
+        found.append(TensorBoardTracker(folder, without_secrets(to_yaml(config))))
     try:
         if own.wandb != "none":
             online = own.wandb == "online"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from PIL import Image
 
 from flowrl.media.images import to_pixels
 from flowrl.media.lossless import read_clip, read_rate
+from flowrl.media.reading import image_size
 from flowrl.training.trackers.tracker import TENSORBOARD, Numbers, Sample
 
 
@@ -22,8 +25,14 @@ class TensorBoardTracker:
     def __init__(self, folder: Path, config: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder / TENSORBOARD))
-        self._writer.add_text("config", f"```yaml\n{config}\n```")
+        self._hook = threading.excepthook
+        threading.excepthook = self._of_thread
+        try:
+            self._writer: Any = SummaryWriter(str(folder / TENSORBOARD))
+            self._writer.add_text("config", f"```yaml\n{config}\n```")
+        except BaseException:
+            threading.excepthook = self._hook
+            raise
 
     def log(self, iteration: int, numbers: Numbers) -> None:
         for key, value in numbers.items():
@@ -34,8 +43,7 @@ class TensorBoardTracker:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for sample in samples:
-            with Image.open(sample.image) as still:
-                width, height = still.size
+            width, height = image_size(sample.image)
             encoded = sample.image.read_bytes()
             if sample.video is not None:
                 encoded, width, height = as_gif(sample.video)
@@ -45,7 +53,18 @@ class TensorBoardTracker:
         self._writer.flush()
 
     def close(self, report: Path | None, *, failed: bool) -> None:
-        self._writer.close()
+        try:
+            self._writer.flush()  # raises what the thread that writes has met
+            self._writer.close()
+        finally:
+            if threading.excepthook == self._of_thread:
+                threading.excepthook = self._hook
+
+    def _of_thread(self, raised: threading.ExceptHookArgs) -> None:
+        """Prints nothing of the thread that writes: what it met is raised by the next call here, and told then."""
+        frames = traceback.walk_tb(raised.exc_traceback)
+        if not any(str(frame.f_globals.get("__name__", "")).startswith("tensorboard.") for frame, _ in frames):
+            self._hook(raised)
 
 
 def as_gif(video: Path) -> tuple[bytes, int, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flowrl.failures import explain
+from flowrl.runtime.scrubbing import say as print
 
 Numbers = Mapping[str, int | float]
 TENSORBOARD = "tensorboard"

@@ -64,8 +64,8 @@ def check_wandb(mode: str) -> None:
         import wandb
     except ImportError:
         raise ValueError(
-            f"logging.wandb={mode} needs the package wandb, which is not installed: pip install "
-            "'flowrl-toolkit[wandb]', or logging.wandb=none"
+            f"logging.wandb={mode} needs the package wandb, which is not installed: in flowrl's folder, pip "
+            "install -e '.[wandb]', or logging.wandb=none"
         ) from None
     if mode == "online" and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
         raise ValueError(

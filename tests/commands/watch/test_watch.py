@@ -222,6 +222,47 @@ def test_nobody_else_is_answered_and_nothing_is_written(served: tuple[str, Path]
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
 
 
+def test_malformed_requests_are_refused_in_words(served: tuple[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    address, _ = served
+    port = int(address.split(":")[2].partition("/")[0])
+    token = address.rsplit("/", 2)[1]
+
+    def status(target: str, host: str = "127.0.0.1") -> int:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("latin-1"))
+            return int(connection.recv(65536).split()[1])
+
+    for host in ("[::1", "a]b", "[", "127.0.0.1:999999999", "localhost@evil.example", "::1", "evil.example", ""):
+        assert status(f"/{token}/", host) == 400, host
+    digits = "9" * 5000
+    for path in (
+        f"run/{digits}",
+        f"pair/0/{digits}",
+        f"log/{digits}",
+        f"samples/{digits}",
+        f"sample/0/{digits}/0000.png",
+    ):
+        assert status(f"/{token}/{path}") == 400
+    for path in (
+        "run/0?since=" + digits,
+        f"log/0?mark={digits}-{digits}",
+        "sample/0/10/%00",
+        "run/%ff",
+        "run/-1",
+        "run/1e9",
+    ):
+        assert 200 <= status(f"/{token}/{path}") < 500, path
+    assert status("/favicon.ico") == 204
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_the_page_opens_on_the_run_that_was_written_last(served: tuple[str, Path]) -> None:
+    address, runs = served
+    shown = requests.get(f"{address}list", timeout=10).json()
+    newest = max(shown["names"].items(), key=lambda item: (runs / item[1] / "metrics.jsonl").stat().st_mtime_ns)
+    assert shown["newest"] == newest[0]
+
+
 @pytest.mark.parametrize(
     "name", ["..%2f..%2fprompts.json", "%2e%2e/prompts.json", "prompts.json", "0009.png", "0000.pt"]
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from family_sampling import start_noise
@@ -97,7 +97,7 @@ def compared(form: Form, model: Path, room: Path) -> dict[str, Any]:
     ours, found = said(own), dict[str, Any]()
     if form.scale is not None:
         for layer, (down, up) in pairs.items():
-            base.denoiser.get_submodule(layer).weight.data += form.scale * up @ down
+            cast(nn.Linear, base.denoiser.get_submodule(layer)).weight.data += form.scale * up @ down
         found["formula"] = float((said(base) - ours).abs().max())
     if form.stock in ("diffusers", "peft"):
         other = loaded(form.family, model)
@@ -123,7 +123,7 @@ def single(name_of: Callable[[str], str], pairs: Pairs, folder: Path, *, down: s
            alpha: float | None = None, metadata: Mapping[str, Any] | None = None,
            name: str = "my_lora.safetensors") -> Path:  # fmt: skip
     """One safetensors file: a name for each layer, endings, and an alpha beside each."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for layer, (a, b) in pairs.items():
         stem = name_of(layer)
         tensors |= {f"{stem}.{down}.weight": a.clone(), f"{stem}.{up}.weight": b.clone()}
@@ -186,7 +186,7 @@ def wan_blocks(pairs: Pairs, folder: Path) -> Path:
 
 def flux_kohya(pairs: Pairs, folder: Path) -> Path:
     """sd-scripts' form of FLUX's double blocks, where q, k and v have one LoRA: `pairs` get its A."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for layer, (down, up) in list(pairs.items()):
         block, _, name = layer.partition(".attn.")
         stem = f"lora_unet_double_blocks_{block.rpartition('.')[2]}_"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from lora_writers import ALPHA, FORMS, RANK, Form, compared, exported_again, loaded, pairs_of, peft, single
 from peft import LoraConfig, get_peft_model
+from rounding import assert_same_sum
 from safetensors.torch import save_file
 from tiny_folders import save_tiny
 from torch import Tensor, nn
@@ -134,7 +135,7 @@ def test_a_file_beside_a_model_is_known_by_its_content(tmp_path: Path, models: d
 
 
 def test_alpha_is_what_each_form_says(tmp_path: Path) -> None:
-    kohya = {"down": "lora_down", "up": "lora_up"}
+    kohya: dict[str, Any] = {"down": "lora_down", "up": "lora_up"}
     name = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
     assert read_lora(single(lambda _: name, {"a": PAIR}, tmp_path / "1", **kohya), SD).alpha == 2  # the rank
     assert read_lora(single(lambda _: name, {"a": PAIR}, tmp_path / "2", alpha=1.5, **kohya), SD).alpha == 1.5
@@ -152,7 +153,7 @@ def test_alpha_is_what_each_form_says(tmp_path: Path) -> None:
 
 def test_layers_of_several_ranks_and_alphas_act_as_they_did(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    tensors, wanted = {}, {}
+    tensors, wanted = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for layer, rank, alpha in (("a", 1, 3.0), ("b", 3, 3.0), ("c", 3, 5.0)):
         down, up = torch.randn(rank, 6, generator=generator), torch.randn(5, rank, generator=generator)
         tensors |= {f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": up, f"{layer}.alpha": torch.tensor(alpha)}
@@ -269,7 +270,7 @@ def test_a_pissa_adapter_that_peft_converted_is_read(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         tuned.save_pretrained(tmp_path / "plain", path_initial_model_for_weight_conversion=str(tmp_path / "start"))
     add_saved_lora(untouched, tmp_path / "plain")
-    torch.testing.assert_close(untouched(x), wanted, atol=1e-5, rtol=0)
+    assert_same_sum(untouched(x), wanted)
 
 
 def test_a_lora_of_another_model_is_named_by_its_first_layer(tmp_path: Path) -> None:

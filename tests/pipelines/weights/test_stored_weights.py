@@ -199,3 +199,23 @@ def test_few_bits_of_another_library_are_told_as_such(model: Path) -> None:
     (model / "transformer" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"/transformer is kept in few bits by svdquant .*set pipeline\.quantize"):
         load(model)
+
+
+def test_a_hub_id_is_accounted_for_as_a_folder_is(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    place, commit = tmp_path / "cache" / "models--me--tiny", "0" * 40
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text(commit)
+    kept = Path(shutil.copytree(model, place / "snapshots" / commit))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    load(Path("me/tiny"))
+    changed(kept, "text_encoder", blocks_of_text)
+    with pytest.raises(ValueError, match=r"/text_encoder holds weights that its network.*weight_scale_inv"):
+        load(Path("me/tiny"))
+
+
+def blocks_of_text(tensors: Tensors) -> None:
+    layer = next(key for key in tensors if key.endswith("fc1.weight")).removesuffix(".weight")
+    tensors[f"{layer}.weight_scale_inv"] = torch.ones(1, 1)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from email.message import Message
+from types import SimpleNamespace
 
 import pytest
-from reward_servers import Running, body_of, reward_of, running, values
+import requests
+from reward_servers import Gate, Running, body_of, reward_of, running, until, values
 
-from flowrl.rewards.serving import connections
+from flowrl.rewards.serving import connections, score_server
+from flowrl.rewards.serving.own_names import why_foreign
 
 
 def _said(connection: socket.socket) -> bytes:
@@ -28,8 +34,8 @@ def _connected(server: Running) -> socket.socket:
 def test_headers_that_do_not_come_to_an_end_are_not_waited_for() -> None:
     with running(reward_of(), header_timeout=0.5) as server:
         silent, half, second = (_connected(server) for _ in range(3))
-        half.sendall(b"POST /v1/score HTTP/1.1\r\nHost: a\r\n")
-        second.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        half.sendall(b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\n")
+        second.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert second.recv(65536).startswith(b"HTTP/1.1 200")
         second.sendall(b"GET /hea")  # kept alive, then half a request
         assert values(server.post(body_of(1))) == [0.0]
@@ -40,17 +46,107 @@ def test_headers_that_do_not_come_to_an_end_are_not_waited_for() -> None:
         assert values(server.post(body_of(1))) == [0.0]
 
 
-def test_connections_without_number_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
-    with running(reward_of()) as server:
-        kept = [_connected(server) for _ in range(2)]
+def _ask(connection: socket.socket) -> bytes:
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return connection.recv(65536)
+
+
+@pytest.mark.parametrize("of_one", [True, False])
+def test_a_new_connection_takes_the_place_of_the_one_that_waits_longest(
+    of_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not of_one:
+        monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
+    with running(reward_of(), max_connections=2 if of_one else 256) as server:
+        oldest, asking, newest = (_connected(server) for _ in range(3))
+        with suppress(ConnectionResetError):
+            assert _said(oldest) == b""
+        for connection in (asking, newest):
+            assert _ask(connection).startswith(b"HTTP/1.1 200")
+            connection.close()
+        oldest.close()
+        assert values(server.post(body_of(1))) == [0.0]
+
+
+def test_connections_of_one_address_leave_room_for_others() -> None:
+    with running(reward_of(), max_connections=2) as server:
+        port = int(server.url.rpartition(":")[2])
+        other = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
+        many = [_connected(server) for _ in range(5)]
+        assert _ask(other).startswith(b"HTTP/1.1 200")
+        assert _ask(many[-1]).startswith(b"HTTP/1.1 200")
+        for connection in (other, *many):
+            connection.close()
+
+
+def test_connections_at_work_are_not_cut() -> None:
+    gate = Gate()
+    with running(reward_of(gate), max_connections=2) as server, ThreadPoolExecutor(2) as clients:
+        asked = [clients.submit(server.post, body_of(1, first=number)) for number in (1, 2)]
+        until(lambda: server.service.active == 2)
         surplus = _connected(server)
         with suppress(ConnectionResetError):
             assert _said(surplus) == b""
-        for connection in (*kept, surplus):
-            connection.close()
+        surplus.close()
+        gate.opened.set()
+        assert [values(one.result()) for one in asked] == [[1.0], [2.0]]
+
+
+def test_who_asked_for_no_scores_is_kept_for_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.2)
+    body = json.dumps(body_of(1)).encode()
+    head = (
+        f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    with running(reward_of()) as server, _connected(server) as idle, _connected(server) as served:
+        served.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert b"200 OK" in served.recv(65536)
+        assert _ask(idle).startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1" not in _said(idle)
         time.sleep(0.1)
-        assert values(server.post(body_of(1))) == [0.0]
+        assert _ask(served).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Host: localhost", 200), ("Host: 127.0.0.1:80", 200), ("Host: [::1]:80", 200), ("Host: 127.8.9.1", 200),
+        ("Host: allowed.example:80", 200), ("Host: evil.example", 400), ("Host: [::1", 400), ("Host: a b", 400),
+        ("Host: 127.0.0.1.evil.example", 400), ("Host: localhost@evil.example", 400), ("Host: 10.0.0.1", 400),
+        ("Host: localhost\r\nOrigin: http://localhost", 200), ("Host: localhost\r\nOrigin: http://evil.example", 403),
+        ("Host: localhost\r\nOrigin: null", 403), ("Host: localhost\r\nOrigin: http://[::1", 403),
+        ("Host: localhost:80\r\nOrigin: http://localhost:3000", 403),
+        ("Host: localhost\r\nReferer: https://evil.example/page", 403),
+        ("Host: localhost\r\nSec-Fetch-Site: cross-site", 403), ("Host: localhost\r\nSec-Fetch-Site: same-site", 403),
+        ("Host: localhost\r\nSec-Fetch-Site: none", 200), ("Host: localhost\r\nSec-Fetch-Site: same-origin", 200),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("scheme", ["serve", "score_server"])
+def test_a_server_without_token_answers_this_machine_alone(headers: str, status: int, scheme: str) -> None:
+    given = [part.partition(": ") for part in headers.split("\r\n")]
+    if scheme == "serve":
+        why = why_foreign([(key.lower().encode(), value.encode()) for key, _, value in given], {"allowed.example"})
+        assert (why == "", why.startswith("ask")) == (status == 200, status == 400)
+    elif "allowed" not in headers and not (status == 200 and "Origin" in headers) and "Referer" not in headers:
+        handler = score_server.Handler.__new__(score_server.Handler)
+        handler.headers = Message()
+        for key, _, value in given:
+            handler.headers[key] = value
+        scorer = score_server.Scorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, None)
+        handler.server = SimpleNamespace(scorer=scorer)  # type: ignore[assignment]
+        refused = handler.foreign()
+        assert (200 if refused is None else refused.args[0]) == status
+
+
+def test_foreign_requests_are_refused_on_every_path_unless_there_is_a_token() -> None:
+    with running(reward_of()) as server:
+        for path, method in (("/health", "GET"), ("/metrics", "GET"), ("/v1/score", "POST")):
+            for extra, status in (({"Host": "evil.example"}, 400), ({"Origin": "http://evil.example"}, 403)):
+                reply = requests.request(method, server.url + path, headers=extra, json=body_of(1), timeout=10)
+                assert reply.status_code == status
+    with running(reward_of(), token="a token") as server:
+        head = {"Host": "evil.example", "Authorization": "Bearer a token"}
+        assert requests.get(server.url + "/health", headers=head, timeout=10).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -64,7 +160,7 @@ def test_connections_without_number_are_cut(monkeypatch: pytest.MonkeyPatch) -> 
 def test_bad_headers_are_answered_at_once_and_the_connection_closed(headers: bytes, status: bytes) -> None:
     with running(reward_of()) as server, _connected(server) as connection:
         connection.sendall(
-            b"POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + headers + b"\r\n\r\n"
+            b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + headers + b"\r\n\r\n"
         )
         with suppress(ConnectionResetError):  # it closes while there is more to read
             assert _said(connection).startswith(b"HTTP/1.1 " + status)

@@ -250,7 +250,8 @@ CLIENT = """
 import socket, sys, time
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 body = open(sys.argv[2], "rb").read()
-lines = ["POST /v1/score HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
+lines = ["POST /v1/score HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+lines += [f"Content-Length: {len(body)}", "", ""]
 connection.sendall("\\r\\n".join(lines).encode() + body[: int(float(sys.argv[3]) * len(body))])
 print("sent", flush=True)
 time.sleep(60)

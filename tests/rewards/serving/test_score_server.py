@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import base64
 import importlib.util
 import io
+import json
 import os
 import re
 import socket
@@ -23,7 +25,7 @@ import torch
 from PIL import Image, ImageOps
 from reward_servers import body_of, noise, samples
 
-from flowrl.prompts.source_images import as_rgb
+from flowrl.media.reading import as_rgb
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.serving import score_server
 
@@ -301,3 +303,19 @@ def test_what_it_refuses_to_start_with(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 1
         assert message in done.stderr.splitlines()[-1]
+
+
+def test_counts_of_small_things_are_bounded() -> None:
+    scorer = score_server.Scorer("a", "a:1", len, "bytes", [], 1, 9, 100, 1, 1, None, max_images=3)
+    image = base64.b64encode(b"x").decode()
+    item = {"id": 0, "prompt": "p", "images": [image], "source_images": [image] * 2}
+    plain, parts = "application/json", "multipart/form-data; boundary=b"
+    assert len(score_server.decode(json.dumps({"items": [item]}).encode(), plain, scorer)) == 1
+    for body, kind, said in [
+        (json.dumps({"items": [{**item, "reference_images": [image]}]}).encode(), plain, "may hold 3 images"),
+        (b'{"items": [' + b"[]," * 1_000_001 + b"[]]}", plain, "1000000 values"),
+        (b"--b" * 200_000, parts, "no part named request"),
+        (b"\r\n--b" * 200_000, parts, "too many parts"),
+    ]:
+        with pytest.raises(score_server.Refused, match=said):
+            score_server.decode(body, kind, scorer)

@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import struct
+import time
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from flowrl.rewards.serving.wire import Item, Limits, Score, decode_reply, decod
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
 from flowrl.rewards.serving.wire_bodies import Way
 from flowrl.rewards.serving.wire_images import WireError, decode_image, encode_image
+from flowrl.rewards.serving.wire_videos import decode_video, encode_video
 
 ROOMY = Limits()
 RED = np.full((2, 3, 3), (200, 30, 10), dtype=np.uint8)
@@ -342,3 +344,65 @@ def test_pixels_are_paid_for_with_bytes() -> None:
     with pytest.raises(WireError, match="5000 x 5000 pixels where 16000000 are left"):
         decode_request(request("1", 5000), Limits())
     assert decode_request(request("RGB", 4100), Limits()).items[0].num_pixels == 4100**2  # one colour, 16.8 million
+
+
+# ---- counts of small things ------------------------------------------------------------------------------------------
+
+
+def test_a_video_of_many_small_frames_is_not_unpacked_to_its_end() -> None:
+    frame = np.zeros((2, 2, 3), np.uint8)
+    data = encode_video([frame] * 3000)
+    begun = time.process_time()
+    with pytest.raises(WireError, match="frames or more where 100 images are left") as refused:
+        decode_video(data, 10**9, max_frames=100)
+    assert refused.value.status == 413
+    assert time.process_time() - begun < 1
+    assert len(decode_video(encode_video([frame] * 100), 10**9, max_frames=100)) == 100
+
+
+def test_a_request_holds_so_many_images_however_small() -> None:
+    image = encode_image(np.zeros((1, 1, 3), np.uint8))
+    limits = Limits(max_images=5)
+
+    def decoded(**lists: list[str]) -> int:
+        items = [{"id": number, "prompt": "p", "images": [image], **lists} for number in range(2)]
+        return len(decode_request(json.dumps({"items": items}).encode(), limits).items)
+
+    assert decoded(source_images=[image]) == 2
+    for lists in ({"source_images": [image] * 2}, {"reference_images": [image] * 9}):
+        with pytest.raises(WireError, match="images") as refused:
+            decoded(**lists)
+        assert (refused.value.status, refused.value.word) == (413, "too_many_images")
+    with pytest.raises(WireError, match="images"):
+        decode_request(json.dumps({"items": [{"id": 0, "prompt": "p", "frames": [image] * 6}]}).encode(), limits)
+
+
+def test_json_of_many_values_is_not_read() -> None:
+    begun = time.process_time()
+    with pytest.raises(WireError, match="1000000 values") as refused:
+        decode_request(b'{"items": [' + b"[]," * 1_000_001 + b"[]]}", Limits())
+    assert refused.value.status == 413
+    assert time.process_time() - begun < 1
+    with pytest.raises(WireError, match="not valid JSON"):
+        decode_request(b"[" * 500_000, Limits())
+
+
+def _chunk(kind: bytes, content: bytes = b"") -> bytes:
+    return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("kind", ["chunks", "segments", "scans"])
+def test_images_of_very_many_pieces_are_not_read(kind: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, format="PNG" if kind == "chunks" else "JPEG")
+    data = buffer.getvalue()
+    assert decode_image(data, 100).shape == (4, 4, 3)
+    bombs = {
+        "chunks": data[:33] + _chunk(b"teSt") * 500_000 + data[33:],
+        "segments": data[:2] + b"\xff\xe9\x00\x02" * 500_000 + data[2:],
+        "scans": data[:-2] + b"\xff\xda\x00\x02" * 500_000 + data[-2:],
+    }
+    begun = time.process_time()
+    with pytest.raises(WireError, match="more pieces"):
+        decode_image(bombs[kind], 100)
+    assert time.process_time() - begun < 1

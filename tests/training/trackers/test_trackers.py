@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -291,3 +293,19 @@ def test_nothing_is_told_anybody_by_default() -> None:
     assert (LoggingConfig().wandb, LoggingConfig().trackio) == ("none", "none")
     with pytest.raises(ValueError, match=r"logging\.project must be a name"):
         LoggingConfig(project=" ")
+
+
+def test_a_disk_that_fails_under_tensorboard_is_told_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes meets it first: the folder of the run is gone."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    trackers = Trackers([TensorBoardTracker(tmp_path / "run", "a: 1")])
+    shutil.rmtree(tmp_path / "run")
+    for iteration in range(3):
+        trackers.log({"iteration": iteration, "reward": 0.5})
+    trackers.close()
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert "Exception in thread" not in said
+    assert said.count("TensorBoard is told nothing more of this run, which goes on without it: there is no") == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 HELPERS = Path(__file__).parents[2] / "helpers"
-sys.path[:0] = [str(Path(__file__).parents[1]), str(HELPERS), str(HELPERS / "families")]
+sys.path[:0] = [str(Path(__file__).parents[1]), str(HELPERS), str(HELPERS / "families"), str(HELPERS / "judges")]
 
 from origin import origin as origin  # noqa: E402
 from scripted_judges import ScriptedJudge  # noqa: E402

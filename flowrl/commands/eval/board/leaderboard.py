@@ -20,6 +20,10 @@ RANKS = (
     "Rank 2 to 4 of 5 says: one model lies surely above it, and one surely below. Surely: the interval of the paired "
     "difference excludes 0, where the intervals of all pairs of a table are widened to hold together with 95 %."
 )
+RANKS_OF_TWO = (
+    "Rank 1 to 2 says that neither is surely the better one: the interval of their paired difference, which holds with "
+    "95 %, includes 0."
+)
 HEAD = ("model", "rank", "score", "95 %", "to first", "95 % of all pairs")
 
 
@@ -107,9 +111,10 @@ def table_of(ranking: Ranking) -> Table:
 
 def claims(rankings: Sequence[Ranking]) -> list[str]:
     """How to read all tables."""
+    models = max((len(ranking.standings) for ranking in rankings), default=0)
     pooled = any(len(line.entries) > 1 for ranking in rankings for line in ranking.standings)
     return [
-        RANKS,
+        RANKS_OF_TWO if models == 2 else RANKS,
         "Scores of one training have intervals over prompts: they do not speak of another training of the same method."
         + (
             " Those of several (\u00d7 and their number) speak of other trainings and prompts together."

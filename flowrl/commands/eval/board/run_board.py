@@ -18,6 +18,7 @@ from flowrl.commands.eval.board.model_card import add_to_card
 from flowrl.commands.eval.board.standings import ranked
 from flowrl.files import read_json, refuse_foreign, write_atomically
 from flowrl.html.markup import plural
+from flowrl.runtime.scrubbing import say as print
 from flowrl.versions import version_of
 
 OUT = Path("evaluations") / "leaderboard"

@@ -13,15 +13,15 @@ from PIL import Image
 
 from flowrl.benchmarks.judged.cases import Ask, Case, Judgement, Protocol
 from flowrl.commands.eval.kept_answers import Tries, ask_kept
-from flowrl.files import content_digest
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
-from flowrl.prompts.source_images import read_image
+from flowrl.media.reading import read_image
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.answers import answer_mass
-from flowrl.rewards.judges.asking import UNPARSED, pixels_of
+from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question
 from flowrl.rewards.judges.templates import BLANK, Template, digest_of, load_template
+from flowrl.runtime.digests import content_digest
 
 VALUES = "values"
 """In a row of the journal: the numbers read of a reply."""
@@ -150,7 +150,7 @@ def _key(case: Case, image: ImageFile, ask: Ask, words: WordsOf) -> str:
 
 @lru_cache(maxsize=8)  # the questions about one image stand together
 def _source(path: Path, content: str) -> Pixels:
-    return pixels_of(read_image(path))
+    return read_image(path)
 
 
 @lru_cache(maxsize=64)

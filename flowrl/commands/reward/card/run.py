@@ -34,6 +34,7 @@ from flowrl.generation.scorers import has_prompts, load_rewards
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.prompts.loading import load_prompts
 from flowrl.rewards import REWARDS, option_names
+from flowrl.runtime.scrubbing import say as print
 
 DRAWN_AT_ONCE = 16
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from flowrl.config.train import load_config
+from flowrl.media.name_order import natural_order
+from flowrl.media.reading import read_image
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
+from flowrl.runtime.scrubbing import say as print
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.kernel_distance import kernel_change
 from flowrl.training.parts import read_prompts
@@ -71,12 +73,12 @@ def _evaluations(run: Path) -> tuple[str, str]:
 
 def _images(run: Path, name: str, count: int) -> Tensor:
     """Float32 [count, 3, H, W]; the files stand in the order of the evaluation's items."""
-    files = sorted((run / "samples" / name).glob("*.png"))
+    files = natural_order((run / "samples" / name).glob("*.png"), run)
     if len(files) != count:
         raise ValueError(
             f"{run}: evaluation {name} kept {len(files)} of {count} images: train with eval.num_images={count}"
         )
     rows = (run / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(rows) == count
-    images = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
+    images = np.stack([read_image(file) for file in files])
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255.0

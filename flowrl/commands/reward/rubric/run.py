@@ -10,6 +10,7 @@ from flowrl.commands.eval.named_judges import read_judge
 from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import find_device
 from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
+from flowrl.runtime.scrubbing import say as print
 
 _RUBRIC = re.compile(r'"info": \{\s*"')
 """What it notes of how it found the rules; those written by hand have no such notes."""

@@ -20,6 +20,7 @@ from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import Scores, check_needs, read_items, score_items
 from flowrl.generation.named_rewards import reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
+from flowrl.runtime.scrubbing import say as print
 
 EXTREMES = 3  # best and worst files that are named
 _SCORES = re.compile(r'\Afile,prompt,[^\n]*,error\n|\A\{"file": [^\n]*, "values": \{[^\n]*, "error": ')

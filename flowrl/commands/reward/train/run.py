@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from flowrl.pretrain.train_head import head_config, summary, train_head
+from flowrl.runtime.scrubbing import say as print
 
 
 def run(parsed: argparse.Namespace) -> int:

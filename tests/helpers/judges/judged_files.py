@@ -9,6 +9,8 @@ from typing import Any
 
 from drawn_images import flat
 
+from flowrl.benchmarks.judged.wise_bench import CATEGORIES, LEGACY_LAST, VERIFIED_LAST
+
 GEDIT_ROWS: Sequence[tuple[str, str, str, str, bool]] = [
     ("color_alter", "k1", "make the circle red", "en", True),
     ("color_alter", "k2", "make the square blue", "en", False),
@@ -101,10 +103,13 @@ def write_wise(folder: Path, numbers: Sequence[int], *, verified: bool = False) 
     (root / ("vllm_eval.py" if verified else "gpt_eval.py")).write_text(WISE_SCRIPT)
     limits = {"cultural_common_sense": (1, 400), "spatio-temporal_reasoning": (401, 640 if verified else 700),
               "natural_science": (641 if verified else 701, 1000)}  # fmt: skip
+    last = VERIFIED_LAST if verified else LEGACY_LAST
+    called = {task: category for category, task in reversed(CATEGORIES.items())}
     for name, (low, high) in limits.items():
         records = [
-            {"prompt_id": n, "Prompt": f"prompt {n}", "Explanation": f"meaning {n}", "Category": "x",
-             "Subcategory": "y"} for n in numbers if low <= n <= high
+            {"prompt_id": n, "Prompt": f"prompt {n}", "Explanation": f"meaning {n}",
+             "Category": called[next(task for task, end in last.items() if n <= end)], "Subcategory": "y"}
+            for n in numbers if low <= n <= high
         ]  # fmt: skip
         (place / f"{name}{'_verified' if verified else ''}.json").write_text(json.dumps(records))
     return place

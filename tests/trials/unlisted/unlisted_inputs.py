@@ -1,4 +1,4 @@
-"""Inputs that no list of faults holds, each with an oracle of its own: `python tests/trials/unlisted_inputs.py`.
+"""Inputs that no list of faults holds, each with an oracle: `python tests/trials/unlisted/unlisted_inputs.py`.
 
 Prompts, images, data files, model folders, LoRA files, processes, links and requests, made by the formats and habits of
 other programs. Each is given to flowrl in a folder of its own, and ends in one of three ways: the result is right, held
@@ -22,13 +22,11 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from origin import origin
-
 from flowrl.progress import progress
 
-sys.path += [str(Path(__file__).with_name("unlisted"))]
-sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("helpers", "helpers/families")]
+sys.path += [str(Path(__file__).resolve().parents[2] / name) for name in ("trials", "helpers", "helpers/families")]
 
+from origin import origin
 from unlisted_case import Case, Silent
 
 ROOMS = (
@@ -66,7 +64,8 @@ def outcome(case: Case, folder: Path) -> tuple[str, str]:
 
 def main() -> int:
     """The command; exit code 1 where a result was wrong without a word."""
-    parser = argparse.ArgumentParser(prog="python tests/trials/unlisted_inputs.py", description=__doc__.splitlines()[0])
+    about = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python tests/trials/unlisted/unlisted_inputs.py", description=about)
     parser.add_argument("--only", metavar="TEXT", help="cases whose name matches this regular expression")
     parser.add_argument("--out", type=Path, metavar="PATH", help="JSON file of all results")
     parsed = parser.parse_args()

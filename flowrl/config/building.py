@@ -1,0 +1,293 @@
+"""From a mapping of plain values to frozen dataclasses, strictly; all that is wrong is told at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from flowrl.config.spelling import closest, edit_distance
+from flowrl.config.strict_yaml import (
+    ConfigError,
+    Override,
+    Source,
+    apply_override,
+    described,
+    dotted_items,
+    dotted_keys,
+    hints_of,
+    kind,
+    shown,
+)
+from flowrl.failures import faults_of
+
+Setting = TypeVar("Setting")
+
+
+def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str) -> Setting:
+    """Make the settings of a command without a file from `key=value` texts, as strictly as a configuration.
+
+    Args:
+        cls: a dataclass.
+        overrides: the texts.
+        command: what messages call their place.
+
+    Raises:
+        ConfigError: as `build`.
+    """
+    data: dict[str, Any] = {}
+    for text in overrides:
+        apply_override(data, text)
+    made: Setting = build(cls, data, Source(file=command, own_keys=tuple(dotted_keys(cls))))
+    return made
+
+
+def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str = "") -> Any:
+    """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way.
+
+    Raises:
+        ConfigError: unknown and missing keys, wrong types, and contradictions that the dataclasses themselves refuse,
+            all of them at once, as far as one does not hide another.
+    """
+    keys = list(_wrong_keys(cls, data, source, prefix))
+    try:
+        made = _build(cls, data, source, prefix)
+        if not keys:
+            return made
+        found = ConfigError()
+        found.rest = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    except ConfigError as error:
+        found = error
+    wrong = [said for said in found.faults if said not in found.refused]
+    # A contradiction of a key that is itself wrong, or of the one that was meant, may follow from that alone; so may
+    # all contradictions of an item of a list that has such a key.
+    given = {dotted for dotted, _ in dotted_items(data, prefix)}
+    doubtful = {name for _, said in keys for name in _named(said)} - given | {n for said in wrong for n in _named(said)}
+    doubtful |= {item for name in doubtful if (item := name.rpartition(".")[0]).rpartition(".")[2].isdecimal()}
+    wrong += [said for said in found.refused if not _names(said, doubtful)]
+    told = [*(f"{place}: {said}" for place, said in keys), *wrong]
+    told = [said.removeprefix(f"{source.file}: ") for said in told] if len(told) > 1 else told
+    remedy = source.remedy if any(said.startswith("required") for _, said in keys) else ""
+    what = "mistakes" if wrong else "keys are wrong"
+    raised = ConfigError(*told, head=f"{source.file}:", what=what, more=remedy)
+    raised.rest = found.rest
+    raise raised from None
+
+
+_KEY = re.compile(r"'([a-z_][\w.]*)'|: ([a-z_][\w.]*) (?:must be|is) ")
+
+
+def _named(said: str) -> list[str]:
+    """The keys that a sentence about a key names, the one that was meant among them."""
+    return [name for pair in _KEY.findall(said) for name in pair if name]
+
+
+def _names(said: str, keys: Iterable[str]) -> bool:
+    """Whether a sentence names one of the keys."""
+    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", said) for key in keys)
+
+
+def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Iterator[tuple[str, str]]:
+    """Where each unknown or missing key of a mapping and of the mappings in it comes from, and what is said of it."""
+    hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
+    for key, value in data.items():
+        dotted = f"{prefix}{key}"
+        if key not in fields:
+            yield source.of(dotted), _unknown_key(key, value, tuple(fields), source, prefix)
+            continue
+        for inner in (hints[key], *typing.get_args(hints[key])):
+            if dataclasses.is_dataclass(inner):
+                for place, item in _mappings(value, dotted, listed=typing.get_origin(hints[key]) is tuple):
+                    yield from _wrong_keys(typing.cast(type[Any], inner), item, source, f"{place}.")
+    for name, field in fields.items():
+        if name not in data and not _has_default(field):
+            wanted = described(hints[name])
+            yield source.file, f"required key '{prefix}{name}' is missing; add it, its value is {wanted}"
+
+
+def _mappings(value: Any, dotted: str, *, listed: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A value and its key where it is a mapping, with `listed` those in a list; what is of another type is left out."""
+    value = value.value if isinstance(value, Override) else value
+    if listed and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _mappings(item, f"{dotted}.{index}", listed=False)
+    elif not listed and isinstance(value, Mapping):
+        yield dotted, value
+
+
+def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Any:
+    """An instance of those keys of a mapping that there are.
+
+    Raises:
+        ConfigError: all that is wrong with their values; nothing, where a required key is missing.
+    """
+    hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
+    values, kept, faults, refused = dict[str, Any](), dict[str, Any](), list[str](), list[str]()
+    for name in [name for name in data if name in fields]:
+        try:
+            values[name] = _convert(data[name], hints[name], f"{prefix}{name}", source)
+        except ConfigError as error:
+            faults += error.faults
+            refused += error.refused
+            kept |= {} if error.made is None else {name: error.made}
+    made, failed = None, [f"{prefix}{name}" for name in data if name in fields and name not in values]
+    if all(name in values or name in kept or _has_default(field) for name, field in fields.items()):
+        try:
+            made = cls(**values, **kept)
+        except ValueError as error:
+            # Sections have one place each and name their keys in full; only an item of a list needs its index said.
+            item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
+            own = [f"{source.file}:{item} {said}" for said in faults_of(error)]
+            refused += [said for said in own if not _names(said, failed)]
+    if made is not None and not failed:
+        return made
+    raised = ConfigError(*faults, *refused)
+    raised.refused, raised.made = tuple(refused), made
+    raised.rest = values | {
+        name: _default(field) for name, field in fields.items() if name not in data and _has_default(field)
+    }
+    raise raised
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+    """Turn a YAML value into what the annotation says, or raise."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    union = arguments if origin in (types.UnionType, typing.Union) else (hint,)
+    if isinstance(value, Override):
+        textual = str in union and value.value is not None and not isinstance(value.value, str)
+        value = value.text if textual else value.value
+    if value is None and type(None) in union:
+        return None
+    choices = [choice for choice in union if choice is not type(None)]
+    if len(choices) > 1:  # a number or a pair
+        choices = [
+            c for c in choices if (typing.get_origin(c) in (tuple, list, Sequence)) == isinstance(value, (list, tuple))
+        ]
+    for choice in choices:
+        made = _convert_one(value, choice, dotted, source)
+        if made is not _MISFIT:
+            return made
+    raise ConfigError(_wrong_type(value, hint, dotted, source))
+
+
+_MISFIT = object()  # what `_convert_one` says of a value that is of another type
+
+
+def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+    """Convert to a type that is not a union; `_MISFIT` where the value does not fit."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return _plain(value, dotted, source)
+    if dataclasses.is_dataclass(hint):
+        cls = typing.cast(type[Any], hint)
+        return _build(cls, value, source, f"{dotted}.") if isinstance(value, Mapping) else _MISFIT
+    if origin is typing.Literal:
+        return value if any(value == one and type(value) is type(one) for one in arguments) else _MISFIT
+    if origin in (tuple, list, Sequence):
+        if not isinstance(value, (list, tuple)):
+            return _MISFIT
+        whole = origin is not tuple or arguments[-1] is Ellipsis
+        kinds = [arguments[0]] * len(value) if whole else list(arguments)
+        if len(kinds) != len(value):
+            return _MISFIT
+        return _converted(list(zip(value, kinds, strict=True)), dotted, source)
+    if origin in (dict, Mapping):
+        return _plain(value, dotted, source) if isinstance(value, Mapping) else _MISFIT
+    if hint is float:
+        return _finite(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _MISFIT
+    if hint is int and type(value) is int and abs(value) >= 2**63:
+        raise ConfigError(f"{source.of(dotted)}: {dotted} is {shown(value)}, and integers lie below 2^63 = {2**63:,}")
+    if hint in (int, bool, str):
+        return value if type(value) is hint else _MISFIT
+    return _plain(value, dotted, source)  # a type that YAML knows nothing of: the owner judges it
+
+
+def _converted(items: Sequence[tuple[Any, Any]], dotted: str, source: Source) -> tuple[Any, ...]:
+    """The items of a list, each with its annotation; what is wrong with any of them is told together."""
+    made, faults, refused = list[Any](), list[str](), list[str]()
+    for index, (value, hint) in enumerate(items):
+        try:
+            made.append(_convert(value, hint, f"{dotted}.{index}", source))
+        except ConfigError as error:
+            faults += error.faults
+            refused += error.refused
+    if len(made) == len(items):
+        return tuple(made)
+    raised = ConfigError(*faults)
+    raised.refused = tuple(refused)
+    raise raised
+
+
+def _finite(value: float) -> Any:
+    """The number as a float; `_MISFIT` where it is not finite (an integer may be too large for a float)."""
+    try:
+        return float(value) if math.isfinite(value) else _MISFIT
+    except OverflowError:
+        return _MISFIT
+
+
+def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
+    """Free-form options: mappings, lists and scalars only, so that they can be written back and hashed."""
+    value = value.value if isinstance(value, Override) else value
+    if depth > 20:
+        raise ConfigError(
+            f"{source.of(dotted)}: {dotted} is nested more than 20 deep (or contains itself); make it flat"
+        )
+    if isinstance(value, Mapping):
+        return {key: _plain(item, f"{dotted}.{key}", source, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{dotted}.{i}", source, depth + 1) for i, item in enumerate(value)]
+    if value is None or type(value) in (str, int, bool) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ConfigError(
+        f"{source.of(dotted)}: {dotted} is {shown(value)}; use text, finite numbers, true, false, lists and mappings"
+    )
+
+
+def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, prefix: str) -> str:
+    """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
+    start = f"unknown key '{prefix}{key}'"
+    if key in source.absent_keys:
+        return f"{start}: {source.absent_keys[key]}"
+    near = closest(key, siblings)
+    slip = near is not None and edit_distance(key, near) <= 1
+    inner = value.value if isinstance(value, Override) else value
+    leaves = {} if slip else {key: _ours(key, source)}
+    if isinstance(inner, dict):  # a section of another toolkit: translate what it holds
+        leaves |= {leaf: source.foreign_keys.get(leaf) if slip else _ours(leaf, source) for leaf in inner}
+    names = ", ".join(f"'{leaf}' is called '{ours}' here" for leaf, ours in leaves.items() if ours is not None)
+    if names:
+        return f"{start}: {names}"
+    if near is not None:
+        return f"{start}: did you mean '{prefix}{near}'?"
+    return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings) or 'none'}"
+
+
+def _ours(key: str, source: Source) -> str | None:
+    """Our own key that was written in the wrong section, and what we call a term that another toolkit uses."""
+    own = next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
+    found = [name for name in (own, source.foreign_keys.get(key)) if name is not None]
+    return "' or '".join(found) or None
+
+
+def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
+    start = f"{source.of(dotted)}: {dotted} must be {described(hint)}, got {shown(value)}"
+    if not isinstance(value, (dict, list)):
+        ours = source.foreign_values.get(dotted, {}).get(str(value))
+        allowed = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
+        near = closest(str(value), allowed) if ours is None else ours
+        if near is not None:
+            return f"{start}: did you mean '{near}'?"
+    return f"{start} ({kind(value)})"

@@ -1,0 +1,121 @@
+"""What is wrong with prompts for a model and for rewards: known from the whole files, before anything loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flowrl.failures import Faults
+from flowrl.generation.models import Source
+from flowrl.pipelines import ModelFamily, family_for
+from flowrl.pipelines.family_pipeline import Family
+from flowrl.pipelines.prompt_embeddings import source_fault
+from flowrl.prompts import foreign_rows
+from flowrl.prompts.loading import Prompt
+from flowrl.prompts.prompt_files import REFERENCES, SOURCES
+from flowrl.rewards.prompt_needs import lack_of
+from flowrl.rewards.specs import CheckedReward
+
+_SHOWN = 60  # characters of a prompt in a message
+
+
+def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Least and most source images of a prompt beside its clips; None where that is known once the model is loaded."""
+    card = family.card(model) if isinstance(family, Family) else None
+    if not isinstance(family, Family) or family.count_sources is None or card is None:
+        return family.num_sources
+    chosen = family.chosen(options)
+    loaded = replace(card, index={**card.index, "_class_name": family.stock_class(card, chosen)})
+    least, most = family.count_sources(loaded, chosen)
+    return least, most - len(family.clips)
+
+
+def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[int, int] | None) -> list[str]:
+    """Prompts whose source images or clips the model does not take, or that lack those it needs.
+
+    Args:
+        rows: of one file.
+        family: of the model.
+        allowed: see `sources_taken`.
+    """
+    found = [_told(rows, lambda row: _clip_fault(row, family))]
+    if allowed is not None:
+        found.append(_told(rows, lambda row: _count_fault(row, family, allowed)))
+    return [fault for fault in found if fault]
+
+
+def refuse_sources(rows: Sequence[Prompt], source: Source) -> None:
+    """As `source_faults`, before a model draws.
+
+    Raises:
+        ValueError: names the first prompt and how many there are.
+    """
+    family, model, options = family_for(source.family, source.model), source.model, source.options
+    if found := source_faults(rows, family, sources_taken(family, model, options)):
+        raise Faults(*found)
+
+
+def reward_faults(
+    rows: Sequence[Prompt], rewards: Sequence[CheckedReward], *, trained: bool, alone: bool
+) -> Iterator[str]:
+    """Prompts that lack what a reward needs, so that no image of theirs can ever get its value.
+
+    Args:
+        rows: of one file.
+        rewards: that score their images.
+        trained: whether they are trained on, or else evaluated alone.
+        alone: whether an image needs the value of each reward; if not, those prompts are let pass that some reward
+            with a weight can score.
+    """
+    for number, reward in enumerate(rewards):
+        others = [] if alone else [one for k, one in enumerate(rewards) if k != number and one.entry.weight]
+
+        def fault(row: Prompt, reward: CheckedReward = reward, others: Sequence[CheckedReward] = others) -> str:
+            lack = lack_of(reward.options, row, trained=trained)
+            if lack is None or any(lack_of(one.options, row, trained=trained) is None for one in others):
+                return ""
+            return f"can get no value of reward {reward.entry.called}: it {lack}"
+
+        if found := _told(rows, fault):
+            yield found
+
+
+def _told(rows: Sequence[Prompt], fault: Callable[[Prompt], str]) -> str:
+    """The fault of the first prompt that has one, and how many others have; empty where none has."""
+    bad = [(row, said) for row in rows if (said := fault(row))]
+    if not bad:
+        return ""
+    (row, said), count = bad[0], len(bad)
+    text = row.text if len(row.text) <= _SHOWN else f"{row.text[:_SHOWN]}..."
+    place = f"{row.where}: " if row.where else ""
+    more = "" if len(rows) == 1 else f" (one of {count} such among {len(rows)} prompts)" if count > 1 else (
+        f" (the only such among {len(rows)} prompts)"
+    )  # fmt: skip
+    return f"{place}prompt {text!r}{more} {said}"
+
+
+def _clip_fault(row: Prompt, family: ModelFamily) -> str:
+    if not row.clips or family.clips:
+        return ""
+    return (
+        f"names a source_video, which family {family.name} does not take: remove it, give the frame to start from "
+        "under 'source', or take a model of family wan_vace"
+    )
+
+
+def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> str:
+    names = [*SOURCES, *foreign_rows.SOURCES]
+    key = next((name for name in names if row.metadata.get(name) is not None), "") if row.sources else ""
+    option = family.sources_option if isinstance(family, Family) else None
+    said = source_fault(len(row.sources), allowed, family.name, option, key)
+    if not said or row.sources:
+        return said
+    other = [
+        name for name, value in row.metadata.items() if name not in REFERENCES
+        and (name in foreign_rows.SOURCES or foreign_rows.image_names(value))
+    ]  # fmt: skip
+    if not other:
+        return said
+    found = " and ".join(f"{name!r}" for name in other)
+    return f"{said.partition(': ')[0]}; its row has {found}, which is not read as one: rename the key to 'source'"

@@ -1,0 +1,128 @@
+"""How an image file becomes pixels, the one way for all of them: 8 bits of red, green and blue.
+
+Turned as its EXIF orientation says, on white where it is transparent. Grey becomes three equal channels, 16 bits are
+scaled to 8 (65535 to 255), CMYK and palettes become their colours, an animation is its first frame.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+
+BROKEN = (
+    OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error,
+    Image.DecompressionBombError,
+)  # fmt: skip
+"""What Pillow is known to raise for bad files, and for small ones with very many pixels."""
+
+_WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey, 16 bits
+_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", *_WIDE}
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that exchange width and height
+
+
+@contextmanager
+def opened(source: str | Path | IO[bytes], formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
+    """An image file of which no more than the header was read; `as_rgb` unpacks it.
+
+    Args:
+        source: the file, or what its bytes are read from.
+        formats: names of those that are taken; None takes all that Pillow reads.
+
+    Raises:
+        one of BROKEN: it is no image.
+    """
+    if isinstance(source, (str, Path)) and Path(source).exists() and not Path(source).is_file():
+        raise OSError("it is a folder, a pipe or a device")  # a pipe would be waited for without an end
+    with Image.open(source, formats=formats) as image:
+        yield image
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image of any kind as 8-bit RGB, as the module says.
+
+    Raises:
+        ValueError: its pixels are of a kind that has no fixed range.
+        one of BROKEN: it was opened from a damaged file.
+    """
+    if said := lacks_range(image):
+        raise ValueError(f"it {said}")
+    image = ImageOps.exif_transpose(image)
+    if image.mode in _WIDE:
+        return _eight_bits(image)
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image).convert("RGB")
+
+
+def lacks_range(image: Image.Image) -> str:
+    """What is wrong with the kind of an image's pixels, which its header tells; nothing where they have a range."""
+    known = image.mode in _MODES
+    return "" if known else f"has pixels of Pillow's mode {image.mode}, which has no fixed range: save it as 8-bit RGB"
+
+
+def read_rgb(source: str | Path | IO[bytes], *, owner: str = "") -> Image.Image:
+    """An image file as 8-bit RGB, as the module says.
+
+    Args:
+        source: the file, or what its bytes are read from.
+        owner: who asks, for messages.
+
+    Raises:
+        ValueError: it is no image, is damaged, or its pixels have no fixed range; names it.
+    """
+    try:
+        with opened(source) as image:
+            return as_rgb(image)
+    except BROKEN as error:
+        start = f"{owner}: " if owner else ""
+        raise ValueError(
+            f"{start}{source} cannot be read as an image ({reason(error)}): remove or replace it."
+        ) from error
+
+
+def read_image(source: str | Path | IO[bytes], *, owner: str = "") -> UInt8[np.ndarray, " h w 3"]:
+    """`read_rgb` as an array of its own."""
+    return np.array(read_rgb(source, owner=owner))
+
+
+def image_size(source: str | Path) -> tuple[int, int]:
+    """Width and height that `read_rgb` gives, from as little of the file as tells.
+
+    Raises:
+        ValueError: it is no image; names it.
+    """
+    try:
+        with opened(source) as image:
+            width, height = image.size
+            turned = width != height and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
+    except BROKEN as error:
+        raise ValueError(f"{source} cannot be read as an image ({reason(error)}): remove or replace it.") from error
+    return (height, width) if turned else (width, height)
+
+
+def reason(error: BaseException) -> str:
+    """What Pillow said of a file, with the kind of error where its words are none."""
+    said = str(error)
+    return said if isinstance(error, (OSError, SyntaxError, ValueError)) and said else f"{type(error).__name__}: {said}"
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey levels of 16 bits over 257: Pillow's own conversion cuts at 255."""
+    levels = np.asarray(image).astype(np.float64)
+    if levels.size and (levels.min() < 0 or levels.max() > 65535):
+        raise ValueError("it has grey levels beyond 0 to 65535, which have no fixed range: save it as 8-bit RGB")
+    grey = np.rint(levels / 257).astype(np.uint8)
+    clear = image.info.get("transparency")  # the one level that is not seen
+    if isinstance(clear, int):
+        grey[levels == clear] = 255
+    return Image.fromarray(grey).convert("RGB")

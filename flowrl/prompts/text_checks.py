@@ -1,0 +1,63 @@
+"""What a text is: characters that a reader sees, and none that belong to terminals or to the encoding of a file.
+
+Allowed are characters that are not seen but shape the text around them: joiners of emoji and of Persian or Indic
+letters, marks of writing direction, zero-width spaces. Published lists of prompts hold them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+LONGEST = 20_000
+"""Characters of a prompt: more are a file of another kind."""
+
+# Control characters but tab, line feed, carriage return and next line; halves of characters; no characters at all.
+_STRANGE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_SEEN = re.compile(r"[!-~]")
+_UNSEEN = ("Cc", "Cf", "Cs", "Zs", "Zl", "Zp", "Mn", "Mc", "Me")  # marks need a letter to stand on
+_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters and a symbol that are drawn as nothing
+
+
+def check_text(text: str, where: str = "") -> None:
+    """Refuses a prompt that is no text.
+
+    Args:
+        text: what was given.
+        where: file and line, for messages; without, the beginning of the text is named.
+
+    Raises:
+        ValueError: control characters but tabs and line breaks, halves of characters, a byte order mark at the
+            beginning, nothing that is seen, or more than `LONGEST` characters.
+    """
+    if (found := _fault(text)) is not None:
+        raise ValueError(f"{where or repr(text[:40])}: {found}")
+
+
+def _fault(text: str) -> str | None:
+    if (strange := _STRANGE.search(text)) is not None:
+        kind = "half a character" if unicodedata.category(strange[0]) == "Cs" else "a control character"
+        return (
+            f"the prompt holds U+{ord(strange[0]):04X} at place {strange.end()}, {kind}, which no text has: delete it, "
+            "or save the file as UTF-8 text if it is of another kind"
+        )
+    if text.lstrip().startswith("\ufeff"):
+        return (
+            "the prompt begins with U+FEFF, the byte order mark of a file that was joined to another: delete this "
+            "character"
+        )
+    if not _is_visible(text):
+        listed = ", ".join(dict.fromkeys(f"U+{ord(char):04X}" for char in text if not char.isspace()))
+        return f"the prompt has nothing that is seen ({listed or 'only space'}): write it, or delete the line"
+    if len(text) > LONGEST:
+        return (
+            f"a prompt of {len(text)} characters; {LONGEST} are the most, and text encoders read far fewer: are line "
+            "breaks missing?"
+        )
+    return None
+
+
+def _is_visible(text: str) -> bool:
+    if _SEEN.search(text) is not None:
+        return True
+    return any(unicodedata.category(char) not in _UNSEEN and char not in _BLANKS for char in text)

@@ -1,0 +1,1 @@
+"""What any program of the package needs, and nothing of what it does."""

@@ -1,0 +1,133 @@
+"""What is written and printed for others to read: without secrets, and without what acts on a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TextIO
+from urllib.parse import quote
+
+SECRET = "SECRET"
+"""What stands where a secret stood."""
+_SECRET_VARIABLES = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")  # ends of names
+_SHORTEST = 8  # letters of a variable's value that is looked for: a shorter one occurs in other words
+_START = r"(?:(?<![A-Za-z0-9_])|(?<=%[0-9A-Fa-f]{2}))"  # of a word, in an encoded address too
+_NAMES = (
+    r"(?:(?:access|auth|api|bearer|github|hf|hub|id|private|refresh|secret|security|session|user|wandb)[_-]?)?token"
+    r"|[\w-]{0,40}?(?:api|access|secret|private|signing)[_-]?key(?:[_-]?id)?|[\w-]{0,40}?(?:secret|passw(?:or)?d|pwd)"
+    r"|[A-Z][A-Z0-9_]{0,60}?_(?:TOKEN|KEY)|client[_-]secret"
+)
+_EQUALS, _COLON, _AND = r"(?:=|%(?:25){0,4}3[Dd])", r"(?::|%(?:25){0,4}3[Aa])", r"(?:[?&;]|%(?:25){0,4}(?:3[Ff]|26))"
+_SLASH, _AT = r"(?:\\?/|%(?:25){0,4}2[Ff])", r"%(?:25){0,4}40"
+_VALUE = (
+    r"(?!(?:None|null|true|false|TOKEN|SECRET)\b|[$<{*]|%(?:25){0,4}3[Dd])(?:(?!%(?:25){0,4}26)[^\s'\"&,;<>)\]}\\])+"
+)
+_SHAPES = tuple(
+    (re.compile(pattern), by)
+    for pattern, by in (
+        # user:password@ of an address; the last @ before its path, as passwords may hold one
+        (rf"(?<=[A-Za-z0-9])({_COLON}(?:(?<=https:)|(?<=http:)|{_SLASH}){_SLASH})(?!git@)"
+         r"[^\s/\\?#'\"<>]{1,300}@", rf"\1{SECRET}@"),
+        (rf"({_COLON}{_SLASH}{{2}})(?:(?!{_SLASH})[^\s/\\?#'\"<>&@]){{1,300}}({_AT})", rf"\1{SECRET}\2"),
+        # a query's token
+        (rf"({_AND}(?i:{_NAMES}|key|sig(?:nature)?|auth|pass|jwt|\w{{0,20}}access_?key_?id|x-(?:amz|goog)-[\w-]+)"
+         rf"{_EQUALS}){_VALUE}", rf"\1{SECRET}"),
+        # Authorization: Bearer ..., and a bearer's token without its header
+        (r"(?i)((?:proxy-)?authorization\\?['\"]?\s*[:=,]\s*b?\\?['\"]?(?:bearer|basic|token|digest|apikey)(?:\s+|%20|\+))"
+         rf"{_VALUE}", rf"\1{SECRET}"),
+        (r"\b([Bb]earer(?:\s+|%20))(?=[\w.~+/-]{0,300}\d)[\w.~+/=-]{8,}", rf"\1{SECRET}"),
+        # name=value, "name": "value", and name: value where the value has a digit
+        (rf"({_START}(?i:{_NAMES})\\?['\"]?\s?{_EQUALS}\s?\\?['\"]?){_VALUE}", rf"\1{SECRET}"),
+        (rf"({_START}(?i:{_NAMES})\\?['\"]\s*:\s*b?\\?['\"]){_VALUE}", rf"\1{SECRET}"),
+        (rf"({_START}(?i:x-[\w-]{{0,40}}(?:key|token|secret)|(?:api|access|secret)[_-]key|passw(?:or)?d"
+         rf"|(?:access|auth)[_-]token)\s*:\s+)(?=\S{{0,300}}\d)(?!\d+\b){_VALUE}", rf"\1{SECRET}"),
+        # tokens that are known by their form
+        (rf"{_START}hf_(?:(?=[A-Za-z]{{0,80}}\d)[A-Za-z0-9]{{8,}}|[A-Za-z0-9]{{20,}})", SECRET),
+        (rf"{_START}sk-(?:(?=[A-Za-z_-]{{0,80}}\d)[\w-]{{16,}}|[A-Za-z]{{32,}})", SECRET),
+        (rf"{_START}(?:gh[pousr]_\w{{16,}}|github_pat_\w{{20,}}|glpat-[\w-]{{16,}}|xox[abeprs]-[\w-]{{10,}})", SECRET),
+        (rf"{_START}(?:(?:AKIA|ASIA)[0-9A-Z]{{16}}|AIza[\w-]{{35}}|eyJ[\w-]{{8,300}}\.eyJ[\w-]{{8,}}\.[\w-]+)", SECRET),
+        (r"(?i)((?:api[_ -]?key|wandb|login)(?:\W{1,4}|\s+is\s+|\W+(?:api\W?)?key\W{1,4}|\W+login\W{1,3}))(?:local-)?"
+         r"[0-9a-f]{40}\b", rf"\1{SECRET}"),
+        (r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", SECRET),
+    )
+)  # fmt: skip
+_HINTS = re.compile(
+    r"@|=|%(?:25){0,4}[34]|bearer|authorization|token|key|secret|passw|pwd|login|wandb|hf_|sk-|gh[pousr]_"
+    r"|github_pat|glpat-|xox[abeprs]-|AKIA|ASIA|AIza|eyJ",
+    re.IGNORECASE,
+)
+"""One of these is in whatever the shapes find."""
+_SECRET_SETTINGS = re.compile(rf"(?:{_NAMES})\Z", re.IGNORECASE)
+_remembered: set[str] = set()
+
+
+def remember_secret(value: str) -> None:
+    """A secret that was read from where its user named it: `without_secrets` knows it from now on."""
+    if len(value) >= _SHORTEST:
+        _remembered.add(value)
+
+
+def without_secrets(text: str) -> str:
+    """A text without passwords, tokens and keys, for whatever others may read: logs, pages, manifests, the terminal.
+
+    Known are passwords in addresses, tokens in queries and headers, `name=value` of such names, tokens of a known form
+    (`hf_`, `sk-`, `ghp_`, `AKIA`, ...), also percent-encoded, and the values of environment variables that are called
+    a token, key, secret or password.
+    """
+    for value in _secret_values():
+        text = text.replace(value, SECRET)
+    if not _HINTS.search(text):  # as most texts
+        return text
+    for shape, by in _SHAPES:
+        text = shape.sub(by, text)
+    return text
+
+
+def settings_without_secrets(value: Any) -> Any:
+    """The same of all texts in nested settings; what its name calls a token or password is left out as a whole."""
+    if isinstance(value, Mapping):
+        return {name: _setting_without_secrets(name, part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [settings_without_secrets(part) for part in value]
+    return without_secrets(value) if isinstance(value, str) else value
+
+
+def _setting_without_secrets(name: object, value: Any) -> Any:
+    called = isinstance(value, str) and value and _SECRET_SETTINGS.match(str(name))
+    return SECRET if called else settings_without_secrets(value)
+
+
+def _secret_values() -> list[str]:
+    """Secrets by their exact words, longest first, as they are and as addresses hold them."""
+    of_names = {os.environ[name].strip() for name in os.environ if name.upper().endswith(_SECRET_VARIABLES)}
+    return _as_written(frozenset(value for value in of_names | _remembered if len(value) >= _SHORTEST))
+
+
+@cache
+def _as_written(values: frozenset[str]) -> list[str]:
+    known = {value for value in values if not os.path.exists(value)}  # the place of a key is none
+    return sorted(known | {quote(value, safe="") for value in known}, key=len, reverse=True)
+
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufff9-\ufffb]"
+)
+"""Characters that move a cursor, colour a terminal, or turn text round; lines and tabs are none of them."""
+
+
+def printable(text: str) -> str:
+    """A text whose control characters, escape sequences and turns of direction are written out: `\\x1b`, `\\u202e`."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """What a stranger said as one printable line without secrets, cut at `most` letters."""
+    flat = printable(without_secrets(" ".join(text.split())))
+    return flat if len(flat) <= most else f"{flat[: most - 3]}..."
+
+
+def say(*words: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+    """`print` for what holds words of others: without secrets, and nothing in it acts on the terminal."""
+    print(printable(without_secrets(" ".join(map(str, words)))), end=end, file=file, flush=flush)

@@ -1,0 +1,132 @@
+"""Processes of a run train together only where they mean the same run: what they compare, and how it is said.
+
+Before anything loads (`facts_of`): every setting but those of `OWN`, prompts by their content, files that settings
+name, the model's files, versions of libraries, the kind of device. After it has loaded: versions of rewards, the commit
+of a model of the hub. Attention kernels and cards that differ are told: they move numbers by rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flowrl.config.locations import is_path
+from flowrl.config.train import ConfigError, TrainConfig, resolve_path
+from flowrl.training.model_files import digest_of_file, files_of
+from flowrl.training.processes.devices import device_kind
+from flowrl.training.seal import settings_of
+from flowrl.versions import numbers, versions
+
+OWN = ("out", "progress", "threads", "pipeline.device")
+"""Settings that each process may have for itself: process 0's folder and progress are those of the run, threads and
+device are of a machine. Addresses of reward servers are a process's own too; what answers there is compared later."""
+_ONLY_WHETHER = ("resume", "prompts.cache")
+"""Places on a machine's own disks, of which it matters only whether they are set."""
+_MOST = 8  # differences that are listed
+_LONGEST = 60  # characters of a value that are shown
+
+Facts = Mapping[str, str]
+
+
+def facts_of(config: TrainConfig, inputs: Mapping[str, Any], *, resumed: bool) -> dict[str, str]:
+    """What a process was given, each thing by its name and in short.
+
+    Args:
+        config: the run's settings.
+        inputs: `flowrl.training.seal.inputs_of` them.
+        resumed: whether a run is continued.
+    """
+    settings = settings_of(config)
+    settings |= {key: settings.get(key) is not None for key in _ONLY_WHETHER} | {"resume": resumed}
+    settings = {key: value for key, value in settings.items() if key not in OWN}
+    found = {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in settings.items()}
+    for key, value in settings.items():
+        if not key.startswith(("prompts.", "pipeline.model", "policy.init_lora")):  # their content is in the inputs
+            found |= {f"content of {key} ({text})": digest for text, digest in _contents(value)}
+    found |= {f"content of {key}": _rows(str(rows)) for key, rows in inputs["prompts"].items()}
+    for part in ("model", "init_lora"):
+        files = {name: digest for name, digest in inputs[part].items() if name != "commit"}  # it may yet be downloaded
+        found |= {f"{part} file {name}": digest for name, digest in files.items()}
+    for name, version in versions().items():
+        exact = version is None or name.startswith("flowrl")
+        found[f"version of {name}"] = str(version) if exact else ".".join(map(str, numbers(str(version))[:2]))
+    found["version of Python"] = ".".join(platform.python_version_tuple()[:2])
+    return found | {"kind of device": device_kind(config.pipeline.device)}
+
+
+def loaded_facts(inputs: Mapping[str, Any]) -> dict[str, str]:
+    """What is known of a process when everything has loaded: the commit of its model, what its rewards say they are."""
+    commit = {"commit of the model": str(inputs["model"]["commit"])} if "commit" in inputs["model"] else {}
+    return commit | {f"version of {name}": str(version) for name, version in inputs["rewards"].items()}
+
+
+def difference(given: Sequence[Facts]) -> str:
+    """Why processes cannot train together, with what differs and the values; empty where nothing does.
+
+    Args:
+        given: the facts of every process, by rank.
+    """
+    lines = list(_lines(given))
+    if not lines:
+        return ""
+    more = f"\n  and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
+    return (
+        "the processes of this run were given different things, so that none of them trains:\n  "
+        + "\n  ".join(lines[:_MOST])
+        + f"{more}\nEach needs the same command, the same config.yaml and files, and the same versions; only "
+        f"{', '.join(OWN)} and where {' and '.join(_ONLY_WHETHER)} lie are a process's own"
+    )
+
+
+def told_difference(given: Sequence[Facts]) -> str:
+    """A line for what may differ, but moves numbers by rounding; empty where nothing does."""
+    lines = list(_lines(given))
+    return f"Note: processes differ, and their numbers may by rounding: {'; '.join(lines)}." if lines else ""
+
+
+def _lines(given: Sequence[Facts]) -> Iterator[str]:
+    for name in dict.fromkeys(name for facts in given for name in facts):
+        ranks: dict[str, list[int]] = {}
+        for rank, facts in enumerate(given):
+            ranks.setdefault(facts.get(name, "not there"), []).append(rank)
+        if len(ranks) > 1:
+            yield f"{name}: " + ", ".join(f"{_short(value)} in {_where(those)}" for value, those in ranks.items())
+
+
+def _where(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return f"process{'es' if len(ranks) > 1 else ''} {shown}"
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 16]} ... ({_digest(value)[:8]})"
+
+
+def _rows(digests: str) -> str:
+    return f"{len(digests) // 8} rows ({_digest(digests)[:8]})"
+
+
+def _contents(value: Any) -> Iterator[tuple[str, str]]:
+    """Files and folders that a setting names, each with a digest."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _contents(one)
+    if not isinstance(value, str) or not 0 < len(value) < 1000:
+        return
+    try:
+        path = resolve_path(value)
+        if path.is_file():
+            yield value, digest_of_file(path)
+        elif is_path(value) and path.is_dir():  # a word that is the name of a folder by chance is none
+            yield value, _digest("".join(f"{name}:{digest_of_file(file)};" for name, file in files_of(path).items()))
+    except (ConfigError, OSError, ValueError):  # no path
+        return
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]

@@ -1,0 +1,321 @@
+"""Where the processes of a run meet before anything loads: each says what it was given, and hears the same verdict.
+
+Process 0 takes the answers and gives the verdict; the others wait for it. All of it goes by the key-value store of the
+launcher, at MASTER_ADDR:MASTER_PORT, so that a process which never comes has a number and can be named:
+
+| key | who writes it | what it is |
+|---|---|---|
+| `said/RANK` | each | what it was given, or why it cannot take part |
+| `verdict` | process 0 | empty, or why nobody goes on |
+| `heard/RANK` | each but process 0 | that it has read the verdict, before process 0 may take the store away |
+| `ended/RANK` | one that an error stops later | its last words, for those that notice it |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+from flowrl.failures import explain
+from flowrl.training.processes.launched import Launched, launched
+
+WAIT = "FLOWRL_PROCESS_WAIT"
+"""Environment variable: seconds that the processes of a run wait for each other before they end."""
+_SECONDS = 300.0  # without it
+_QUIET, _EVERY = 15.0, 60.0  # seconds until it is first said what is waited for, and between later lines
+_FAREWELL = 20.0  # seconds that one which cannot take part tries to say so, and that process 0 lets itself be heard
+_LOOK = 0.1  # seconds between two looks
+_ANSWERS = 20.0  # seconds in which a store that accepts connections has to answer
+
+Said = Mapping[str, Any]
+Judge = Callable[[Sequence[Said]], str]
+"""What all have said, in the order of their ranks -> why they cannot go on together; empty where they can."""
+
+
+class Store(Protocol):
+    """What is used of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str) -> None:
+        """Writes a value."""
+
+    def get(self, key: str) -> bytes:
+        """Reads a value that is there."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """One meeting of the processes of a run, which all of them call in the same order.
+
+    Attributes:
+        store: that all of them reach.
+        who: this process.
+        limit: seconds to wait for the others.
+        hosts: whether the store ends with this process.
+        tell: is told in a line whom this process waits for.
+    """
+
+    store: Store
+    who: Launched
+    limit: float
+    hosts: bool
+    tell: Callable[[str], None]
+
+    def agree(self, said: Said, judge: Judge) -> None:
+        """Says what this process was given; returns when all of them have come and the judge has nothing against it.
+
+        Raises:
+            ValueError: on every process: what differs, who could not take part and why, or who did not come in time.
+        """
+        try:
+            self.store.set(f"said/{self.who.rank}", json.dumps(dict(said)))
+            verdict = self._given(judge) if self.who.rank == 0 else self._heard()
+        except (RuntimeError, OSError) as error:  # torch's DistError is the former
+            raise ValueError(
+                f"process 0, which holds the meeting at {_place(self.who)}, ended before all had met: it says itself "
+                "why, or was killed from outside"
+            ) from error
+        if verdict:
+            raise ValueError(verdict)
+
+    def leave(self, reason: str) -> None:
+        """Says that this process cannot take part; the others then end with its reason."""
+        self.store.set(f"said/{self.who.rank}", json.dumps({"failed": reason}))
+        if self.who.rank == 0:
+            self._give(_failed(0, reason))
+
+    def _given(self, judge: Judge) -> str:
+        """The verdict of process 0, when it has what it needs for one."""
+        said: dict[int, Said] = {}
+        waiting = _Waiting(self)
+        while len(said) < self.who.world:
+            for rank in set(range(self.who.world)) - said.keys():
+                if self.store.check([f"said/{rank}"]):
+                    said[rank] = json.loads(self.store.get(f"said/{rank}"))
+                    if "failed" in said[rank]:
+                        return self._give(_failed(rank, said[rank]["failed"]), gone=[rank])
+            missing = sorted(set(range(self.who.world)) - said.keys())
+            if missing and waiting.over(missing):
+                return self._give(_absent(missing, self), gone=missing)
+        return self._give(judge([said[rank] for rank in range(self.who.world)]))
+
+    def _give(self, verdict: str, gone: Sequence[int] = ()) -> str:
+        """Writes the verdict, and of a bad one waits until those that are not gone have read it."""
+        self.store.set("verdict", verdict or "-")
+        end = time.monotonic() + _FAREWELL
+        left = set(range(1, self.who.world)) - set(gone) if verdict and self.hosts else set[int]()
+        while left and time.monotonic() < end:
+            time.sleep(_LOOK)
+            left = {rank for rank in left if not self.store.check([f"heard/{rank}"])}
+        return verdict
+
+    def _heard(self) -> str:
+        """The verdict, as any other process hears it."""
+        waiting = _Waiting(replace(self, limit=self.limit + _FAREWELL))  # process 0 tells first who is missing
+        while not self.store.check(["verdict"]):
+            missing = [0] if not self.store.check(["said/0"]) else []
+            if waiting.over(missing):
+                return _absent(missing or [0], self)
+        verdict = self.store.get("verdict").decode()
+        self.store.set(f"heard/{self.who.rank}", "yes")
+        return "" if verdict == "-" else verdict
+
+
+class _Waiting:
+    """A look that found nothing: pauses, says now and then who is missing, and knows when it was too long."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting, self.begun, self.tells = meeting, time.monotonic(), _QUIET
+
+    def over(self, missing: Sequence[int]) -> bool:
+        waited = time.monotonic() - self.begun
+        if missing and waited >= self.tells:
+            self.tells = waited + _EVERY
+            self.meeting.tell(
+                f"Waiting for {_ranks(missing)} of {self.meeting.who.world} for {waited:.0f} s, for "
+                f"{self.meeting.limit:.0f} s at most ({WAIT})."
+            )
+        time.sleep(_LOOK)
+        return waited >= self.meeting.limit
+
+
+# ---- this process ----------------------------------------------------------------------------------------------------
+
+_opened: list[Any] = []  # the store, which ends with the process that hosts it
+_met = [0]  # meetings so far: each has keys of its own
+
+
+def meet(said: Said, judge: Judge) -> None:
+    """`Meeting.agree` with the processes that were launched beside this one; nothing for a process on its own.
+
+    Raises:
+        ValueError: as `Meeting.agree`; process 0 is not reached, or cannot be; the launcher's variables make no sense.
+    """
+    if (who := launched()) is not None:
+        _meeting(who, _limit()).agree(said, judge)
+
+
+@contextmanager
+def telling_others() -> Iterator[None]:
+    """What an error inside says is told to the processes that were launched beside this one, if they can be reached.
+
+    Before they have met, they end with it; later they find it when they notice that this process is gone.
+    """
+    met = _met[0]
+    try:
+        yield
+    except Exception as error:
+        with suppress(ValueError, RuntimeError, OSError):  # else they learn it from their launcher, or wait in vain
+            if (who := launched()) is not None:
+                if _met[0] == met:
+                    _meeting(who, _FAREWELL, tell=lambda line: None).leave(explain(error))
+                else:
+                    _keys(_opened[0], _met[0]).set(f"ended/{who.rank}", explain(error))
+        raise
+
+
+def words_left(seconds: float = 2.0) -> dict[int, str]:
+    """What other processes have said before an error ended them, by their ranks; waits a moment for the first."""
+    found: dict[int, str] = {}
+    if not _opened or (who := launched()) is None:
+        return found
+    store, end = _keys(_opened[0], _met[0]), time.monotonic() + seconds
+    with suppress(RuntimeError, OSError):
+        while not found and time.monotonic() < end:
+            others = (rank for rank in range(who.world) if rank != who.rank)
+            found = {rank: store.get(f"ended/{rank}").decode() for rank in others if store.check([f"ended/{rank}"])}
+            time.sleep(0 if found else _LOOK)
+    return found
+
+
+def _limit() -> float:
+    text = os.environ.get(WAIT, "").strip()
+    try:
+        seconds = float(text) if text else _SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e7:
+        raise ValueError(f"{WAIT}={text!r} is no number of seconds: give one above 0, or leave it out for {_SECONDS:g}")
+    return seconds
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _meeting(who: Launched, limit: float, tell: Callable[[str], None] = _say) -> Meeting:
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun hosts it, and outlives its processes
+    hosts = who.rank == 0 and not agent
+    if not _opened:
+        _opened.append(_store(who, limit, tell, hosts=hosts))
+    _met[0] += 1
+    return Meeting(store=_keys(_opened[0], _met[0]), who=who, limit=limit, hosts=hosts, tell=tell)
+
+
+def _keys(store: Any, number: int) -> Store:
+    """The keys of one meeting; torchrun's store outlives processes that it starts again."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    found: Store = PrefixStore(f"flowrl/{attempt}/{number}", store)
+    return found
+
+
+def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: bool) -> Any:
+    """The launcher's store; that of process 0 where none hosts one.
+
+    Raises:
+        ValueError: the port is taken, or nobody or somebody else answers there.
+    """
+    if not hosts:
+        _reach(who, limit, tell)
+    made: list[Any] = []
+
+    def make() -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        try:
+            made.append(TCPStore(
+                who.address, who.port, who.world, hosts, timeout=timedelta(seconds=_ANSWERS), wait_for_workers=False,
+                multi_tenant=True,
+            ))  # fmt: skip
+        except (RuntimeError, OSError, ValueError) as error:
+            made.append(error)
+
+    # Torch waits without an end for the answer of another program's server.
+    thread = threading.Thread(target=make, name="meeting", daemon=True)
+    thread.start()
+    thread.join(2 * _ANSWERS)
+    if made and not isinstance(made[0], Exception):
+        return made[0]
+    cause = made[0] if made else None
+    if hosts:
+        first = str(cause).strip().partition("\n")[0]
+        taken = "EADDRINUSE" in first or "address already in use" in first
+        why = "another program, or a second process with RANK=0, listens at this port" if taken else first
+        raise ValueError(
+            f"process 0 cannot listen at {_place(who)}: {why}. Choose another MASTER_PORT (PORT= with the scripts of "
+            "launch/, --master-port with torchrun), the same for all processes"
+        ) from cause
+    raise ValueError(
+        f"what answers at {_place(who)} is no process of this run: another program listens there. Choose another "
+        "MASTER_PORT, the same for all processes"
+    ) from cause
+
+
+def _reach(who: Launched, limit: float, tell: Callable[[str], None]) -> None:
+    """Waits until somebody listens where process 0 is to be.
+
+    Raises:
+        ValueError: nobody does within the limit.
+    """
+    begun, tells = time.monotonic(), _QUIET
+    while True:
+        try:
+            socket.create_connection((who.address, who.port), timeout=5).close()
+            return
+        except (OSError, UnicodeError) as error:
+            waited, why = time.monotonic() - begun, error
+        if waited >= limit:
+            raise ValueError(
+                f"process 0 is not reached at {_place(who)} ({why}), for {waited:.0f} s ({WAIT}): see whether it was "
+                "started and what it says itself; whether MASTER_ADDR is a name or number of its machine; and whether "
+                "a firewall lies between"
+            ) from why
+        if waited >= tells:
+            tells = waited + _EVERY
+            tell(
+                f"Waiting for process 0 of {who.world} at {_place(who)} for {waited:.0f} s, for {limit:.0f} s at most."
+            )
+        time.sleep(min(1.0, limit / 10))
+
+
+def _place(who: Launched) -> str:
+    return f"MASTER_ADDR:MASTER_PORT = {who.address}:{who.port}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"process{'es' if len(ranks) > 1 else ''} {shown}"
+
+
+def _absent(missing: Sequence[int], meeting: Meeting) -> str:
+    return (
+        f"{_ranks(missing)} of {meeting.who.world} did not come within {meeting.limit:.0f} s, so that none trains: see "
+        f"whether it was started and what it says itself; where machines need longer, set {WAIT} to more seconds"
+    )
+
+
+def _failed(rank: int, reason: str) -> str:
+    return f"process {rank} cannot take part, so that none trains. It says: {reason}"

@@ -1,0 +1,90 @@
+"""How many tokens of a prompt a reward's model reads, and how many prompts are longer: known before weights load."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from flowrl.files import read_json
+
+CLIP_TOKENS = 77
+# Of a word with a mark before it, or of marks alone, every tokenizer makes a token at least.
+_LEAST = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextLimit:
+    """What a model reads of a prompt.
+
+    Attributes:
+        tokens: at most, with those that are no text.
+        tokenizer: folder or hub id of it.
+        added: tokens that are no text, such as those of its beginning and end.
+    """
+
+    tokens: int
+    tokenizer: str
+    added: int = 2
+
+
+@runtime_checkable
+class LimitsText(Protocol):
+    """Options whose reward reads the beginning of a prompt alone."""
+
+    @property
+    def text_limit(self) -> TextLimit | None:
+        """What is read; None where nothing is cut."""
+
+
+def clip_limit(model: str) -> TextLimit:
+    """What a CLIP reads: of a folder by its configuration."""
+    config = Path(model).expanduser() / "config.json"
+    text = (read_json(config).get("text_config") or {}) if config.is_file() else {}
+    return TextLimit(tokens=int(text.get("max_position_embeddings", CLIP_TOKENS)), tokenizer=model)
+
+
+def cut_line(called: str, options: object, prompts: Sequence[str]) -> str:
+    """How many prompts a reward does not read to their end, in words; empty where it reads all, as far as is known.
+
+    They are counted by the tokenizer where its file is here, else words and marks are, which are no more than tokens.
+
+    Args:
+        called: what messages call the reward.
+        options: of the reward.
+        prompts: different texts.
+    """
+    limit = options.text_limit if isinstance(options, LimitsText) else None
+    if limit is None:
+        return ""
+    long = [text for text in prompts if len(text.encode()) > limit.tokens - limit.added]  # a token is a byte or more
+    tokenizer = _tokenizer(limit.tokenizer) if long else None
+    if tokenizer is None:
+        count = sum(len(_LEAST.findall(text)) > limit.tokens - limit.added for text in long)
+    else:
+        count = sum(len(one.ids) > limit.tokens for one in tokenizer.encode_batch(long))
+    if not count:
+        return ""
+    least = "at least " if tokenizer is None else ""
+    verb = "is" if count == 1 and not least else "are"
+    return f"{called} reads {limit.tokens} tokens of a prompt: {least}{count} of {len(prompts)} prompts {verb} longer"
+
+
+def _tokenizer(model: str) -> Any:
+    """The fast tokenizer of a folder or of the hub's cache; None where neither has its file."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()
+    snapshots = (cache / f"models--{model.replace('/', '--')}").glob("snapshots/*/tokenizer.json")
+    places = (Path(model).expanduser() / "tokenizer.json", *snapshots)
+    file = next((path for path in places if path.is_file()), None)
+    if file is None:
+        return None
+    from tokenizers import Tokenizer
+
+    found = Tokenizer.from_file(str(file))
+    found.no_padding()
+    found.no_truncation()
+    return found
