@@ -147,7 +147,8 @@ def made(model: str, config: Mapping[str, Any]) -> Any:
         except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
             raise ValueError(
                 f"the scheduler of {model}, {name}, cannot be made of its scheduler_config.json "
-                f"({', '.join(_no_numbers(kind, config)) or error}): take the scheduler folder of the published checkpoint"
+                f"({', '.join(_no_numbers(kind, config)) or error}): take the scheduler folder of the published "
+                "checkpoint"
             ) from error
         finally:
             logging.set_verbosity(loud)
@@ -156,7 +157,9 @@ def made(model: str, config: Mapping[str, Any]) -> Any:
 def _no_numbers(kind: Any, config: Mapping[str, Any]) -> list[str]:
     """Entries of a configuration that are no numbers where the class has some, or no whole ones."""
     usual = {name: one.default for name, one in inspect.signature(kind.__init__).parameters.items()}
-    wanted = {name: int if type(one) is int else int | float for name, one in usual.items() if type(one) in (int, float)}
+    wanted = {
+        name: int if type(one) is int else int | float for name, one in usual.items() if type(one) in (int, float)
+    }
     return [f"{key}={config[key]!r}" for key, one in wanted.items() if not isinstance(config.get(key, 0), one)]
 
 

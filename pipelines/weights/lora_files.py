@@ -169,7 +169,9 @@ def _refuse_stated(stated: Mapping[str, Any], path: Path) -> None:
         raise ValueError(f"the adapter in {path} is of the type {stated['peft_type']}: only LORA is read")
     for key, kind, named in _KINDS:
         if not isinstance(stated.get(key) or kind(), kind):
-            raise ValueError(f"the LoRA in {path} states {key}={stated[key]!r}, which has to be {named}: correct it there")
+            raise ValueError(
+                f"the LoRA in {path} states {key}={stated[key]!r}, which has to be {named}: correct it there"
+            )
     start = stated.get("init_lora_weights", True)
     if start not in _STARTS:
         raise ValueError(

@@ -47,6 +47,8 @@ _ENCODER = re.compile(
     r"conditioner\.|cond_stage_model\.)"
 )
 _WRAPPERS = ("base_model.model.", "module.", "transformer.", "unet.")
+_INSIDE = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What compilers and wrappers of modules put between the parts of a name."""
 _ADDED = re.compile(r"\.diff(?:_b)?$|\.lora_(?:B|up)\.bias$")
 """What is added to weights and biases as it is, so that zeros of it mean nothing."""
 _OWN = re.compile(r"(.+)\.lora_(?:[AB]\.weight|magnitude_vector)$")
@@ -77,7 +79,8 @@ class Stock:
 
 def plain_name(name: str) -> str:
     """PEFT's portable name of a tensor, without what wrappers, compilers and adapters put before and into it."""
-    name = name.replace("_orig_mod.", "")
+    for wrapper in _INSIDE:
+        name = name.replace(wrapper, "")
     while (wrapper := next((one for one in _WRAPPERS if name.startswith(one)), None)) is not None:
         name = name.removeprefix(wrapper)
     name = _ADAPTER.sub(r".\1\3", name)
@@ -133,7 +136,11 @@ def portable(
         _check_own(found, what)
         return found, alphas
     found = _spelt(tensors)
-    alphas = {name.removesuffix(".alpha"): _number(name, found.pop(name), what) for name in sorted(found) if name.endswith(".alpha")}
+    alphas = {
+        name.removesuffix(".alpha"): _number(name, found.pop(name), what)
+        for name in sorted(found)
+        if name.endswith(".alpha")
+    }
     _check_own(found, what)
     return found, {layer: alpha for layer, alpha in alphas.items() if f"{layer}.lora_A.weight" in found}
 
@@ -320,3 +327,8 @@ def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
     for layer in {name.partition(".lora_")[0] for name in tensors}:
         if lacking := [side for side in "AB" if f"{layer}.lora_{side}.weight" not in tensors]:
             raise ValueError(f"{what} has no lora_{lacking[0]} of {layer}: it is damaged, get or save it again")
+        rows, columns = tensors[f"{layer}.lora_A.weight"].shape[0], tensors[f"{layer}.lora_B.weight"].shape[1]
+        if rows != columns:
+            raise ValueError(
+                f"{what} has a lora_A of rank {rows} and a lora_B of rank {columns} for {layer}: get or save it again"
+            )

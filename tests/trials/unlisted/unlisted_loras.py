@@ -1,4 +1,4 @@
-"""Cases: LoRA files of other programs, and what each layer does with them, against `W + s B A` by hand, peft and stock."""
+"""Cases: LoRA files of other programs, and what each layer does with them, against `W + s B A`, peft and stock."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def pair(network: nn.Module, layer: str, rank: int = RANK, seed: int = 0) -> tup
     """A and B of a layer."""
     module: Any = network.get_submodule(layer)
     generator = torch.Generator().manual_seed(seed + len(layer))
-    return torch.randn(rank, module.in_features, generator=generator), torch.randn(module.out_features, rank, generator=generator)
+    return torch.randn(rank, module.in_features, generator=generator), torch.randn(
+        module.out_features, rank, generator=generator
+    )
 
 
 @torch.no_grad()
@@ -72,7 +74,7 @@ def added(network: nn.Module, layer: str, base: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class File:
-    """A file of tensors; `write` gives them of pairs by layer, and `wanted` what each layer has to get, or None where the
+    """A file of tensors: `write` gives them of pairs by layer; `wanted` is what each layer has to get, or None where the
     file has to be refused in some words."""
 
     name: str
@@ -113,7 +115,9 @@ class File:
         wanted = scale(pairs) if callable(scale) else {k: scale * b @ a for k, (a, b) in pairs.items()}
         worst = 0.0
         for layer, change in wanted.items():
-            worst = max(worst, float((added(network, layer, base) - change).abs().max() / change.abs().max().clamp(min=1e-9)))
+            worst = max(
+                worst, float((added(network, layer, base) - change).abs().max() / change.abs().max().clamp(min=1e-9))
+            )
         lora = {n.partition(".lora_")[0] for n, _ in network.named_parameters() if ".lora_" in n}
         if lora - wanted.keys():
             raise Silent(f"also changes {sorted(lora - wanted.keys())[:3]}")
@@ -166,7 +170,9 @@ def put(value: float) -> Callable[[Pairs], Tensors]:
 
 def turned(pairs: Pairs) -> Tensors:
     """A and B in each other's place."""
-    return {k.replace("lora_A", "x").replace("lora_B", "lora_A").replace("x", "lora_B"): t for k, t in peft(pairs).items()}
+    return {
+        k.replace("lora_A", "x").replace("lora_B", "lora_A").replace("x", "lora_B"): t for k, t in peft(pairs).items()
+    }
 
 
 def transposed(pairs: Pairs) -> Tensors:
@@ -179,7 +185,9 @@ def halves(pairs: Pairs, *drop: str) -> Tensors:
 
 def two_alphas(pairs: Pairs) -> Tensors:
     found = kohya(pairs)
-    return found | {f"lora_unet_{k.replace('.', '_')}.alpha": torch.tensor(float(2 + 6 * n)) for n, k in enumerate(pairs)}
+    return found | {
+        f"lora_unet_{k.replace('.', '_')}.alpha": torch.tensor(float(2 + 6 * n)) for n, k in enumerate(pairs)
+    }
 
 
 def two_alphas_do(pairs: Pairs) -> Tensors:
@@ -205,6 +213,18 @@ def fused(pairs: Pairs) -> Tensors:
     a, b = pairs[Q]
     return {"lora_unet_joint_blocks_0_x_block_attn_qkv.lora_down.weight": a,
             "lora_unet_joint_blocks_0_x_block_attn_qkv.lora_up.weight": torch.cat([b, 2 * b, 3 * b])}  # fmt: skip
+
+
+def flux_fused(pairs: Pairs) -> Tensors:
+    """FLUX's q, k and v as sd-scripts train them, with one A."""
+    [(a, b)], stem = pairs.values(), "lora_unet_double_blocks_0_img_attn_qkv"
+    whole = torch.cat([b, 2 * b, 3 * b])
+    return {f"{stem}.lora_down.weight": a, f"{stem}.lora_up.weight": whole, f"{stem}.alpha": torch.tensor(2.0)}
+
+
+def flux_fused_does(pairs: Pairs) -> Tensors:
+    [(a, b)] = pairs.values()
+    return {f"transformer_blocks.0.attn.to_{one}": 0.5 * n * b @ a for n, one in enumerate("qkv", 1)}
 
 
 CARD = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "target_modules": ["to_q", "to_out.0"]}
@@ -246,9 +266,9 @@ FILES = (
     # what names look like
     File("DDP's module. before all", prefixed("module.transformer."), 1.0),
     File("module. within PEFT's prefix", prefixed("module.base_model.model."), 1.0),
-    File("_orig_mod. within", lambda p: {k.replace("blocks.0", "_orig_mod.blocks.0") if False else
-         k.replace(".attn", "._orig_mod.attn"): t for k, t in peft(p).items()}, 1.0),
-    File("_fsdp_wrapped_module. within", lambda p: {k.replace(".attn", "._fsdp_wrapped_module.attn"): t for k, t in peft(p).items()},
+    File("_orig_mod. within", lambda p: {k.replace(".attn", "._orig_mod.attn"): t for k, t in peft(p).items()}, 1.0),
+    File("_fsdp_wrapped_module. within", lambda p: {k.replace(".attn", "._fsdp_wrapped_module.attn"): t for k,
+           t in peft(p).items()},
          1.0, ("_fsdp_wrapped_module",), may=True),
     File("_checkpoint_wrapped_module. within", lambda p: {k.replace(".attn", "._checkpoint_wrapped_module.attn"): t
          for k, t in peft(p).items()}, 1.0, ("_checkpoint_wrapped_module",), may=True),
@@ -261,23 +281,30 @@ FILES = (
     File("an adapter's name without weight", ended(".default"), 1.0, ("default|no LoRA",), may=True),
     File("an adapter that is called weight", ended(".weight.weight"), 1.0, ("weight",), may=True),
     File("two adapters", lambda p: peft(p, end=".a.weight") | peft(p, end=".b.weight"), None, ("2 adapters", "a, b")),
-    File("an adapter beside plain names", lambda p: peft(p) | {k: t + 1 for k, t in peft(p, end=".b.weight").items()}, None, ("b",)),
-    File("transformer. beside bare names, different", lambda p: peft(p) | {k: t + 1 for k, t in peft(p, "").items()}, None,
+    File("an adapter beside plain names", lambda p: peft(p) | {k: t + 1 for k, t in peft(p, end=".b.weight").items()},
+           None, ("b",)),
+    File("transformer. beside bare names, different", lambda p: peft(p) | {k: t + 1 for k, t in peft(p, "").items()},
+           None,
          ("twice|two|same",)),
-    File("capitals", lambda p: {k.replace("lora_A", "lora_a").replace("lora_B", "lora_b"): t for k, t in peft(p).items()}, 1.0,
+    File("capitals", lambda p: {k.replace("lora_A", "lora_a").replace("lora_B", "lora_b"): t for k,
+           t in peft(p).items()}, 1.0,
          ("lora_a|no LoRA",), may=True),
-    File("lora.A and lora.B", lambda p: {k.replace("lora_", "lora."): t for k, t in peft(p).items()}, 1.0, ("lora",), may=True),
-    File("the policy's slots of ema beside", lambda p: peft(p) | {f"ema.{k}": t + 1 for k, t in peft(p).items()}, None, ("ema",)),
+    File("lora.A and lora.B", lambda p: {k.replace("lora_", "lora."): t for k, t in peft(p).items()}, 1.0, ("lora",),
+           may=True),
+    File("the policy's slots of ema beside", lambda p: peft(p) | {f"ema.{k}": t + 1 for k, t in peft(p).items()},
+           None, ("ema",)),
     File("names that start with unet. on a transformer", prefixed("unet."), 1.0, ("unet",), may=True),
     # numbers
     *(File(f"all in {str(kind)[6:]}", cast(kind), rounded(kind)) for kind in (
         torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)),
     *(File(f"all in {str(kind)[6:]}", cast(kind), None, ("whole numbers|int8|bool|uint8",)) for kind in (
         torch.int8, torch.bool, torch.uint8)),
-    File("fp8 with scales beside", also(cast(torch.float8_e4m3fn), **{f"transformer.{Q}.lora_A.scale_weight".replace(".", "__"):
+    File("fp8 with scales beside", also(cast(torch.float8_e4m3fn),
+           **{f"transformer.{Q}.lora_A.scale_weight".replace(".", "__"):
          torch.tensor(0.5)}), None, ("scale_weight|nobody knows",)),
     File("complex numbers", cast(torch.complex64), None, ("complex",)),
-    *(File(f"{value} in A", put(value), None, ("NaN or infinity",)) for value in (float("nan"), float("inf"), float("-inf"))),
+    *(File(f"{value} in A", put(value), None, ("NaN or infinity",)) for value in (float("nan"), float("inf"),
+           float("-inf"))),
     File("NaN in the alpha", alpha(torch.tensor(float("nan"))), None, ("alpha",), **ON_UNET),
     # strengths
     File("alpha a whole number", alpha(torch.tensor(2)), 0.5, **ON_UNET),
@@ -291,17 +318,22 @@ FILES = (
     File("alpha 0", alpha(torch.tensor(0.0)), None, ("alpha",), **ON_UNET),
     File("alpha below 0", alpha(torch.tensor(-4.0)), None, ("alpha",), **ON_UNET),
     File("alphas of layers", two_alphas, two_alphas_do, **ON_UNET),
-    File("alpha of a layer that is not there", also(kohya, lora_unet_nothing__alpha=torch.tensor(3.0)), None, ("nothing",), **ON_UNET),
-    File("alpha beside PEFT's names", lambda p: peft(p) | {f"transformer.{k}.alpha": torch.tensor(2.0) for k in p}, 0.5),
+    File("alpha of a layer that is not there", also(kohya, lora_unet_nothing__alpha=torch.tensor(3.0)), None,
+           ("nothing",), **ON_UNET),
+    File("alpha beside PEFT's names", lambda p: peft(p) | {f"transformer.{k}.alpha": torch.tensor(2.0) for k in p},
+           0.5),
     File("kohya's notes of alpha", peft, 1.0, notes={"ss_network_alpha": "2", "ss_network_dim": "4"}, may=True,
          words=("ss_network_alpha",)),
-    File("kohya's notes beside kohya's names", alpha(torch.tensor(2.0)), 0.5, notes={"ss_network_alpha": "2"}, **ON_UNET),
+    File("kohya's notes beside kohya's names", alpha(torch.tensor(2.0)), 0.5, notes={"ss_network_alpha": "2"},
+           **ON_UNET),
     File("diffusers' notes", peft, 1.5, notes=noted(r=RANK, lora_alpha=6)),
     File("diffusers' notes, rsLoRA", peft, 3.0, notes=noted(r=RANK, lora_alpha=6, use_rslora=True)),
     File("diffusers' notes with an alpha in quotes", peft, None, ("lora_alpha",), notes=noted(r=RANK, lora_alpha="6")),
     File("diffusers' notes with another rank", peft, 1.5, ("rank",), may=True, notes=noted(r=8, lora_alpha=6)),
-    File("diffusers' notes, rank_pattern", peft, 1.5, notes=noted(r=16, lora_alpha=6, rank_pattern={"to_q": RANK, "to_out.0": RANK})),
-    File("diffusers' notes, alpha_pattern", peft, lambda p: {k: (12 if k == Q else 6) / RANK * b @ a for k, (a, b) in p.items()},
+    File("diffusers' notes, rank_pattern", peft, 1.5, notes=noted(r=16, lora_alpha=6, rank_pattern={"to_q": RANK,
+           "to_out.0": RANK})),
+    File("diffusers' notes, alpha_pattern", peft, lambda p: {k: (12 if k == Q else 6) / RANK * b @ a for k, (a,
+           b) in p.items()},
          notes=noted(r=RANK, lora_alpha=6, alpha_pattern={"to_q": 12})),
     File("notes that are no JSON", peft, None, ("metadata",), notes={"lora_adapter_metadata": "{"}),
     File("notes of a list", peft, None, ("metadata",), notes={"lora_adapter_metadata": "[1]"}),
@@ -309,16 +341,21 @@ FILES = (
         {"transformer.r": RANK, "transformer.lora_alpha": 6, "text_encoder.lora_alpha": 99})}),
     # cards
     File("PEFT's card", prefixed("base_model.model."), 1.5, card=CARD, file=PEFT_FILE),
-    File("PEFT's card, alpha a fraction", prefixed("base_model.model."), 0.375, card=CARD | {"lora_alpha": 1.5}, file=PEFT_FILE),
-    File("PEFT's card, alpha in quotes", prefixed("base_model.model."), None, ("lora_alpha",), card=CARD | {"lora_alpha": "6"},
+    File("PEFT's card, alpha a fraction", prefixed("base_model.model."), 0.375, card=CARD | {"lora_alpha": 1.5},
+           file=PEFT_FILE),
+    File("PEFT's card, alpha in quotes", prefixed("base_model.model."), None, ("lora_alpha",),
+           card=CARD | {"lora_alpha": "6"},
          file=PEFT_FILE),
-    File("PEFT's card, alpha null", prefixed("base_model.model."), None, ("lora_alpha",), card=CARD | {"lora_alpha": None},
+    File("PEFT's card, alpha null", prefixed("base_model.model."), None, ("lora_alpha",),
+           card=CARD | {"lora_alpha": None},
          file=PEFT_FILE),
     File("PEFT's card, use_dora without magnitudes", prefixed("base_model.model."), None, ("magnitude",), card=CARD |
          {"use_dora": True}, file=PEFT_FILE),
-    File("PEFT's card of a list", prefixed("base_model.model."), None, ("adapter_config.json",), card=[CARD],  # type: ignore[arg-type]
+    File("PEFT's card of a list", prefixed("base_model.model."), None, ("adapter_config.json",), card=[CARD],
+           # type: ignore[arg-type]
          file=PEFT_FILE),
-    File("PEFT's card, rsLoRA in quotes", prefixed("base_model.model."), None, ("use_rslora",), card=CARD | {"use_rslora": "false"},
+    File("PEFT's card, rsLoRA in quotes", prefixed("base_model.model."), None, ("use_rslora",),
+           card=CARD | {"use_rslora": "false"},
          file=PEFT_FILE),
     File("PEFT's card, alpha_pattern of a text", prefixed("base_model.model."), None, ("alpha_pattern",), card=CARD |
          {"alpha_pattern": "to_q"}, file=PEFT_FILE),
@@ -333,32 +370,42 @@ FILES = (
     File("A without any B", lambda p: halves(p, "lora_B.weight"), None, ("lora_B",)),
     File("B without any A", lambda p: halves(p, "lora_A.weight"), None, ("lora_A",)),
     File("A and B in each other's place", turned, None, ("rank|shape|changes one|do not fit",)),
-    File("A and B of different ranks", lambda p: peft(p) | {f"transformer.{Q}.lora_A.weight": torch.ones(3, 32)}, None, ("rank", Q)),
+    File("A and B of different ranks", lambda p: peft(p) | {f"transformer.{Q}.lora_A.weight": torch.ones(3, 32)},
+           None, ("rank", Q)),
     File("A and B transposed", transposed, None, ("shape|changes one|rank|do not fit",)),
     File("A of one dimension", lambda p: peft(p) | {f"transformer.{Q}.lora_A.weight": torch.ones(32)}, None, (Q,)),
     File("no tensor at all", lambda p: {}, None, ("holds no LoRA|no tensor|0 tensors",)),
-    File("a layer that is no linear one", lambda p: peft(p) | peft({"pos_embed.proj": (torch.ones(RANK, 8), torch.ones(32, RANK))}),
+    File("a layer that is no linear one", lambda p: peft(p) | peft({"pos_embed.proj": (torch.ones(RANK, 8),
+           torch.ones(32, RANK))}),
          None, ("pos_embed.proj",)),
-    File("a block that the model has not", lambda p: {k.replace("blocks.0", "blocks.9"): t for k, t in peft(p).items()}, None,
+    File("a block that the model has not", lambda p: {k.replace("blocks.0", "blocks.9"): t for k,
+           t in peft(p).items()}, None,
          ("blocks.9", "another model")),
     File("a wider model's", lambda p: {k: torch.cat([t, t], int("lora_A" in k)) for k, t in peft(p).items()}, None,
          ("another model", "shape")),
     # beside it
-    File("DoRA as kohya spells it", lambda p: kohya(p, dora_scale=lambda a, b: torch.ones(len(b), 1)), None, ("DoRA",), **ON_UNET),
+    File("DoRA as kohya spells it", lambda p: kohya(p, dora_scale=lambda a, b: torch.ones(len(b), 1)), None, ("DoRA",
+           ), **ON_UNET),
     File("DoRA as diffusers' scripts spelt it", lambda p: peft(p) | {f"transformer.{k}.lora_magnitude_vector.weight":
          torch.ones(len(b)) for k, (_, b) in p.items()}, lambda p: magnitudes_of_one(p)),
-    File("magnitudes of one layer alone", lambda p: peft(p) | {f"transformer.{Q}.lora_magnitude_vector": torch.ones(32)}, None,
+    File("magnitudes of one layer alone",
+           lambda p: peft(p) | {f"transformer.{Q}.lora_magnitude_vector": torch.ones(32)}, None,
          ("magnitude",)),
-    File("whole weights (LyCORIS full)", also(kohya, lora_unet_transformer_blocks_0_ff_net_2__diff=torch.ones(32, 128)), None, ("diff",)),
-    File("a LoKr alone", lambda p: {f"lycoris_{Q.replace('.', '_')}.lokr_w1": torch.ones(2, 2), f"lycoris_{Q.replace('.', '_')}.lokr_w2":
+    File("whole weights (LyCORIS full)", also(kohya, lora_unet_transformer_blocks_0_ff_net_2__diff=torch.ones(32,
+           128)), None, ("diff",)),
+    File("a LoKr alone", lambda p: {f"lycoris_{Q.replace('.', '_')}.lokr_w1": torch.ones(2, 2),
+           f"lycoris_{Q.replace('.', '_')}.lokr_w2":
          torch.ones(16, 16)}, None, ("LoKr",)),
     File("a LoHa with alpha", lambda p: {f"lora_unet_{Q.replace('.', '_')}.{k}": torch.ones(4, 4) for k in (
         "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "alpha")}, None, ("LoHa",)),
-    File("a text encoder alone", lambda p: {f"text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_{s}.weight": torch.ones(4, 4)
+    File("a text encoder alone",
+           lambda p: {f"text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_{s}.weight": torch.ones(4, 4)
          for s in "AB"}, None, ("text encoder",)),
-    File("kohya's text encoder alone", lambda p: {f"lora_te_text_model_encoder_layers_0_self_attn_q_proj.lora_{s}.weight":
+    File("kohya's text encoder alone",
+           lambda p: {f"lora_te_text_model_encoder_layers_0_self_attn_q_proj.lora_{s}.weight":
          torch.ones(4, 4) for s in ("down", "up")}, None, ("text encoder",)),
-    File("T5's part (lora_te3_)", lambda p: kohya(p) | {f"lora_te3_encoder_block_0_layer_0_SelfAttention_q.lora_{s}.weight":
+    File("T5's part (lora_te3_)",
+           lambda p: kohya(p) | {f"lora_te3_encoder_block_0_layer_0_SelfAttention_q.lora_{s}.weight":
          torch.ones(4, 4) for s in ("down", "up")}, None, ("text encoder",)),
     File("a trained bias", also(peft, **{f"transformer.{Q}.bias".replace(".", "__"): torch.ones(32)}), None, ("bias",)),
     File("a new norm", also(peft, transformer__norm_out__weight=torch.ones(32)), None, ("norm_out",)),
@@ -372,22 +419,23 @@ FILES = (
     File("UNet: linear layers as 1 x 1", folded, 1.0, ("convolution",), may=True, layers=(UNET,), family="sd"),
     File("UNet: a convolution of 3 x 3", conv(3, CONV, (16, 16)), None, ("convolution",), layers=(UNET,), family="sd"),
     File("UNet: a convolution of 1 x 1", conv(1, PROJ, (16, 16)), None, ("convolution",), layers=(UNET,), family="sd"),
-    File("UNet: of a transformer", lambda p: peft({Q: (torch.ones(4, 32), torch.ones(32, 4))}), None, ("another model",),
+    File("UNet: of a transformer", lambda p: peft({Q: (torch.ones(4, 32), torch.ones(32, 4))}), None,
+           ("another model",),
          layers=(UNET,), family="sd"),
-    File("UNet: noise offset beside", also(unet, lora_unet_time_embed_0__diff=torch.ones(2, 2)), None, ("diff",), layers=(UNET,),
+    File("UNet: noise offset beside", also(unet, lora_unet_time_embed_0__diff=torch.ones(2, 2)), None, ("diff",),
+           layers=(UNET,),
          family="sd"),
     File("FLUX: BFL's double blocks by PEFT's endings", lambda p: {f"double_blocks.0.img_attn.proj.lora_{s}.weight": t
-         for s, t in zip("AB", p["transformer_blocks.0.attn.to_out.0"], strict=True)}, 1.0, ("double_blocks",), may=True,
+         for s, t in zip("AB", p["transformer_blocks.0.attn.to_out.0"], strict=True)}, 1.0, ("double_blocks",),
+           may=True,
          layers=("transformer_blocks.0.attn.to_out.0",), family="flux"),
-    File("FLUX: base_model.model.double_blocks", lambda p: {f"base_model.model.double_blocks.0.img_attn.proj.lora_{s}.weight": t
-         for s, t in zip("AB", p["transformer_blocks.0.attn.to_out.0"], strict=True)}, 1.0, ("double_blocks",), may=True,
+    File("FLUX: base_model.model.double_blocks",
+           lambda p: {f"base_model.model.double_blocks.0.img_attn.proj.lora_{s}.weight": t
+         for s, t in zip("AB", p["transformer_blocks.0.attn.to_out.0"], strict=True)}, 1.0, ("double_blocks",),
+           may=True,
          layers=("transformer_blocks.0.attn.to_out.0",), family="flux"),
-    File("FLUX: fused q, k and v with alpha", lambda p: {
-        "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": p["transformer_blocks.0.attn.to_q"][0],
-        "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight": torch.cat([p["transformer_blocks.0.attn.to_q"][1] * n for n in (1, 2, 3)]),
-        "lora_unet_double_blocks_0_img_attn_qkv.alpha": torch.tensor(2.0)}, lambda p: {
-        f"transformer_blocks.0.attn.to_{k}": 0.5 * n * p["transformer_blocks.0.attn.to_q"][1] @ p["transformer_blocks.0.attn.to_q"][0]
-        for n, k in enumerate("qkv", 1)}, layers=("transformer_blocks.0.attn.to_q",), family="flux"),
+    File("FLUX: fused q, k and v with alpha", flux_fused, flux_fused_does, layers=("transformer_blocks.0.attn.to_q",),
+         family="flux"),
     File("Wan: one of two experts", lambda p: peft({k.removeprefix("transformer."): t for k, t in p.items()}), 1.0,
          ("transformer_2|expert",), may=True, layers=("transformer.blocks.0.attn1.to_q",), family="wan"),
     File("Wan: transformer_2. in the same file", lambda p: {f"{k}.lora_{s}.weight": t for k, both in p.items()
@@ -401,7 +449,8 @@ def dora(folder: Path) -> Outcome:
     base = loaded("sd3").denoiser
     torch.manual_seed(0)
     wrapped: Any = get_peft_model(fresh("sd3"), LoraConfig(  # type: ignore[arg-type]
-        r=RANK, lora_alpha=6, target_modules=[Q, OUT], use_dora=True, use_rslora=True, init_lora_weights=False))  # fmt: skip
+        r=RANK, lora_alpha=6, target_modules=[Q, OUT], use_dora=True, use_rslora=True,
+           init_lora_weights=False))  # fmt: skip
     for name, parameter in wrapped.named_parameters():
         if "magnitude" in name:
             parameter.data *= torch.linspace(0.5, 2, parameter.numel())
@@ -422,17 +471,21 @@ def by_stock(folder: Path) -> Outcome:
     pipe: Any = diffusers.DiffusionPipeline.from_pretrained(model_of("sd3"))
     base = loaded("sd3").denoiser
     torch.manual_seed(1)
-    pipe.transformer.add_adapter(LoraConfig(r=RANK, lora_alpha=6, target_modules=["to_q", "to_v"], init_lora_weights=False), "a")
+    pipe.transformer.add_adapter(
+        LoraConfig(r=RANK, lora_alpha=6, target_modules=["to_q", "to_v"], init_lora_weights=False), "a"
+    )
     from diffusers.utils import convert_state_dict_to_diffusers
     from peft import get_peft_model_state_dict
 
     own = convert_state_dict_to_diffusers(get_peft_model_state_dict(pipe.transformer, adapter_name="a"))
-    type(pipe).save_lora_weights(folder, transformer_lora_layers=own,
-                                 transformer_lora_adapter_metadata=pipe.transformer.peft_config["a"].to_dict())  # fmt: skip
+    card = pipe.transformer.peft_config["a"].to_dict()
+    type(pipe).save_lora_weights(folder, transformer_lora_layers=own, transformer_lora_adapter_metadata=card)
     network = fresh("sd3")
     add_saved_lora(network, folder)
     other = added(pipe.transformer, Q, base)
-    return right(float((added(network, Q, base) - other).abs().max() / other.abs().max()), 0, within=2e-5, what="difference")
+    return right(
+        float((added(network, Q, base) - other).abs().max() / other.abs().max()), 0, within=2e-5, what="difference"
+    )
 
 
 def cases() -> Iterator[Case]:

@@ -2,354 +2,66 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
 import shutil
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
-from safetensors.torch import load_file, save_file
-from tiny_folders import SETTINGS, save_tiny
-from tiny_wan import save_tiny_wan
+from safetensors.torch import save_file
+from tiny_folders import SETTINGS
 from torch import Tensor
 from unlisted_case import Case, Outcome, Silent, refused
+from unlisted_folders import (
+    PROMPT,
+    T5,
+    Change,
+    Folder,
+    Q,
+    agree,
+    at,
+    both,
+    cast,
+    clean,
+    cut,
+    eight_bit,
+    file_of,
+    from_other,
+    larger_words,
+    linked,
+    more,
+    network,
+    noise,
+    other_words,
+    pickled,
+    pieces,
+    renamed,
+    scheduler,
+    setting,
+    stock_pipe,
+    swapped,
+    tensors,
+    tied,
+    whole,
+    wider_t5,
+    words,
+)
 
 from flowrl.pipelines import family
 
-Tensors = dict[str, Tensor]
-Change = Callable[[Path], object]
-PROMPT = "a photo of a red circle"
-Q = "transformer_blocks.0.attn.to_q"
-_ROOM = tempfile.TemporaryDirectory()
-diffusers.utils.logging.set_verbosity_error()
-diffusers.utils.logging.disable_progress_bar()
-
-
-@functools.cache
-def clean(name: str) -> Path:
-    """The folder of a family, written once."""
-    folder = Path(_ROOM.name) / name
-    return save_tiny_wan(folder, "t2v-a14b") if name == "wan" else save_tiny(name, folder)
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-# ---- what a folder says, as stock diffusers has it and as flowrl has it ----------------------------------------------
-
-
-def stock_pipe(folder: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return diffusers.DiffusionPipeline.from_pretrained(folder)
-
-
-@torch.no_grad()
-def stock_says(name: str, folder: Path) -> Tensors:
-    pipe = stock_pipe(folder)
-    scheduler, latent = pipe.scheduler, noise(1, *SHAPES[name])
-    flow = scheduler.config.get("use_dynamic_shifting")  # as the stock pipeline does, of 8 x 8 tokens
-    scheduler.set_timesteps(6, **({"mu": 0.5 + 0.65 * (64 - 256) / 3840} if flow else {}))
-    vae = pipe.vae.config
-    if name == "sd3":
-        embeds, _, pooled, _ = pipe.encode_prompt(
-            PROMPT, None, None, do_classifier_free_guidance=False, max_sequence_length=16
-        )
-        velocity = pipe.transformer(latent, embeds, pooled, torch.tensor([700.0])).sample
-        sigmas = scheduler.sigmas.float()
-    else:
-        embeds = pipe.encode_prompt(PROMPT, "cpu", 1, False)[0]
-        time = list(dict.fromkeys(scheduler.timesteps.tolist()))[2]
-        a = scheduler.alphas_cumprod[int(time)].double()
-        told = pipe.unet(latent, time, embeds).sample
-        kind = scheduler.config.prediction_type
-        if kind == "epsilon":
-            eps, x0 = told, (latent - (1 - a).sqrt() * told) / a.sqrt()
-        elif kind == "v_prediction":
-            eps, x0 = a.sqrt() * told + (1 - a).sqrt() * latent, a.sqrt() * latent - (1 - a).sqrt() * told
-        else:
-            eps, x0 = (latent - a.sqrt() * told) / (1 - a).sqrt(), told
-        velocity = (eps - x0).float()
-        once = list(dict.fromkeys(scheduler.timesteps.tolist()))  # PNDM goes back to its second level
-        a = scheduler.alphas_cumprod[torch.tensor(once).long()].double()
-        sigmas = torch.cat([(1 - a).sqrt() / ((1 - a).sqrt() + a.sqrt()), torch.zeros(1)]).float()
-    image = pipe.vae.decode(latent / vae.scaling_factor + (vae.shift_factor or 0)).sample
-    return {"velocity": velocity, "image": (image / 2 + 0.5).clamp(0, 1), "sigmas": sigmas}
-
-
-@torch.no_grad()
-def flowrl_says(name: str, folder: Path, **options: Any) -> Tensors:
-    known: Any = family(name)
-    known.check(str(folder), None)
-    p = known.load(str(folder), **{"dtype": torch.float32, **SETTINGS.get(name, {}), **options})
-    latent, schedule = noise(1, *SHAPES[name]), p.schedule(6, "diffusers")
-    cond = p.encode([PROMPT])
-    if name == "sd3":
-        velocity = p.network(latent, torch.tensor([700.0]), cond)
-    else:
-        sigma = schedule.sigma[2].double()
-        velocity = p.network(latent * ((1 - sigma) ** 2 + sigma**2).sqrt().float(), schedule.timestep[2][None], cond)
-    return {"velocity": velocity, "image": p.decode(latent), "sigmas": schedule.sigma.float()}
-
-
-SHAPES = {"sd3": (8, 8, 8), "sd": (4, 8, 8)}
-
-
-@functools.cache
-def clean_says(name: str) -> Tensors:
-    return stock_says(name, clean(name))
-
-
-def agree(found: Tensors, wanted: Tensors, within: float) -> Outcome:
-    worst, part = 0.0, ""
-    for key, tensor in wanted.items():
-        if found[key].shape != tensor.shape:
-            raise Silent(f"{key} has shape {tuple(found[key].shape)} where {tuple(tensor.shape)} is right")
-        away = float((found[key] - tensor).abs().max() / tensor.abs().max())
-        if not away <= worst:
-            worst, part = away if away == away else float("inf"), key
-    if not worst <= within:
-        raise Silent(f"{part} is {worst:.3g} of its largest value away from what is right")
-    return "right", f"{part or 'all'} within {worst:.2g}"
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A folder that was changed, and what is right of it: "base" (as the clean one), "stock" (as stock has the changed
-    one), or to refuse it in some words; `may` has both."""
-
-    name: str
-    change: Change
-    right: str = "refused"
-    words: tuple[str, ...] = ()
-    may: bool = False
-    family: str = "sd3"
-    within: float = 2e-5
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def run(self, folder: Path) -> Outcome:
-        model = Path(shutil.copytree(clean(self.family), folder / "model"))
-        self.change(model)
-        try:
-            found = flowrl_says(self.family, model, **self.options)
-        except ValueError as error:
-            if self.right == "refused" or self.may:
-                return refused(1, str(error), *self.words)
-            raise Silent(f"refused, and it is right: {error}") from error
-        if self.right == "refused":
-            try:
-                away = agree(found, clean_says(self.family), self.within)[1]
-            except Silent as error:
-                away = str(error)
-            raise Silent(f"taken without a word ({away})")
-        wanted = clean_says(self.family) if self.right == "base" else stock_says(self.family, model)
-        return agree(found, wanted, self.within)
-
-
-# ---- ways to change a folder -----------------------------------------------------------------------------------------
-
-
-def file_of(model: Path, part: str) -> Path:
-    [path] = (model / part).glob("*.safetensors")
-    return path
-
-
-def tensors(part: str, how: Callable[[Tensors], object], *, notes: bool = True) -> Change:
-    """Changes the tensors of a part."""
-
-    def change(model: Path) -> None:
-        path = file_of(model, part)
-        own = load_file(path)
-        found = how(own)
-        own = found if isinstance(found, dict) else own
-        save_file({k: t.contiguous() for k, t in own.items()}, path, metadata={"format": "pt"} if notes else None)
-
-    return change
-
-
-def more(part: str, key: str, tensor: Tensor | Callable[[Tensors], Tensor]) -> Change:
-    return tensors(part, lambda t: t.update({key: tensor(t) if callable(tensor) else tensor}))
-
-
-def renamed(part: str, how: Callable[[str], str]) -> Change:
-    return tensors(part, lambda own: {how(key): tensor for key, tensor in own.items()})
-
-
-def setting(path: str, **changes: Any) -> Change:
-    """Changes a JSON file; "gone" removes a key."""
-
-    def change(model: Path) -> None:
-        whole = json.loads((model / path).read_text()) | changes
-        (model / path).write_text(json.dumps({key: value for key, value in whole.items() if value != "gone"}))
-
-    return change
-
-
-def network(**changes: Any) -> Change:
-    return setting("transformer/config.json", **changes)
-
-
-def scheduler(**changes: Any) -> Change:
-    return setting("scheduler/scheduler_config.json", **changes)
-
-
-def both(*changes: Change) -> Change:
-    return lambda model: [change(model) for change in changes]
-
-
-def cast(part: str, dtype: torch.dtype, only: str = "") -> Change:
-    return tensors(part, lambda own: {k: t.to(dtype) if only in k else t for k, t in own.items()})
-
-
-def eight_bit(
-    part: str = "transformer", *, form: torch.dtype = torch.float8_e4m3fn, name: str = "scale_weight",
-    shape: Callable[[Tensor], Tensor] = lambda scale: scale, rows: bool = False, only: str = "attn", times: float = 1,
-) -> Change:  # fmt: skip
-    """Weights divided by a scale that stays beside them; the change of the numbers is that of eight bits."""
-
-    def how(own: Tensors) -> None:
-        for key in [key for key in own if only in key and key.endswith(".weight") and own[key].ndim == 2]:
-            weight = own[key].float()
-            scale = (weight.abs().amax(1, keepdim=True) if rows else weight.abs().max()) / 448
-            own[key] = (weight / scale).to(form)
-            own[f"{key.removesuffix('.weight')}.{name}"] = shape(scale * times)
-
-    return tensors(part, how)
-
-
-def at(part: str, key: str, value: float) -> Change:
-    """One number of one weight."""
-
-    def how(own: Tensors) -> None:
-        own[key].view(-1)[3] = value
-
-    return tensors(part, how)
-
-
-def pieces(model: Path, *, change: Callable[[Tensors, Tensors, dict[str, str]], object] = lambda a, b, m: None) -> None:
-    """The denoiser's file in two, with an index."""
-    path = file_of(model, "transformer")
-    own = load_file(path)
-    path.unlink()
-    keys, names = sorted(own), [f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    half = [{k: own[k].contiguous() for k in keys[i::2]} for i in (0, 1)]
-    places = {k: names[i] for i in (0, 1) for k in half[i]}
-    change(half[0], half[1], places)
-    for name, one in zip(names, half, strict=True):
-        save_file(one, path.with_name(name), metadata={"format": "pt"})
-    index = {"metadata": {"total_size": 1}, "weight_map": places}
-    (path.parent / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def pickled(part: str, name: str, *, keep: bool = False, wrap: Callable[[Tensors], Any] = lambda t: t) -> Change:
-    def change(model: Path) -> None:
-        path = file_of(model, part)
-        torch.save(wrap(load_file(path)), path.with_name(name))
-        if not keep:
-            path.unlink()
-
-    return change
-
-
-def linked(*places: str) -> Change:
-    """Files and folders that are links to where they were, as the hub's cache and people who save room have them."""
-
-    def change(model: Path) -> None:
-        for number, place in enumerate(places):
-            away = model.parent / f"away-{number}"
-            shutil.move(model / place, away)
-            os.symlink(away, model / place)
-
-    return change
-
-
-def whole(part: str, text: str | bytes, name: str = "") -> Change:
-    """Overwrites a file."""
-
-    def change(model: Path) -> None:
-        path = model / part / name if name else file_of(model, part)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-
-    return change
-
-
-def cut(part: str) -> Change:
-    return lambda model: os.truncate(file_of(model, part), file_of(model, part).stat().st_size - 64)
-
-
-def words(part: str, how: Callable[[dict[str, Any]], object]) -> Change:
-    """Changes a tokenizer.json."""
-
-    def change(model: Path) -> None:
-        path = model / part / "tokenizer.json"
-        said = json.loads(path.read_text())
-        how(said)
-        path.write_text(json.dumps(said))
-
-    return change
-
-
-def larger_words(said: dict[str, Any]) -> None:
-    """A tokenizer of which every entry got 600 others before it, as one of a larger model has."""
-    vocab = said["model"]["vocab"]
-    said["model"]["vocab"] = {key: place + 600 for key, place in vocab.items()} | {f"filler{i}": i for i in range(600)}
-    for one in said["added_tokens"]:
-        one["id"] += 600
-
-
-def other_words(part: str, other: str) -> Change:
-    """The tokenizer of another part in its place."""
-
-    def change(model: Path) -> None:
-        shutil.rmtree(model / part)
-        shutil.copytree(model / other, model / part)
-
-    return change
-
-
-def swapped(first: str, second: str) -> Change:
-    def change(model: Path) -> None:
-        (model / first).rename(model / "x")
-        (model / second).rename(model / first)
-        (model / "x").rename(model / second)
-
-    return change
-
-
-def from_other(part: str, other: str) -> Change:
-    def change(model: Path) -> None:
-        shutil.rmtree(model / part)
-        shutil.copytree(clean(other) / part, model / part)
-
-    return change
-
-
-def tied(own: Tensors, *, differing: bool = False, alone: bool = False) -> None:
-    own["encoder.embed_tokens.weight"] = own["shared.weight"].clone() + float(differing)
-    if alone:
-        del own["shared.weight"]
-
-
 # ---- the cases -------------------------------------------------------------------------------------------------------
 
-T5 = "text_encoder_3"
 KEYS = (
     Folder("DDP's module. before all of the denoiser", renamed("transformer", "module.{}".format), "base",
            ("transformer", "module."), may=True),
     Folder("_orig_mod. before all of the denoiser", renamed("transformer", "_orig_mod.{}".format), "base",
            ("transformer", "_orig_mod."), may=True),
-    Folder("_orig_mod. within each block", renamed("transformer", lambda k: k.replace("blocks.0.", "blocks.0._orig_mod.")),
+    Folder("_orig_mod. within each block", renamed("transformer", lambda k: k.replace("blocks.0.",
+           "blocks.0._orig_mod.")),
            "base", ("transformer", "_orig_mod.|blocks.0"), may=True),
-    Folder("_fsdp_wrapped_module. within", renamed("transformer", lambda k: k.replace(".attn.", "._fsdp_wrapped_module.attn.")),
+    Folder("_fsdp_wrapped_module. within", renamed("transformer", lambda k: k.replace(".attn.",
+           "._fsdp_wrapped_module.attn.")),
            "base", ("transformer", "attn"), may=True),
     Folder("module. before T5", renamed(T5, "module.{}".format), "base", (T5, "module.|shared"), may=True),
     Folder("module. before CLIP", renamed("text_encoder", "module.{}".format), "base", ("text_encoder",), may=True),
@@ -366,18 +78,21 @@ KEYS = (
            ("vae", "loss.logvar"), may=True),
     Folder("an empty tensor among weights", more("transformer", "padding", torch.zeros(0)), "base",
            ("transformer", "padding"), may=True),
-    Folder("scaled_fp8 of a file that is not scaled", more("transformer", "scaled_fp8", torch.zeros(2).to(torch.float8_e4m3fn)),
+    Folder("scaled_fp8 of a file that is not scaled", more("transformer", "scaled_fp8",
+           torch.zeros(2).to(torch.float8_e4m3fn)),
            "base", ("transformer", "scaled_fp8"), may=True),
     Folder("T5's words under the encoder's name alone", tensors(T5, lambda t: tied(t, alone=True)), "base"),
     Folder("T5's words twice", tensors(T5, tied), "base"),
-    Folder("T5's words twice and different", tensors(T5, lambda t: tied(t, differing=True)), "stock", (T5, "embed_tokens|shared"),
+    Folder("T5's words twice and different", tensors(T5, lambda t: tied(t, differing=True)), "stock", (T5,
+           "embed_tokens|shared"),
            may=True),
     Folder("T5 without words", tensors(T5, lambda t: t.pop("shared.weight")), words=(T5, "shared|embed_tokens")),
     Folder("CLIP without its projection", tensors("text_encoder", lambda t: t.pop("text_projection.weight")),
            words=("text_encoder", "text_projection")),
     Folder("T5 without its last norm", tensors(T5, lambda t: t.pop("encoder.final_layer_norm.weight")),
            words=(T5, "final_layer_norm")),
-    Folder("an adapter's weights under base_layer", renamed("transformer", lambda k: k.replace("to_q.", "to_q.base_layer.")),
+    Folder("an adapter's weights under base_layer", renamed("transformer", lambda k: k.replace("to_q.",
+           "to_q.base_layer.")),
            words=("transformer", "base_layer|to_q")),
     Folder("position_ids of CLIP in another order", more("text_encoder", "text_model.embeddings.position_ids",
            torch.arange(15, -1, -1)[None]), "stock", ("text_encoder", "position_ids"), may=True),
@@ -390,40 +105,49 @@ NUMBERS = (
     Folder("autoencoder in float16, drawn in bfloat16", cast("vae", torch.float16), "stock", within=2e-2,
            options={"dtype": torch.bfloat16}),
     *(Folder(f"{part}: weights of {str(dtype)[6:]}", cast(part, dtype, only), words=(part,))
-      for part, only in (("transformer", f"{Q}.weight"), (T5, "SelfAttention.q.weight"), ("vae", "encoder.conv_in.weight"))
+      for part, only in (("transformer", f"{Q}.weight"), (T5, "SelfAttention.q.weight"), ("vae",
+           "encoder.conv_in.weight"))
       for dtype in (torch.int8, torch.uint8, torch.bool, torch.int32)),
     Folder("NaN in the denoiser", at("transformer", f"{Q}.weight", float("nan")), words=("transformer", Q)),
     Folder("infinity in the denoiser", at("transformer", f"{Q}.weight", float("inf")), words=("transformer", Q)),
     Folder("NaN in the autoencoder", at("vae", "decoder.conv_in.weight", float("nan")), words=("vae", "conv_in")),
-    Folder("NaN in CLIP", at("text_encoder", "text_projection.weight", float("nan")), words=("text_encoder", "projection")),
-    Folder("NaN in T5, in a word of no prompt", at(T5, "shared.weight", float("nan")), words=(T5, "shared|embed_tokens")),
-    Folder("weights above float16's range, drawn in float16", at("transformer", f"{Q}.weight", 1e6), words=("transformer",),
+    Folder("NaN in CLIP", at("text_encoder", "text_projection.weight", float("nan")), words=("text_encoder",
+           "projection")),
+    Folder("NaN in T5, in a word of no prompt", at(T5, "shared.weight", float("nan")), words=(T5,
+           "shared|embed_tokens")),
+    Folder("weights above float16's range, drawn in float16", at("transformer", f"{Q}.weight", 1e6),
+           words=("transformer",),
            options={"dtype": torch.float16}),
 )  # fmt: skip
 SCALED = (
     Folder("fp8 e5m2 with a scale", eight_bit(form=torch.float8_e5m2), "base", within=0.1),
-    Folder("fp8 with scales of float16 and shape [1]", eight_bit(shape=lambda s: s.half().reshape(1)), "base", within=0.05),
+    Folder("fp8 with scales of float16 and shape [1]", eight_bit(shape=lambda s: s.half().reshape(1)), "base",
+           within=0.05),
     Folder("fp8 with scales of bfloat16", eight_bit(shape=lambda s: s.bfloat16()), "base", within=0.05),
     Folder("fp8 with scales of shape [1, 1]", eight_bit(shape=lambda s: s.reshape(1, 1)), "base", within=0.05),
-    Folder("fp8 with a scale for each row, [n]", eight_bit(name="weight_scale", rows=True, shape=lambda s: s[:, 0]), "base",
+    Folder("fp8 with a scale for each row, [n]", eight_bit(name="weight_scale", rows=True, shape=lambda s: s[:, 0]),
+           "base",
            within=0.05),
     Folder("fp8 in T5's words", eight_bit(T5, only="shared"), "base", within=0.05),
     Folder("fp8 in CLIP, drawn in bfloat16", eight_bit("text_encoder", only="mlp"), "base", within=0.1,
            options={"dtype": torch.bfloat16}),
-    Folder("fp8 with scales for blocks", eight_bit(shape=lambda s: s.expand(2, 2).clone()), words=("transformer", "scale_weight")),
+    Folder("fp8 with scales for blocks", eight_bit(shape=lambda s: s.expand(2, 2).clone()), words=("transformer",
+           "scale_weight")),
     Folder("fp8 with scales for halves of rows", eight_bit(rows=True, shape=lambda s: torch.cat([s, s], 1)),
            words=("transformer", "scale_weight")),
     Folder("fp8 with negative scales", eight_bit(times=-1), words=("transformer", "scale_weight")),
     Folder("fp8 with scales that are whole numbers", eight_bit(shape=lambda s: torch.ones((), dtype=torch.int32)),
            "stock", ("transformer", "scale_weight"), may=True),
-    Folder("fp8 with a reciprocal scale", eight_bit(name="weight_scale_reciprocal"), words=("transformer", "reciprocal")),
+    Folder("fp8 with a reciprocal scale", eight_bit(name="weight_scale_reciprocal"), words=("transformer",
+           "reciprocal")),
     Folder("fp8 with scale_b, as others call it", eight_bit(name="scale"), words=("transformer", ".scale")),
     Folder("a scale of a bias", both(eight_bit(), more("transformer", f"{Q}.scale_bias", torch.ones(()))),
            words=("transformer", "scale")),
     Folder("scales of activations alone", both(cast("transformer", torch.float8_e4m3fn, f"{Q}.weight"),
            more("transformer", f"{Q}.input_scale", torch.ones(()))), "stock", ("transformer", "input_scale"), may=True),
     Folder("int8 with scales, as bitsandbytes has them", both(
-        more("transformer", f"{Q}.SCB", torch.ones(32)), cast("transformer", torch.int8, f"{Q}.weight")), words=("transformer",)),
+        more("transformer", f"{Q}.SCB", torch.ones(32)), cast("transformer", torch.int8, f"{Q}.weight")),
+           words=("transformer",)),
     Folder("int8 with weight_scale", both(
         more("transformer", f"{Q}.weight_scale", torch.ones(32)), cast("transformer", torch.int8, f"{Q}.weight")),
         words=("transformer",)),
@@ -434,15 +158,18 @@ FILES = (
         dict.fromkeys(a, m[next(iter(b))]))), "base", ("transformer",), may=True),
     Folder("an index that names a piece that is away", partial(pieces, change=lambda a, b, m: m.update(
         {Q: "diffusion_pytorch_model-00003-of-00003.safetensors"})), words=("transformer", "00003")),
-    Folder("a key in both pieces, alike", partial(pieces, change=lambda a, b, m: b.update(dict(list(a.items())[:1]))), "base"),
+    Folder("a key in both pieces, alike", partial(pieces, change=lambda a, b, m: b.update(dict(list(a.items())[:1]))),
+           "base"),
     Folder("a key in both pieces, different", partial(pieces, change=lambda a, b, m: b.update(
         {k: t + 1 for k, t in list(a.items())[:1]})), "stock", ("transformer",), may=True),
     Folder("a key that the index names and no piece has", partial(pieces, change=lambda a, b, m: a.pop(next(iter(a)))),
            words=("transformer",)),
     Folder("a piece that is there twice under two names", both(pieces, lambda m: shutil.copy(
-        next((m / "transformer").glob("*1-of-*")), m / "transformer" / "diffusion_pytorch_model-00001-of-00002 (1).safetensors")),
+        next((m / "transformer").glob("*1-of-*")),
+           m / "transformer" / "diffusion_pytorch_model-00001-of-00002 (1).safetensors")),
         "base"),
-    Folder("pieces and an older whole file beside them", lambda m: (shutil.copy(file_of(m, "transformer"), m / "old"), pieces(m),
+    Folder("pieces and an older whole file beside them", lambda m: (shutil.copy(file_of(m, "transformer"), m / "old"),
+           pieces(m),
            shutil.move(m / "old", m / "transformer" / "diffusion_pytorch_model.safetensors")), "stock"),
     Folder("a pickle of the denoiser", pickled("transformer", "diffusion_pytorch_model.bin"), "base"),
     Folder("a pickle of T5", pickled(T5, "pytorch_model.bin"), "base"),
@@ -455,74 +182,94 @@ FILES = (
            "model_index.json"), "base"),
     Folder("a link to nowhere", both(linked("vae/diffusion_pytorch_model.safetensors"),
            lambda m: (m.parent / "away-0").unlink()), words=("vae",)),
-    Folder("a file with capitals in its name", lambda m: file_of(m, "vae").rename(m / "vae" / "Diffusion_Pytorch_Model.safetensors"),
+    Folder("a file with capitals in its name", lambda m: file_of(m,
+           "vae").rename(m / "vae" / "Diffusion_Pytorch_Model.safetensors"),
            words=("vae",)),
     *(Folder(f"{part}: safetensors without notes", tensors(part, lambda t: None, notes=False), "base")
       for part in ("transformer", "text_encoder", "vae")),
-    *(Folder(f"{part}: a pointer of git-lfs", whole(part, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+    *(Folder(f"{part}: a pointer of git-lfs", whole(part,
+           "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
              words=(part,)) for part in ("transformer", T5, "vae")),
     *(Folder(f"{part}: cut short", cut(part), words=(part,)) for part in ("transformer", "text_encoder", "vae")),
     Folder("an empty file of weights", whole("vae", b""), words=("vae",)),
-    Folder("a page of HTML for weights", whole("transformer", "<!doctype html><title>401</title>"), words=("transformer",)),
-    Folder("config.json of a pointer of git-lfs", whole("vae", "version https://git-lfs", "config.json"), words=("vae", "config.json")),
+    Folder("a page of HTML for weights", whole("transformer", "<!doctype html><title>401</title>"),
+           words=("transformer",)),
+    Folder("config.json of a pointer of git-lfs", whole("vae", "version https://git-lfs", "config.json"),
+           words=("vae", "config.json")),
     Folder("config.json with a mark of byte order", lambda m: (m / "vae/config.json").write_bytes(
         b"\xef\xbb\xbf" + (m / "vae/config.json").read_bytes()), "base", ("vae", "config.json"), may=True),
 )  # fmt: skip
 CONFIGS = (
     Folder("fewer layers than weights", network(num_layers=1), words=("transformer", "blocks.0")),
     Folder("more layers than weights", network(num_layers=3), words=("transformer", "blocks.1")),
-    Folder("two heads of half the size", network(num_attention_heads=2, attention_head_dim=16), words=("transformer", "norm")),
+    Folder("two heads of half the size", network(num_attention_heads=2, attention_head_dim=16), words=("transformer",
+           "norm")),
     Folder("other channels", network(in_channels=16), words=("transformer|denoiser", "16")),
     Folder("other patches", network(patch_size=2), words=("transformer",)),
-    Folder("a second attention that has no weights", network(dual_attention_layers=[0]), words=("transformer", "attn2|norm1")),
+    Folder("a second attention that has no weights", network(dual_attention_layers=[0]), words=("transformer",
+           "attn2|norm1")),
     Folder("no norms of queries, which have weights", network(qk_norm=None), words=("transformer", "norm_q|norm_")),
     Folder("a key of a later diffusers", network(a_later_key=3), "base"),
     Folder("no _class_name in a part", network(_class_name="gone"), "base", ("transformer",), may=True),
     Folder("CLIP's heads", setting("text_encoder/config.json", num_attention_heads=2), "stock"),
     Folder("CLIP's activation", setting("text_encoder/config.json", hidden_act="gelu"), "stock"),
     Folder("CLIP's end of text, older number", setting("text_encoder/config.json", eos_token_id=2), "stock"),
-    Folder("CLIP with fewer positions", setting("text_encoder/config.json", max_position_embeddings=8), words=("text_encoder", "position")),
+    Folder("CLIP with fewer positions", setting("text_encoder/config.json", max_position_embeddings=8),
+           words=("text_encoder", "position")),
     Folder("T5's buckets", setting(f"{T5}/config.json", relative_attention_max_distance=4), "stock"),
-    Folder("T5 gated", setting(f"{T5}/config.json", feed_forward_proj="gated-gelu", is_gated_act=True, dense_act_fn="gelu_new"),
+    Folder("T5 gated", setting(f"{T5}/config.json", feed_forward_proj="gated-gelu", is_gated_act=True,
+           dense_act_fn="gelu_new"),
            words=(T5, "wi_")),
     Folder("T5 with one layer less", setting(f"{T5}/config.json", num_layers=0), words=(T5, "block.0")),
     Folder("the autoencoder's scale", setting("vae/config.json", scaling_factor=1.5), "stock"),
     Folder("the autoencoder's shift", setting("vae/config.json", shift_factor=0.3), "stock"),
     Folder("no scale of the autoencoder", setting("vae/config.json", scaling_factor="gone"), "stock"),
-    Folder("no shift of the autoencoder", setting("vae/config.json", shift_factor="gone"), "base", ("vae", "shift_factor"), may=True),
-    Folder("a scale of the autoencoder in quotes", setting("vae/config.json", scaling_factor="1.5"), words=("vae", "scaling_factor")),
+    Folder("no shift of the autoencoder", setting("vae/config.json", shift_factor="gone"), "base", ("vae",
+           "shift_factor"), may=True),
+    Folder("a scale of the autoencoder in quotes", setting("vae/config.json", scaling_factor="1.5"), words=("vae",
+           "scaling_factor")),
     Folder("force_upcast off", setting("vae/config.json", force_upcast=False), "base"),
     Folder("the autoencoder's groups of norms", setting("vae/config.json", norm_num_groups=4), "stock"),
     Folder("an autoencoder of other channels", from_other("vae", "sd"), words=("vae|channels|latent",)),
-    Folder("T5 of another width", lambda m: wider_t5(m), words=(T5 + "|embed|width",)),
+    Folder("T5 of another width", wider_t5, words=(T5 + "|embed|width",)),
     Folder("CLIPs in each other's place", swapped("text_encoder", "text_encoder_2"), "stock"),
     Folder("the SD UNet in place of the denoiser", lambda m: (shutil.rmtree(m / "transformer"), shutil.copytree(
         clean("sd") / "unet", m / "transformer")), words=("transformer|denoiser",)),
     Folder("heads of a UNet", setting("unet/config.json", attention_head_dim=4), "stock", family="sd", within=1e-4),
-    Folder("a UNet without its heads", setting("unet/config.json", attention_head_dim="gone"), "stock", ("unet",), may=True,
+    Folder("a UNet without its heads", setting("unet/config.json", attention_head_dim="gone"), "stock", ("unet",),
+           may=True,
            family="sd", within=1e-4),
     Folder("a UNet's activation", setting("unet/config.json", act_fn="gelu"), "stock", family="sd", within=1e-4),
     Folder("a UNet that keeps half precision's upcast", setting("unet/config.json", upcast_attention=True), "stock",
            family="sd", within=1e-4),
 )  # fmt: skip
 TOKENS = (
-    Folder("a tokenizer of a larger model", words("tokenizer", larger_words), words=("tokenizer", "text_encoder|entries|embed")),
+    Folder("a tokenizer of a larger model", words("tokenizer", larger_words), words=("tokenizer",
+           "text_encoder|entries|embed")),
     Folder("T5's tokenizer of a larger model", words("tokenizer_3", lambda s: s["model"]["vocab"].__setitem__(
         slice(3, 3), [[f"filler{i}", -9.0] for i in range(600)])), words=("tokenizer_3",)),
     Folder("CLIP's tokenizer in T5's place", other_words("tokenizer_3", "tokenizer"), words=("tokenizer_3",)),
-    Folder("T5's tokenizer in CLIP's place", other_words("tokenizer", "tokenizer_3"), "stock", ("tokenizer",), may=True),
-    Folder("added tokens lost", words("tokenizer", lambda s: s.update(added_tokens=[])), "stock", ("tokenizer",), may=True),
-    Folder("no post-processor", words("tokenizer", lambda s: s.update(post_processor=None)), "stock", ("tokenizer",), may=True),
+    Folder("T5's tokenizer in CLIP's place", other_words("tokenizer", "tokenizer_3"), "stock", ("tokenizer",),
+           may=True),
+    Folder("added tokens lost", words("tokenizer", lambda s: s.update(added_tokens=[])), "stock", ("tokenizer",),
+           may=True),
+    Folder("no post-processor", words("tokenizer", lambda s: s.update(post_processor=None)), "stock", ("tokenizer",),
+           may=True),
     Folder("no normaliser", words("tokenizer", lambda s: s.update(normalizer=None)), "stock", ("tokenizer",), may=True),
     Folder("another pad token", setting("tokenizer/tokenizer_config.json", pad_token="!"), "stock"),
-    Folder("no pad token", setting("tokenizer/tokenizer_config.json", pad_token="gone"), "stock", ("tokenizer", "pad"), may=True),
-    Folder("no length", setting("tokenizer/tokenizer_config.json", model_max_length="gone"), words=("tokenizer", "length|positions|tokens")),
+    Folder("no pad token", setting("tokenizer/tokenizer_config.json", pad_token="gone"), "stock", ("tokenizer",
+           "pad"), may=True),
+    Folder("no length", setting("tokenizer/tokenizer_config.json", model_max_length="gone"), words=("tokenizer",
+           "length|positions|tokens")),
     Folder("a length above the encoder's", setting("tokenizer/tokenizer_config.json", model_max_length=77),
            words=("tokenizer", "77")),
-    Folder("a shorter length", setting("tokenizer/tokenizer_config.json", model_max_length=8), "stock", ("tokenizer",), may=True),
-    Folder("another class of tokenizer", setting("tokenizer/tokenizer_config.json", tokenizer_class="GPT2Tokenizer"), "stock",
+    Folder("a shorter length", setting("tokenizer/tokenizer_config.json", model_max_length=8), "stock", ("tokenizer",
+           ), may=True),
+    Folder("another class of tokenizer", setting("tokenizer/tokenizer_config.json", tokenizer_class="GPT2Tokenizer"),
+           "stock",
            ("tokenizer",), may=True),
-    Folder("a class of tokenizer that nobody has", setting("tokenizer/tokenizer_config.json", tokenizer_class="MyTokenizer"),
+    Folder("a class of tokenizer that nobody has", setting("tokenizer/tokenizer_config.json",
+           tokenizer_class="MyTokenizer"),
            "stock", ("tokenizer",), may=True),
     Folder("an added token beyond the embedding", words("tokenizer_3", lambda s: s["added_tokens"].append(
         {"id": 900, "content": "circle", "special": False, "normalized": False, "lstrip": False, "rstrip": False,
@@ -532,7 +279,8 @@ TOKENS = (
 )  # fmt: skip
 NUMBER = {"num_train_timesteps": 500}
 LEVELS = (
-    *(Folder(f"flow scheduler: {changes}", scheduler(**changes), "stock", words_, may=bool(words_)) for changes, words_ in (
+    *(Folder(f"flow scheduler: {changes}", scheduler(**changes), "stock", words_, may=bool(words_)) for changes,
+           words_ in (
         ({"shift": 1.0}, ()), ({"shift": 6}, ()), (NUMBER, ()), ({"shift_terminal": 0.1}, ()),
         ({"use_dynamic_shifting": True}, ("scheduler", "use_dynamic_shifting|mu")),
         ({"use_karras_sigmas": True}, ("scheduler", "use_karras_sigmas")),
@@ -542,9 +290,12 @@ LEVELS = (
         ({"shift": None}, ("scheduler|shift", "shift")), ({"shift": -1.0}, ("scheduler|shift", "shift")),
         ({"num_train_timesteps": 1000.5}, ("num_train_timesteps",)), ({"shift": float("nan")}, ("shift",)),
         ({"shift": "gone"}, ()))),
-    Folder("flow scheduler: a stochastic one", scheduler(stochastic_sampling=True), words=("scheduler", "stochastic_sampling")),
-    Folder("flow scheduler: x0 predicted", scheduler(prediction_type="sample"), "stock", ("prediction_type",), may=True),
-    Folder("flow scheduler: Heun by the index", setting("model_index.json", scheduler=["diffusers", "FlowMatchHeunDiscreteScheduler"]),
+    Folder("flow scheduler: a stochastic one", scheduler(stochastic_sampling=True), words=("scheduler",
+           "stochastic_sampling")),
+    Folder("flow scheduler: x0 predicted", scheduler(prediction_type="sample"), "stock", ("prediction_type",),
+           may=True),
+    Folder("flow scheduler: Heun by the index", setting("model_index.json", scheduler=["diffusers",
+           "FlowMatchHeunDiscreteScheduler"]),
            words=("scheduler", "FlowMatchHeun")),
     *(Folder(f"diffusion scheduler: {changes}", scheduler(**changes), "stock", words_, may=bool(words_), family="sd",
              within=1e-3) for changes, words_ in (
@@ -555,7 +306,8 @@ LEVELS = (
         (NUMBER, ()), ({"trained_betas": [0.001 * (1 + i / 100) for i in range(1000)]}, ()),
         ({"rescale_betas_zero_snr": True, "prediction_type": "v_prediction"}, ("rescale_betas_zero_snr|scheduler",)),
         ({"clip_sample": True}, ("clip_sample",)), ({"beta_end": "0.012"}, ("beta_end",)))),
-    *(Folder(f"{kind}: {changes}", both(scheduler(**changes), setting("model_index.json", scheduler=["diffusers", kind])),
+    *(Folder(f"{kind}: {changes}", both(scheduler(**changes), setting("model_index.json", scheduler=["diffusers",
+           kind])),
              "stock", words_, may=bool(words_), family="sd", within=1e-3) for kind, changes, words_ in (
         ("DDIMScheduler", {"rescale_betas_zero_snr": True, "prediction_type": "v_prediction", "clip_sample": False,
                            "timestep_spacing": "trailing"}, ()),
@@ -563,14 +315,6 @@ LEVELS = (
         ("DDIMScheduler", {}, ("clip_sample",)),
         ("DDPMScheduler", {"variance_type": "learned_range", "clip_sample": False}, ("variance_type|learned",)))),
 )  # fmt: skip
-
-
-def wider_t5(model: Path) -> None:
-    import transformers
-
-    said = json.loads((model / T5 / "config.json").read_text())
-    config = transformers.T5Config(**{**said, "d_model": 64})
-    transformers.T5EncoderModel(config).save_pretrained(model / T5)
 
 
 # ---- two experts, single files ---------------------------------------------------------------------------------------
@@ -611,14 +355,18 @@ def boundary(folder: Path) -> Outcome:
 
 
 WAN = (
-    ("a key of the second expert alone", more("transformer_2", "blocks.7.attn1.to_q.weight", torch.ones(2)), ("transformer_2", "blocks.7")),
+    ("a key of the second expert alone", more("transformer_2", "blocks.7.attn1.to_q.weight", torch.ones(2)),
+           ("transformer_2", "blocks.7")),
     ("the second expert lacks a weight", tensors("transformer_2", lambda t: t.pop("blocks.1.attn1.to_q.weight")),
      ("transformer_2", "blocks.1")),
     ("the second expert's folder is away", lambda m: shutil.rmtree(m / "transformer_2"), ("transformer_2",)),
-    ("the second expert has fewer layers", setting("transformer_2/config.json", num_layers=1), ("transformer_2", "blocks.1")),
-    ("the second expert is the autoencoder", both(lambda m: shutil.rmtree(m / "transformer_2"), lambda m: shutil.copytree(
+    ("the second expert has fewer layers", setting("transformer_2/config.json", num_layers=1), ("transformer_2",
+           "blocks.1")),
+    ("the second expert is the autoencoder", both(lambda m: shutil.rmtree(m / "transformer_2"),
+           lambda m: shutil.copytree(
         m / "vae", m / "transformer_2")), ("transformer_2",)),
-    ("the second expert is not a number", at("transformer_2", "blocks.0.attn1.to_q.weight", float("nan")), ("transformer_2",)),
+    ("the second expert is not a number", at("transformer_2", "blocks.0.attn1.to_q.weight", float("nan")),
+           ("transformer_2",)),
     ("two experts without boundary", setting("model_index.json", boundary_ratio=None), ("boundary_ratio",)),
     ("a boundary beyond all noise", setting("model_index.json", boundary_ratio=900), ("boundary_ratio",)),
     ("latents_std of another autoencoder", setting("vae/config.json", latents_std=[1.0, 1.0]), ("vae", "latents_std")),
@@ -646,7 +394,8 @@ def holding(**own: Tensor) -> Callable[[Path], object]:
 
 def cases() -> Iterator[Case]:
     """Every case of this file."""
-    for room, folders in (("keys", KEYS), ("numbers", NUMBERS), ("scaled", SCALED), ("files", FILES), ("configs", CONFIGS),
+    for room, folders in (("keys", KEYS), ("numbers", NUMBERS), ("scaled", SCALED), ("files", FILES), ("configs",
+           CONFIGS),
                           ("tokens", TOKENS), ("levels", LEVELS)):  # fmt: skip
         for one in folders:
             yield Case(f"model {room}: {one.name}"[:110], one.run)
@@ -654,7 +403,8 @@ def cases() -> Iterator[Case]:
         yield Case(f"model experts: {name}", wan_case(change, *names))
     yield Case("model experts: another boundary", boundary)
     yield single("nothing in it", lambda path: save_file({}, path), "model.safetensors")
-    yield single("a LoRA", holding(lora_unet_a__lora_down__weight=torch.ones(2, 2), lora_unet_a__lora_up__weight=torch.ones(2, 2)),
+    yield single("a LoRA", holding(lora_unet_a__lora_down__weight=torch.ones(2, 2),
+           lora_unet_a__lora_up__weight=torch.ones(2, 2)),
                  "LoRA", "policy.init_lora")  # fmt: skip
     yield single("an autoencoder alone", holding(decoder__conv_in__weight=torch.ones(2, 2)), "model.safetensors")
     yield single("a textual inversion", holding(emb_params=torch.ones(2, 2)), "model.safetensors")
