@@ -89,7 +89,9 @@ def check_fits(tokenizer: Any, encoder: Any, place: str) -> None:
             f"{place} pads prompts to {tokenizer.model_max_length} tokens (model_max_length in its "
             f"tokenizer_config.json), and its text encoder has {positions} positions: set model_max_length to that"
         )
-    table.register_forward_pre_hook(partial(_watch, place))
+    for module in encoder.modules():  # T5 has its table twice, and reads the one that is not given above
+        if vars(module).get("num_embeddings") == rows and module.weight is table.weight:
+            module.register_forward_pre_hook(partial(_watch, place))
 
 
 def _watch(place: str, table: Any, given: tuple[Any, ...]) -> None:

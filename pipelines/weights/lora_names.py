@@ -79,8 +79,8 @@ class Stock:
 
 def plain_name(name: str) -> str:
     """PEFT's portable name of a tensor, without what wrappers, compilers and adapters put before and into it."""
-    for wrapper in _INSIDE:
-        name = name.replace(wrapper, "")
+    for inside in _INSIDE:
+        name = name.replace(inside, "")
     while (wrapper := next((one for one in _WRAPPERS if name.startswith(one)), None)) is not None:
         name = name.removeprefix(wrapper)
     name = _ADAPTER.sub(r".\1\3", name)

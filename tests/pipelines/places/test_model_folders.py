@@ -169,6 +169,7 @@ def stated(model: Path, path: str, **changes: Any) -> None:
 def test_parts_that_do_not_fit_each_other(path: str, changes: dict[str, Any], said: str, model: Path) -> None:
     stated(model, path, **changes)
     with pytest.raises(ValueError, match=said):
+        checked(model)
         family("sd3").load(str(model), dtype=torch.float32)
 
 

@@ -150,8 +150,14 @@ def one(part: str, key: str, how: Callable[[Tensor], Tensor]) -> tuple[str, Call
 @pytest.mark.parametrize(
     ("part", "change", "said"),
     [
-        (*one("transformer", f"{LAYER}.weight", lambda w: w.to(torch.int8)), rf"as whole numbers .*{LAYER}.weight: I8"),
-        (*one("text_encoder_3", "shared.weight", lambda w: w.bool()), r"as whole numbers or truth values .*BOOL"),
+        (
+            *one("transformer", f"{LAYER}.weight", lambda w: w.to(torch.int8)),
+            rf"weights as whole numbers .*{LAYER}.weight: I8",
+        ),
+        (
+            *one("text_encoder_3", "shared.weight", lambda w: w.bool()),
+            r"weights as whole numbers or truth values .*BOOL",
+        ),
         (
             *one("vae", "encoder.conv_in.bias", lambda w: w * float("nan")),
             r"NaN or infinity \(encoder\.conv_in\.bias\)",

@@ -74,8 +74,8 @@ def added(network: nn.Module, layer: str, base: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class File:
-    """A file of tensors: `write` gives them of pairs by layer; `wanted` is what each layer has to get, or None where the
-    file has to be refused in some words."""
+    """A file of tensors: `write` gives them of pairs by layer; `wanted` is what each layer has to get, or None
+    where the file has to be refused in some words."""
 
     name: str
     write: Callable[[dict[str, tuple[Tensor, Tensor]]], Tensors]
