@@ -11,6 +11,7 @@ first connection only.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import importlib.util
 import logging
@@ -20,7 +21,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -90,6 +91,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     # Read by Ray when it is imported or started; a worker without a GPU then sees those of the machine as before.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    atexit.register(_remove_again)  # before Ray's own way out is registered, and so called after it
     import ray
 
     if ray.is_initialized():  # by the program that this run is part of
@@ -113,7 +115,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             ray.init(**settings)
     except BaseException as error:
         if folder is not None:
-            with suppress(Exception):  # what was wrong first is told
+            with lock or nullcontext(), suppress(Exception):  # what was wrong first is told
                 _end_instance(folder)
         if not isinstance(error, (OSError, RuntimeError, ValueError, ray.exceptions.RayError)):
             raise
@@ -140,7 +142,7 @@ def refuse_ended() -> None:
     if _connection and _is_over(_connection[0]):
         raise RayEnded(
             "Ray ended on this machine (its process raylet is gone), and with it all workers. It was killed from "
-            "outside, mostly for want of memory (dmesg names it), or Ray failed; nothing that was trained is lost"
+            "outside, mostly for want of memory (dmesg names it), or Ray failed"
         )
 
 
@@ -167,15 +169,16 @@ def disconnect() -> None:
     if not _connection:
         return
     made = _connection.pop()
-    if made.folder is not None and _is_over(made):
-        _end_rest(made.folder)
-    elif made.folder is not None:
-        _end_instance(made.folder)
-    elif made.own:
-        import ray
+    with made.lock or nullcontext():
+        if made.folder is not None and _is_over(made):
+            _end_rest(made.folder)
+        elif made.folder is not None:
+            _end_instance(made.folder)
+        elif made.own:
+            import ray
 
-        with _own_signals():
-            ray.shutdown()
+            with _own_signals():
+                ray.shutdown()
 
 
 def _end_instance(folder: Path) -> None:
@@ -199,6 +202,15 @@ def _end_rest(folder: Path) -> None:
             child.kill()
     psutil.wait_procs(rest, timeout=_PATIENCE)
     shutil.rmtree(folder, ignore_errors=True)
+    _removed.append(folder)
+
+
+_removed: list[Path] = []  # of instances that ended by themselves: when this process ends, Ray writes there again
+
+
+def _remove_again() -> None:
+    for folder in _removed:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command_of(process: Any) -> str:

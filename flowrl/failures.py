@@ -306,7 +306,7 @@ def _file_name(error: BaseException) -> str | None:
     places = list(traceback.walk_tb(error.__traceback__))
     for frame, _ in reversed(places):
         for value in frame.f_locals.values():
-            if isinstance(value, io.IOBase) or type(value).__module__ == "tempfile":
+            if isinstance(value, io.IOBase):
                 opened = getattr(value, "name", None)  # of one in memory there is none
                 if isinstance(opened, str | bytes):
                     return os.fsdecode(opened)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.files import parse_json, read_text
+from flowrl.media.name_order import is_hidden
 from flowrl.media.reading import read_image
 from flowrl.runtime.digests import file_stamp, files_below
 
@@ -27,7 +28,7 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = [file for file in files_below(path).values() if file.suffix.lower() in SUFFIXES]
+        files = [file for file in files_below(path).values() if _is_image(file, path)]
         if not files:
             raise ValueError(f"the folder {source} holds no images ({', '.join(SUFFIXES)}): fill it.")
         return {None: files}
@@ -52,6 +53,10 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     if missing:
         raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
     return found
+
+
+def _is_image(file: Path, folder: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and not is_hidden(file, folder)
 
 
 def no_listed(prompt: str, source: str) -> str | None:

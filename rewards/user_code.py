@@ -8,6 +8,7 @@ what the file itself added to the import path is there.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import os
@@ -98,6 +99,35 @@ def load_function(file: str, function: str, *, what: str = "reward") -> Callable
         raise ValueError(f"{owner}: {function} is a {type(scorer).__name__}, not a function.")
     _paths[file] = _paths[private]
     return scorer
+
+
+def content_of(file: str) -> str:
+    """A short digest of a user's file, and of the modules in its folder that it or one of these imports."""
+    path = Path(file)
+    found = {path: path.read_bytes()}
+    waiting = [path]
+    while waiting:
+        for other in _imported(found[waiting.pop()], path.parent):
+            if other not in found:
+                found[other] = other.read_bytes()
+                waiting.append(other)
+    beside = [(str(other.relative_to(path.parent)), found[other]) for other in sorted(found) if other != path]
+    content = found[path] + repr(beside).encode() * bool(beside)
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _imported(source: bytes, folder: Path) -> Iterator[Path]:
+    """The files of a folder that the text of a Python file imports from it; of a package all that it has."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # a file that nothing could import
+        return
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+        for name in {name.partition(".")[0] for name in names if name}:
+            place = folder / name
+            yield from sorted(place.rglob("*.py")) if place.is_dir() else filter(Path.is_file, [folder / f"{name}.py"])
 
 
 def _import(path: Path, private: str, file: str, owner: str) -> None:

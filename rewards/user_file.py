@@ -20,7 +20,6 @@ A function may write into what it is given, which are copies; what it does to th
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Set
 from copy import deepcopy
@@ -36,7 +35,7 @@ from torch import Tensor
 from flowrl.config.options import build_options, options_class
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.outputs import check_output, lacks_numbers
-from flowrl.rewards.user_code import call_function, load_function
+from flowrl.rewards.user_code import call_function, content_of, load_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +53,7 @@ class UserFile:
         options = dict(self.options)
         if "device" in inspect.signature(self.scorer).parameters:
             options["device"] = device
-        content = hashlib.sha256(Path(self.file).read_bytes()).hexdigest()[:12]
+        content = content_of(self.file)
         return FunctionReward(
             name=self.function,
             score=partial(_score, user=self, scorer=partial(self.scorer, **options)),

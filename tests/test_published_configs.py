@@ -202,7 +202,9 @@ def test_published_batch_divides_over_the_published_processes(name: str, monkeyp
     config = load_config(CONFIGS / f"{name}.yaml", overrides)
     geometry = config.resolve_batch(processes)
     assert geometry.images_per_process * processes == config.prompts_per_step * config.group_size
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    launched = {"WORLD_SIZE": str(processes), "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for variable, value in launched.items():
+        monkeypatch.setenv(variable, value)
     importlib.import_module(f"flowrl.recipes.{config.recipe}").check(config)
 
 

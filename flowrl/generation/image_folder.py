@@ -31,7 +31,7 @@ from torch import Tensor
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
 from flowrl.media.lossless import clip_size, is_clip, read_clip, read_rate
-from flowrl.media.name_order import check_order, natural_order
+from flowrl.media.name_order import check_order, is_hidden, natural_order
 from flowrl.media.reading import image_size, read_rgb
 from flowrl.media.sound_files import has_sound, read_sound
 from flowrl.progress import progress
@@ -40,6 +40,7 @@ from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.rewards.outputs import check_output
 from flowrl.runtime.digests import files_below
+from flowrl.runtime.scrubbing import say as print
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 POINTWISE = ("pointwise", "remote")
@@ -109,9 +110,13 @@ _Row = tuple[Path, Prompt, Hashable]
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images of a folder and those below it, in the order of their names, numbers by value."""
-    found = (path for path in files_below(folder).values() if path.suffix.lower() in SUFFIXES)
-    return natural_order(found, folder)
+    """All images of a folder and those below it, in the order of their names, numbers by value; none that is hidden."""
+    found = [path for path in files_below(folder).values() if path.suffix.lower() in SUFFIXES]
+    seen = [path for path in found if not is_hidden(path, folder)]
+    if len(seen) < len(found):
+        first = min(set(found) - set(seen)).relative_to(folder)
+        _say(f"{folder}: hidden files are no images of a folder: {len(found) - len(seen)} left out, such as {first}")
+    return natural_order(seen, folder)
 
 
 def _geneval(folder: Path, record: Path) -> list[_Row]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from flowrl.failures import Faults
@@ -39,6 +41,7 @@ def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[in
         family: of the model.
         allowed: see `sources_taken`.
     """
+    _say_unread(rows)
     found = [_told(rows, lambda row: _clip_fault(row, family))]
     if allowed is not None:
         found.append(_told(rows, lambda row: _count_fault(row, family, allowed)))
@@ -111,11 +114,31 @@ def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> 
     said = source_fault(len(row.sources), allowed, family.name, option, key)
     if not said or row.sources:
         return said
-    other = [
-        name for name, value in row.metadata.items() if name not in REFERENCES
-        and (name in foreign_rows.SOURCES or foreign_rows.image_names(value))
-    ]  # fmt: skip
-    if not other:
+    if not (other := _unread(row)):
         return said
     found = " and ".join(f"{name!r}" for name in other)
     return f"{said.partition(': ')[0]}; its row has {found}, which is not read as one: rename the key to 'source'"
+
+
+def _unread(row: Prompt) -> list[str]:
+    """Keys of a row without source images that may name some and are not read."""
+    return [
+        name for name, value in row.metadata.items() if name not in (*REFERENCES, "file")
+        and (name in foreign_rows.SOURCES or foreign_rows.image_names(value))
+    ]  # fmt: skip
+
+
+def _say_unread(rows: Sequence[Prompt]) -> None:
+    """Says which keys name images that are left out, since a row may hold anything."""
+    found = {name: row for row in reversed(rows) if not row.sources for name in _unread(row)}
+    for name, row in found.items():
+        if names := foreign_rows.image_names(row.metadata[name]):
+            _say(
+                f"flowrl: {row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under "
+                "'source'."
+            )
+
+
+@cache  # one file is looked at several times
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -11,11 +11,11 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 
 BROKEN = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error,
@@ -25,6 +25,8 @@ BROKEN = (
 
 _WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey, 16 bits
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", *_WIDE}
+_TIFF_LEVELS: dict[int, Any] = {258: (1,), 339: (1,), 262: 1}  # tags of what grey levels are, what they are without
+_STEPS = {"L;2": 85, "L;4": 17}  # how PNG's grey levels of few bits are stored, and how far apart they are in 8
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that exchange width and height
 
 
@@ -54,6 +56,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     """
     if said := lacks_range(image):
         raise ValueError(f"it {said}")
+    _scale_clear_level(image)
     image = ImageOps.exif_transpose(image)
     if image.mode in _WIDE:
         return _eight_bits(image)
@@ -66,8 +69,17 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 def lacks_range(image: Image.Image) -> str:
     """What is wrong with the kind of an image's pixels, which its header tells; nothing where they have a range."""
-    known = image.mode in _MODES
-    return "" if known else f"has pixels of Pillow's mode {image.mode}, which has no fixed range: save it as 8-bit RGB"
+    if image.mode not in _MODES:
+        return f"has pixels of Pillow's mode {image.mode}, which has no fixed range: save it as 8-bit RGB"
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode in _WIDE:
+        bits, kind, zero = (image.tag_v2.get(tag, usual) for tag, usual in _TIFF_LEVELS.items())
+        if (bits, kind, zero) != ((16,), (1,), 1):  # Pillow gives these as they are stored
+            return (
+                f"has grey levels of {bits[0]} bits, SampleFormat {kind[0]} and PhotometricInterpretation {zero}, and "
+                "of those of more than 8 bits only whole ones of 16 in which 0 is black have a known range: save it as "
+                "8-bit RGB"
+            )
+    return ""
 
 
 def read_rgb(source: str | Path | IO[bytes], *, owner: str = "") -> Image.Image:
@@ -104,7 +116,8 @@ def image_size(source: str | Path) -> tuple[int, int]:
     try:
         with opened(source) as image:
             width, height = image.size
-            turned = width != height and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
+            known = isinstance(image, TiffImagePlugin.TiffImageFile)  # Pillow turns these itself
+            turned = width != height and not known and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
     except BROKEN as error:
         raise ValueError(f"{source} cannot be read as an image ({reason(error)}): remove or replace it.") from error
     return (height, width) if turned else (width, height)
@@ -114,6 +127,13 @@ def reason(error: BaseException) -> str:
     """What Pillow said of a file, with the kind of error where its words are none."""
     said = str(error)
     return said if isinstance(error, (OSError, SyntaxError, ValueError)) and said else f"{type(error).__name__}: {said}"
+
+
+def _scale_clear_level(image: Image.Image) -> None:
+    """Brings a PNG's one level that is not seen to 8 bits, to which Pillow scales the levels alone."""
+    clear, tiles = image.info.get("transparency"), getattr(image, "tile", ())
+    if isinstance(clear, int) and tiles and image.format == "PNG":
+        image.info["transparency"] = clear * _STEPS.get(str(tiles[0].args), 1)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

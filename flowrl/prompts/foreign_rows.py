@@ -5,12 +5,15 @@
     ctrl_image, ref_image    flow_grpo with two references, in this order
     media, media_refs        UniRL: `[{"modality": "image", "role": "condition", "uri": PATH}]`
 
-A row's own `prompt` and `source` come first; these keys are then metadata like all others, as is a value that names no
-image file. Paths start at the file's folder, or at `images` in it, where Flow-Factory and DanceGRPO look.
+A row's own `prompt` and `source` come first; these keys are then metadata like all others, as is a value that says
+nothing of an image; one that holds an image in another form than a path is refused. Paths start at the file's folder,
+or at `images` in it, where Flow-Factory and DanceGRPO look.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,11 @@ LISTS = ("images",)
 """Those that hold several, in a CSV cell too."""
 FOLDER = "images"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_HOLDERS = ("bytes", "path", "url", "uri", "base64", "image", "image_url")  # of an image in an object
+_IMAGE = re.compile(
+    r"^(data:image|https?://|file:|s3:|gs:)|^[A-Za-z0-9+/=_-]{200,}$|\.(png|jpe?g|jfif|webp|bmp|gif|tiff?|heic|heif|avif|jp2)$",
+    re.IGNORECASE,
+)  # fmt: skip
 _SECOND = {"ctrl_image": "ref_image"}  # the second image of a pair, under a key that means nothing alone
 
 
@@ -40,9 +48,16 @@ def foreign_sources(row: Mapping[str, Any], where: str, find: Callable[[str], Pa
         find: the file that a path means.
 
     Raises:
-        ValueError: two keys name different images.
+        ValueError: two keys name different images, or one holds an image that is no path of a file.
     """
-    found = {key: names for key in SOURCES if (names := image_names(row.get(key)))}
+    found = {key: names for key in SOURCES if (names := image_names(row.get(key), find))}
+    for key in SOURCES:
+        if key not in found and _is_image(row.get(key)):
+            raise ValueError(
+                f"{where}: {key} holds {str(row[key])[:60]!r}, which says something of an image and is no path of an "
+                f"image file ({', '.join(SUFFIXES)}) or list of such: save the image as one, "
+                "and give its path"
+            )
     for key, second in _SECOND.items():
         if key in found:
             found[key] += image_names(row.get(second))
@@ -58,20 +73,43 @@ def beside_or_in_images(find: Callable[[str], Path]) -> Callable[[str], Path]:
     """Looks in the folder `images` for what is not beside the file."""
 
     def found(name: str) -> Path:
-        path = find(name)
-        other = path if path.is_file() else find(f"{FOLDER}/{name}")
-        return other if other.is_file() else path
+        path = find(name)  # of any text, of which Path.is_file refuses some
+        other = path if os.path.isfile(path) else find(f"{FOLDER}/{name}")
+        return other if os.path.isfile(other) else path
 
     return found
 
 
-def image_names(value: Any) -> list[str]:
-    """Paths of image files that a value of a record names, alone, in a list, or as UniRL's media; none else."""
-    entries = value if isinstance(value, list) else [value]
-    names = [_uri(entry) if isinstance(entry, Mapping) else entry for entry in entries]
-    if all(isinstance(name, str) and name.lower().endswith(SUFFIXES) for name in names):
+def image_names(value: Any, find: Callable[[str], Path] | None = None) -> list[str]:
+    """Paths of image files that a value of a record names, alone, in a list, or as UniRL's media; none else.
+
+    Args:
+        value: the value.
+        find: the file that a path means, so that one that is there is taken whatever its name ends with.
+    """
+    names = [_uri(entry) if isinstance(entry, Mapping) else entry for entry in _entries(value)]
+    if all(isinstance(name, str) and (name.lower().endswith(SUFFIXES) or _is_there(name, find)) for name in names):
         return list(names)
     return []
+
+
+def _entries(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_there(name: str, find: Callable[[str], Path] | None) -> bool:
+    return find is not None and os.path.isfile(find(name))
+
+
+def _is_image(value: Any) -> bool:
+    """Whether a value says anything of an image: an address, an image's own bytes, an object with one of these."""
+    return any(
+        entry.get("role") in (None, "condition")
+        and any(_is_image(entry.get(key)) or entry.get(key) for key in _HOLDERS)
+        if isinstance(entry, Mapping)
+        else isinstance(entry, str) and _IMAGE.search(entry.strip()) is not None
+        for entry in _entries(value)
+    )
 
 
 def _uri(entry: Mapping[str, Any]) -> Any:

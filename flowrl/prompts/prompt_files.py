@@ -23,6 +23,7 @@ An image key takes a path or a list of paths; in CSV a list is written `a.png;b.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -39,6 +40,7 @@ from flowrl.files import parse_json, read_text
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.source_images import check_image
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.scrubbing import say as print
 
 SOURCES = ("source", "sources", "source_images")
 REFERENCES = ("reference", "references", "reference_images")
@@ -130,8 +132,16 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
         rows = list(_csv_prompts(path, negative))
     elif path.suffix == ".txt":
         rows = []
+        if said := _json_under_txt(path):
+            raise ValueError(said)
+        joined = path.read_bytes().startswith(codecs.BOM_UTF8)
         for at, line in read_lines(path):
             check_text(line, at)
+            if joined and "\ufeff" in line:  # one inside a prompt of a file without is in published lists
+                raise ValueError(
+                    f"{at}: holds U+FEFF, the byte order mark with which the file begins too: two files were joined "
+                    "without a line break, put one in its place"
+                )
             rows.append(Prompt(text=line.strip(), metadata={}, negative=negative, where=at))
         if hashes := sum(row.text.startswith("#") for row in rows):
             _say(f"{path}: prompts that begin with #: {hashes}. They are prompts like all others; delete comments")
@@ -163,6 +173,21 @@ def read_objects(path: Path) -> list[tuple[str, Any]]:
     if len(rows) == 1 and (said := _of_one_value(path)):
         raise ValueError(said)
     return rows
+
+
+def _json_under_txt(path: Path) -> str:
+    """What to do about a .txt file that is JSON, all of it or each line; nothing for other files."""
+    lines = read_lines(path)
+    if not lines or not lines[0][1].lstrip().startswith(("{", "[")):
+        return ""
+    for texts in ([line for _, line in lines], ["\n".join(line for _, line in lines)]):
+        try:
+            values = [parse_json(text, str(path)) for text in texts]
+        except ValueError:
+            continue
+        if all(isinstance(value, dict | list) for value in values):
+            return f"{path}: is JSON, of which a .txt file makes a prompt of each line: rename it to .jsonl"
+    return ""
 
 
 def _of_one_value(path: Path) -> str:
@@ -258,6 +283,8 @@ def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
                 f"{where}: has {len(cells)} cells for the header's {len(header)} columns ({', '.join(header)}); put a "
                 "cell that holds commas or line breaks in double quotes, and leave empty cells in place"
             )
+        if [cell.strip("\ufeff \t") for cell in cells] == header:
+            raise ValueError(f"{where}: is the header again, of a file that was joined to another: delete this line")
         metadata = dict(zip(header, cells, strict=True))
         row = {name: _cell(name, cell.strip(), where) for name, cell in metadata.items()}
         prompt = prompt_of(row, where, find=find, negative=negative, missing="the cell under 'prompt' is empty")

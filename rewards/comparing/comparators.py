@@ -14,7 +14,6 @@ Letters: n pairs (first, second) of places in the batch; B samples of the batch.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -35,7 +34,7 @@ from flowrl.rewards import Reward, RewardInputs, load_target
 from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.outputs import lacks_numbers
 from flowrl.rewards.prompt_needs import lack_of
-from flowrl.rewards.user_code import call_function, load_function
+from flowrl.rewards.user_code import call_function, content_of, load_function
 
 Pairs = Int64[np.ndarray, " n 2"]
 Gives = Literal["wins", "probabilities", "either"]
@@ -197,7 +196,7 @@ class FileComparator:
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""
         judge, chosen = load_function(self.file, self.function), dict(self.options or {})
-        digest = hashlib.sha256(Path(self.file).read_bytes()).hexdigest()[:12]
+        digest = content_of(self.file)
         shown = f"{Path(self.file).name}:{self.function}:sha256-{digest}:{dict(sorted(chosen.items()))!r}"
         if "device" in inspect.signature(judge).parameters:
             chosen["device"] = device

@@ -143,8 +143,8 @@ def test_shipped_configurations_have_a_plan(name: str, capsys: pytest.CaptureFix
 
 @pytest.mark.slow
 def test_every_configuration_that_ships_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of real models too, each with the rest of the plan that `test_plan_cards.py` leaves out."""
-    for path in sorted((ROOT / "configs").glob("*.yaml")):
+    """Those of embedded models; those of real ones are planned by `test_plan_cards.py`."""
+    for path in sorted((ROOT / "configs").glob("tiny_*.yaml")):
         assert run(path.stem, "--processes", str(_processes(path.stem))) == 0, path.stem
         assert capsys.readouterr().out.startswith(f"{path.stem}: what this run")
 

@@ -359,7 +359,7 @@ def test_keys_values_and_contradictions_are_told_at_once(path: Path) -> None:
     assert message.startswith(f"{path}: 7 mistakes\n")
     for said in (
         "'learning_rate' is called 'optim.lr'", "sampler.num_steps must be an integer", "policy.lora_rank must be at",
-        "optim.eps must be above 0", "optim.lr must be at least 0", "workers.staleness is 1", "kl_reference",
+        "optim.eps must be above 0", "optim.lr must be at least 0", "workers.staleness is 1", "kl_reference is ema",
     ):  # fmt: skip
         assert message.count(said) == 1, said
 

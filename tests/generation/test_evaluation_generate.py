@@ -112,7 +112,8 @@ def test_prompts_of_one_text_with_other_images_are_told_apart(tmp_path: Path) ->
     assert list(generate._numbers([first, first], items).values()) == [0, 1, 2, 3]
 
 
-def test_a_folder_is_not_continued_from_another_source_image(tmp_path: Path) -> None:
+def test_a_folder_is_not_continued_from_another_source_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrl.generation.generate.refuse_sources", lambda rows, source: None)  # the toy takes none
     image = tmp_path / "a.png"
     Image.new("RGB", (2, 2), (255, 0, 0)).save(image)
     prompt = Prompt(text="a", metadata={"prompt": "a"}, sources=(str(image),))

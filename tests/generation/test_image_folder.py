@@ -14,6 +14,7 @@ from flowrl import cli
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import read_items, score_items
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
+from flowrl.rewards.image_files import image_files
 
 
 def save(path: Path, colour: str = "red") -> Path:
@@ -74,6 +75,22 @@ def test_prompts_of_a_text_file_go_by_the_numbers_in_names(tmp_path: Path, capsy
     assert capsys.readouterr().err == ""
 
 
+def test_digits_of_any_script_are_numbers(tmp_path: Path) -> None:
+    names = [f"img_{digits}.png" for digits in ("\uff12", "\uff11\uff10")]
+    for name in names:
+        save(tmp_path / "im" / name)
+    items = read_items(tmp_path / "im", prompts=texts(tmp_path / "p.txt", 2))
+    assert [item.file for item in items] == names
+
+
+def test_what_systems_leave_in_a_folder_is_no_image_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.png", "._a.png", ".ipynb_checkpoints/a.png", "__MACOSX/a.png"):
+        save(tmp_path / "im" / name)
+    assert [item.file for item in read_items(tmp_path / "im", prompt="x")] == ["a.png"]
+    assert "hidden files are no images of a folder: 3 left out, such as ._a.png" in capsys.readouterr().err
+    assert image_files(str(tmp_path / "im")) == {None: [tmp_path / "im" / "a.png"]}
+
+
 def test_folders_count_by_value_too(tmp_path: Path) -> None:
     for name in ("run_2/1.png", "run_10/1.png", "run_2/9.png", "run_2/10.png"):
         save(tmp_path / "im" / name)
@@ -88,6 +105,8 @@ def test_folders_count_by_value_too(tmp_path: Path) -> None:
         (("1.png", "1.jpg", "2.png"), r"holds 1\.jpg and 1\.png, of which neither comes first"),
         (("cat_1.png", "cat_2.png", "dog_1.png"), "by name cat_2.png comes before dog_1.png, by number after it"),
         (("a_3.png", "b_2.png", "c_1.png"), "by name a_3.png comes before b_2.png, by number after it"),
+        (("t_0.25.png", "t_0.5.png", "t_1.0.png"), "by name t_0.25.png comes before t_0.5.png, by number after it"),
+        (("0a1f.png", "10bc.png", "9f00.png"), "by name 10bc.png comes before 9f00.png, by number after it"),
         (("x2/0.png", "y1/0.png", "x3/0.png"), "by name x3 comes before y1, by number after it"),
     ],
 )

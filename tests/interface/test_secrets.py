@@ -184,7 +184,16 @@ def test_what_a_reward_calls_its_parts_and_errors_is_bounded() -> None:
 def test_whatever_is_printed_goes_through_one_function() -> None:
     """`print` of a module that talks to users is `say`; the others print what is theirs, or to be read by programs."""
     root = Path(__file__).resolve().parents[2]
-    own = {"failures", "interrupts", "completion", "process_probe", "vbench_package", "published", "score_server"}
+    own = {
+        "scrubbing",
+        "failures",
+        "interrupts",
+        "completion",
+        "process_probe",
+        "vbench_package",
+        "published",
+        "score_server",
+    }
     bare = [
         str(path.relative_to(root))
         for folder in ("flowrl", "rewards", "pipelines", "samplers")

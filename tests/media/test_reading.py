@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -77,11 +79,47 @@ def test_pixels_without_a_range_are_refused(tmp_path: Path, image: Image.Image) 
         read_image(saved(tmp_path, image, "a.tif"))
 
 
+@pytest.mark.parametrize("tag", [(258, 12), (339, 2), (262, 0)], ids=["12 bits", "signed", "0 is white"])
+def test_tiff_levels_that_pillow_does_not_scale_are_refused(tmp_path: Path, tag: tuple[int, int]) -> None:
+    grey = Image.fromarray(np.full((2, 2), 4095, dtype=np.uint16))
+    data = bytearray(saved(tmp_path, grey, "a.tif").read_bytes())
+    entry = bytes([tag[0] & 255, tag[0] >> 8, 3, 0, 1, 0, 0, 0])
+    place = data.find(entry)
+    if place < 0:  # Pillow leaves out what is usual: in place of a tag that is not needed
+        place = data.find(bytes([284 & 255, 284 >> 8, 3, 0, 1, 0, 0, 0]))
+        data[place : place + 8] = entry
+    data[place + 8 : place + 10] = bytes([tag[1], 0])
+    (tmp_path / "a.tif").write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.tif cannot be read as an image .*known range: save it as 8-bit RGB"):
+        read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_a_clear_level_of_few_bits_is_that_level(tmp_path: Path, bits: int) -> None:
+    top = 2**bits - 1
+    body = zlib.compress(bytes([0, sum(level << (8 - bits * (place + 1)) for place, level in enumerate((0, top)))]))
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0)),
+        (b"tRNS", b"\0\0"),
+        (b"IDAT", body),
+        (b"IEND", b""),
+    ]
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    ]
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    assert read_image(tmp_path / "a.png")[0, :, 0].tolist() == [255, 255]
+    lower = b"\x89PNG\r\n\x1a\n" + b"".join(chunks).replace(chunks[1], struct.pack(">I", 2) + b"tRNS" + bytes([0, top])
+            + struct.pack(">I", zlib.crc32(b"tRNS" + bytes([0, top]))))  # fmt: skip
+    (tmp_path / "b.png").write_bytes(lower)
+    assert read_image(tmp_path / "b.png")[0, :, 0].tolist() == [0, 255]
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_size_is_that_of_the_image_that_is_read(tmp_path: Path, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    for name in ("a.png", "a.jpg", "a.webp"):
+    for name in ("a.png", "a.jpg", "a.webp", "a.tif"):
         path = saved(tmp_path, Image.fromarray(LEVELS), name, exif=exif)
         assert image_size(path) == read_rgb(path).size == ((8, 6) if orientation < 5 else (6, 8)), name
 

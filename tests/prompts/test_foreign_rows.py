@@ -66,6 +66,24 @@ def test_two_that_contradict_each_other_are_refused(folder: Path) -> None:
     assert len(read_file(folder / "t.jsonl")[0].sources) == 1
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["data:image/png;base64,AAAA", "https://a.org/1?size=2", "a.heic", "a.png ", "A" * 400, {"bytes": "AAAA"},
+     {"path": "a.png"}, ["a.png", None], ["a.png", "a.txt"], [{"modality": "image", "uri": "a.png"}]],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_an_image_that_is_no_path_is_not_left_out(folder: Path, value: Any) -> None:
+    (folder / "t.jsonl").write_text(json.dumps({"prompt": "edit", "image": value}))
+    with pytest.raises(ValueError, match=r"t\.jsonl, line 1: image holds .* save the image as one, and give its path"):
+        read_file(folder / "t.jsonl")
+
+
+def test_a_file_that_is_there_needs_no_ending(folder: Path) -> None:
+    (folder / "a.png").rename(folder / "a")
+    (folder / "t.jsonl").write_text(json.dumps({"prompt": "edit", "image": "a"}))
+    assert read_file(folder / "t.jsonl")[0].sources == (str(folder / "a"),)
+
+
 def test_an_image_that_is_not_there_is_refused_with_both_places(folder: Path) -> None:
     (folder / "t.jsonl").write_text(json.dumps({"prompt": "edit", "image": "gone.png"}))
     with pytest.raises(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(folder: Path, name: str, 
 def test_other_encodings_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes("Grün".encode("latin-1"))
     for name in ("p.txt", "absent.txt"):
-        with pytest.raises(ValueError, match="cannot be read as UTF-8"):
+        with pytest.raises(ValueError, match="cannot be read"):
             read_file(tmp_path / name)
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(ValueError, match="cannot be read, it is a pipe or a device"):
@@ -241,6 +242,30 @@ def test_what_is_no_text_is_refused_everywhere(folder: Path, text: str, said: st
 def test_texts_of_published_lists_and_of_all_scripts_are_taken(folder: Path, text: str) -> None:
     (row,) = read_file(write(folder, "p.txt", f"{text}\n"))
     assert row.text == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "p.txt",
+            '{"prompt": "a cat"}\n{"prompt": "a dog"}\n',
+            "is JSON, of which a .txt file makes a prompt of each line",
+        ),
+        ("p.txt", '[\n"a cat",\n"a dog"\n]\n', "is JSON, of which a .txt file"),
+        (
+            "p.txt",
+            "\ufeffa cat\ufeffa dog\n",
+            "p.txt, line 1: holds U+FEFF, the byte order mark with which the file begins",
+        ),
+        ("p.csv", "id,prompt\n1,a cat\nid,prompt\n2,a dog\n", "p.csv, line 3: is the header again"),
+        ("p.csv", "\ufeffprompt\na cat\n\ufeffprompt\na dog\n", "p.csv, line 3: is the header again"),
+    ],
+)
+def test_files_of_another_kind_and_files_joined_are_refused(folder: Path, name: str, content: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_file(write(folder, name, content))
+    assert read_file(write(folder, "q.txt", "[a cat]\n{a dog}\n"))[1].text == "{a dog}"
 
 
 def test_lines_with_a_hash_are_prompts_and_that_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from reward_inputs import inputs_of, random_images
 from flowrl.rewards import Reward, load_target, to_uint8
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.specs import validate_reward_specs
+from flowrl.rewards.user_code import content_of
 from flowrl.rewards.user_file import user_file_options
 
 USER_FILE = """
@@ -115,6 +118,21 @@ def test_a_user_file_runs_once_and_again_after_a_change(tmp_path: Path) -> None:
     second = build_weighted_sum([{"file": str(file), "function": "f"}])
     assert [float(total(inputs).values.mean()) for total in (first, second)] == [1.0, 2.0]
     assert first.version != second.version
+
+
+def test_modules_beside_a_user_file_are_part_of_its_version(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    files = {"mine.py": "import one_beside, math\n", "one_beside.py": "from package.part import x\n",
+             "package/part.py": "x = 1\n", "other.py": "y = 1\n"}  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = [content_of(str(tmp_path / "mine.py"))]
+    for name in files:
+        (tmp_path / name).write_text(files[name] + "# changed\n")
+        found.append(content_of(str(tmp_path / "mine.py")))
+    assert [one != other for one, other in pairwise(found)] == [True, True, True, False]
+    alone = hashlib.sha256((tmp_path / "other.py").read_bytes()).hexdigest()[:12]
+    assert content_of(str(tmp_path / "other.py")) == alone  # as in files that were written before
 
 
 def test_nan_of_a_user_function_is_a_failed_item(user_file: str) -> None:

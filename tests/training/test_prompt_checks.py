@@ -67,6 +67,14 @@ def test_a_source_that_the_family_does_not_take(tmp_path: Path) -> None:
     assert "has 1 source images (under 'source'), and wan takes no source image: take 'source' out of the row" in said
 
 
+def test_images_under_keys_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "a", **RECORD}, {"prompt": "b", "input_image": "a.png", "reference": "a.png", **RECORD}]
+    check_before_loading(config("tiny_flow_grpo", written(tmp_path, *rows)))
+    said = capsys.readouterr().err
+    assert "rows.jsonl, line 2: 'input_image' names a.png, and is metadata alone" in said
+    assert "reference" not in said
+
+
 def test_evaluation_files_are_looked_at_too(tmp_path: Path) -> None:
     good, bad = written(tmp_path, edit(source="a.png"), name="good.jsonl"), written(tmp_path, edit(), name="bad.jsonl")
     settings = [f"prompts.train={good}", f"prompts.eval={bad}", "rewards=[{name: jpeg_compressibility}]"]

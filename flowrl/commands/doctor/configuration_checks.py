@@ -16,6 +16,7 @@ from flowrl.commands.doctor.spoken import divided, faulty
 from flowrl.commands.plan.published_models import in_cache, licence_of
 from flowrl.commands.plan.refusals import Obstacles, obstacles
 from flowrl.commands.train.preflight import more_faults
+from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import ConfigError, TrainConfig, find_config, load_config
 from flowrl.failures import explain, faults_of
 from flowrl.pipelines import PIPELINES
@@ -29,7 +30,7 @@ from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
 from flowrl.rewards.judges.chat import is_server
 from flowrl.rewards.specs import CheckedReward, checked_reward
 from flowrl.training.model_files import location_of
-from flowrl.training.parts import model_family, read_run_prompts
+from flowrl.training.parts import cut_lines, model_family, read_run_prompts
 from flowrl.training.prompting import RunPrompts
 
 _SIZE = 64  # pixels of the images that servers are asked about
@@ -63,7 +64,7 @@ def diagnose_configuration(name: str, overrides: Sequence[str], *, step: bool, o
         return Diagnosis(about=f"{about} ({path})", checks=tuple(faulty("settings", one) for one in faults_of(error)))
     told = {*found.refused, *found.absent, *found.device}
     prompts = _read(config)
-    checks = [*_prompts(prompts), *_settings(found)]
+    checks = [*_prompts(config, prompts), *_settings(found)]
     checks += [*_model(config, offline=offline)]
     checks += [
         check for check in _rewards(config, () if prompts is None else prompts.train, offline=offline)
@@ -84,14 +85,17 @@ def _read(config: TrainConfig) -> RunPrompts | None:
         return None
 
 
-def _prompts(prompts: RunPrompts | None) -> Iterator[Check]:
-    """How many prompts there are, and how many are evaluated on too."""
+def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]:
+    """How many prompts there are, how many are evaluated on too, and how many rewards do not read to their end."""
     if prompts is None:
         return
     shared = overlap_of_rows(prompts.train, prompts.held_out)
     said = f"{len(prompts.train)} to train on, {len(prompts.held_out)} to evaluate on"
     if again := len(prompts.train) - len(distinct(prompts.train)):
         said += f"; {again} of the first are there more than once"
+    texts = list({row.text: None for row in (*prompts.train, *prompts.held_out)})
+    for line in cut_lines([entry for entry in (*config.rewards, *config.eval.rewards) if _is_right(entry)], texts):
+        yield Check(name="cut prompts", state="note", found=line)
     if shared.exact:
         yield Check(
             name="prompts", state="warning", found=f"{said}; {shared_words(len(shared.exact), shared.total)}",
@@ -99,6 +103,15 @@ def _prompts(prompts: RunPrompts | None) -> Iterator[Check]:
         )  # fmt: skip
     else:
         yield Check(name="prompts", state="ok", found=said)
+
+
+def _is_right(entry: RewardConfig) -> bool:
+    """Whether the options of a reward are right; what is wrong with them is told with the settings."""
+    try:
+        checked_reward(entry)
+    except CANNOT:
+        return False
+    return True
 
 
 def _settings(found: Obstacles) -> Iterator[Check]:

@@ -105,13 +105,15 @@ def _strings(value: Any) -> Iterator[str]:
 
 @contextmanager
 def _world(processes: int) -> Iterator[None]:
-    """Inside, checks see this number of processes."""
-    before = os.environ.get("WORLD_SIZE")
-    os.environ["WORLD_SIZE"] = str(processes)
+    """Inside, checks see this number of processes, as a launcher would tell the first of them."""
+    told = {"WORLD_SIZE": str(processes), "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ |= told
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["WORLD_SIZE"]
-        else:
-            os.environ["WORLD_SIZE"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

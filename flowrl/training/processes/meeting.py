@@ -26,6 +26,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from flowrl.failures import explain
+from flowrl.runtime.scrubbing import say as print
 from flowrl.training.processes.launched import Launched, launched
 
 WAIT = "FLOWRL_PROCESS_WAIT"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.files import make_folder, opened, parse_json, replacing, sync
+from flowrl.runtime.scrubbing import say as print
 
 ROWS = "metrics.jsonl"
 
