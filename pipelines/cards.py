@@ -150,6 +150,7 @@ def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[i
     Raises:
         ValueError: the model cannot draw this size.
     """
+    _check_autoencoder(grid, card)
     factor, frame_factor = card.factors
     multiple = max(grid.multiple, factor * grid.patch)
     frames: tuple[int, ...] = ()
@@ -161,6 +162,29 @@ def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[i
     common.check_size(card.model, (size.height, size.width), multiple, most)
     latent = (grid.channels, *frames, size.height // factor, size.width // factor)
     return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)
+
+
+def _check_autoencoder(grid: Grid, card: Card) -> None:
+    """Refuses an autoencoder of other latents than the denoiser's, or whose scales are no numbers.
+
+    Raises:
+        ValueError: names the entry of its config.json.
+    """
+    where, channels = f"{card.model}/vae/config.json", card.vae.get("latent_channels") or card.vae.get("z_dim")
+    if channels is not None and grid.channels not in (channels, 4 * channels):  # a token of 2 x 2 latent pixels
+        raise ValueError(
+            f"{where} says that latents have {channels} channels, and the denoiser of {card.model} takes "
+            f"{grid.channels}: take the autoencoder that the denoiser was trained with"
+        )
+    for key in ("scaling_factor", "shift_factor"):
+        found = card.vae.get(key)
+        number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+        if not (found is None or (number and (found or key == "shift_factor"))):
+            raise ValueError(f"{where} has the {key} {found!r}, which is no such number: {AGAIN}")
+    for key in ("latents_mean", "latents_std"):
+        found = card.vae.get(key)
+        if channels is not None and isinstance(found, list | tuple) and len(found) != channels:
+            raise ValueError(f"{where} has {len(found)} {key} for {channels} channels of latents: {AGAIN}")
 
 
 def tokens(grid: Grid, card: Card, size: Size, *, videos: bool) -> int:

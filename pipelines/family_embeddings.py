@@ -59,7 +59,22 @@ class FamilyEmbeddings:
 
     def _embedded(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         with self.p.awake("text_encoders", *(("vae",) if sources else ())):
-            return Conditioning(self.p.family.embed(self.p, prompt, sources))
+            found = self.p.family.embed(self.p, prompt, sources)
+        self._check_widths(found)
+        return Conditioning(found)
+
+    def _check_widths(self, found: dict[str, Tensor]) -> None:
+        """Refuses embeddings of another width than the denoiser reads.
+
+        Raises:
+            ValueError: says both.
+        """
+        for name, wanted in self.p.family.conditioning(self.p, 1).items():
+            if name in ("embeds", "pooled") and name in found and found[name].shape[-1] != wanted.shape[-1]:
+                raise ValueError(
+                    f"the text encoders of {self.p.model} embed prompts in {found[name].shape[-1]} numbers ({name}), "
+                    f"and its denoiser reads {wanted.shape[-1]}: one of them is of another model"
+                )
 
     def _embedded_sources(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         with self.p.awake("image_encoder", "vae"):

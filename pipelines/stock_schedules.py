@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping
@@ -89,6 +90,7 @@ def check_euler_scheduler(model: str, config: Mapping[str, Any]) -> None:
             f"the scheduler of {model} is {name}, and this family visits the noise levels of {EULER}: take the "
             "scheduler folder of the published checkpoint"
         )
+    made(model, config)
     build_schedule(config, 4, mu=1.0 if config.get("use_dynamic_shifting") else None)
 
 
@@ -142,8 +144,23 @@ def made(model: str, config: Mapping[str, Any]) -> Any:
         logging.set_verbosity_error()  # of keys of other classes, which folders are full of
         try:
             return kind.from_config(dict(config))
+        except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            raise ValueError(
+                f"the scheduler of {model}, {name}, cannot be made of its scheduler_config.json "
+                f"({', '.join(_no_numbers(kind, config)) or error}): take the scheduler folder of the published "
+                "checkpoint"
+            ) from error
         finally:
             logging.set_verbosity(loud)
+
+
+def _no_numbers(kind: Any, config: Mapping[str, Any]) -> list[str]:
+    """Entries of a configuration that are no numbers where the class has some, or no whole ones."""
+    usual = {name: one.default for name, one in inspect.signature(kind.__init__).parameters.items()}
+    wanted = {
+        name: int if type(one) is int else int | float for name, one in usual.items() if type(one) in (int, float)
+    }
+    return [f"{key}={config[key]!r}" for key, one in wanted.items() if not isinstance(config.get(key, 0), one)]
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,46 @@ def check_tokenizer(tokenizer: Any, place: str, advice: str) -> None:
         raise ValueError(
             f"{place} is a tokenizer of {size} entries, which gives {_TEXTS[0]!r} and {_TEXTS[1]!r} the same tokens: "
             f"its tokenizer.json, or vocab.json and merges.txt, or .model file, is missing or empty; {advice}"
+        )
+
+
+def check_fits(tokenizer: Any, encoder: Any, place: str) -> None:
+    """Refuses a tokenizer whose tokens an encoder has no embeddings of, at once and for every prompt to come.
+
+    Args:
+        tokenizer: of transformers.
+        encoder: the text encoder beside it, which keeps watch over its own input from here on.
+        place: where the tokenizer is from, for the message.
+
+    Raises:
+        ValueError: names the place, and both numbers.
+    """
+    table = encoder.get_input_embeddings()
+    rows = vars(table).get("num_embeddings")
+    if rows is None:
+        return
+    _refuse_beyond(place, rows, max((one for text in _TEXTS for one in tokenizer(text)["input_ids"]), default=0))
+    positions = vars(encoder.config).get("max_position_embeddings")
+    if "CLIPText" in type(encoder).__name__ and positions is not None and tokenizer.model_max_length > positions:
+        raise ValueError(
+            f"{place} pads prompts to {tokenizer.model_max_length} tokens (model_max_length in its "
+            f"tokenizer_config.json), and its text encoder has {positions} positions: set model_max_length to that"
+        )
+    for module in encoder.modules():  # T5 has its table twice, and reads the one that is not given above
+        if vars(module).get("num_embeddings") == rows and module.weight is table.weight:
+            module.register_forward_pre_hook(partial(_watch, place))
+
+
+def _watch(place: str, table: Any, given: tuple[Any, ...]) -> None:
+    if given and given[0].numel():
+        _refuse_beyond(place, table.num_embeddings, int(given[0].max()))
+
+
+def _refuse_beyond(place: str, rows: int, highest: int) -> None:
+    if highest >= rows:
+        raise ValueError(
+            f"{place} gives token {highest}, and the text encoder beside it has {rows} embeddings: it is the tokenizer "
+            "of another model, or had tokens added that the encoder was not trained on; take the one that belongs to it"
         )
 
 

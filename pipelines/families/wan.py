@@ -224,6 +224,11 @@ def _refuse(card: Card) -> None:
             f"{'a' if second else 'no'} transformer_2: two experts need the boundary between them in model_index.json "
             "(0.875 for Wan2.2-T2V-A14B, 0.9 for I2V), and one has none"
         )
+    if ratio is not None and not 0 < ratio < 1:
+        raise ValueError(
+            f"{card.model} has boundary_ratio {ratio} in model_index.json, and it is a share of all noise, between 0 "
+            "and 1, from which on the first expert draws: 0.875 for Wan2.2-T2V-A14B, 0.9 for I2V"
+        )
 
 
 def _suits(card: Card, options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ LORA_FILE, PEFT_FILE, CARD = "pytorch_lora_weights.safetensors", "adapter_model.
 _NAMED = (LORA_FILE, PEFT_FILE, "adapter_model.bin", "pytorch_lora_weights.bin")
 """What diffusers and PEFT call the file in a folder, in the order in which they are looked for."""
 _ENDINGS = (".safetensors", ".sft", ".bin", ".pt", ".pth", ".ckpt")
+_MATRIX = re.compile(r"lora_|_lora\.|\.lora\.|hada_w|lokr_w")
 _NOISE = ("high_noise", "low_noise")
 """In the names of two files for the two experts of one model; the first expert is that of high noise."""
 EXPERTS = ("transformer", "transformer_2")
@@ -17,8 +19,19 @@ EXPERTS = ("transformer", "transformer_2")
 def is_lora(place: Path) -> bool:
     """Whether a folder is that of a LoRA, or a path that of its file; a run folder is no LoRA, but has one."""
     if place.is_file():
-        return place.name == CARD or place.suffix in _ENDINGS[:2]
+        return place.name == CARD or (place.suffix in _ENDINGS[:2] and _names_lora(place))
     return any((place / name).is_file() for name in _NAMED) and not (place / "config.yaml").is_file()
+
+
+def _names_lora(path: Path) -> bool:
+    """Whether a file of safetensors names matrices of a LoRA or its kin; others are whole models, or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return any(_MATRIX.search(name) for name in file.keys())
+    except (SafetensorError, OSError):
+        return False
 
 
 def lora_files(place: Path) -> dict[str, Path]:

@@ -36,6 +36,11 @@ _FREE = frozenset({
     "r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "use_dora", "init_lora_weights",  # read
 })  # fmt: skip
 """Keys of PEFT's card that may say anything, or are read; any other may only say what PEFT says by default."""
+_KINDS = (
+    ("use_rslora", bool, "true or false"), ("use_dora", bool, "true or false"),
+    ("alpha_pattern", dict, "an object of names and numbers"), ("rank_pattern", dict, "an object of names and numbers"),
+)  # fmt: skip
+"""What keys of a card that are read have to be."""
 _STARTS: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base's weights as they are."""
 
@@ -162,6 +167,11 @@ def _refuse_stated(stated: Mapping[str, Any], path: Path) -> None:
     """
     if stated.get("peft_type", "LORA") != "LORA":
         raise ValueError(f"the adapter in {path} is of the type {stated['peft_type']}: only LORA is read")
+    for key, kind, named in _KINDS:
+        if not isinstance(stated.get(key) or kind(), kind):
+            raise ValueError(
+                f"the LoRA in {path} states {key}={stated[key]!r}, which has to be {named}: correct it there"
+            )
     start = stated.get("init_lora_weights", True)
     if start not in _STARTS:
         raise ValueError(

@@ -47,6 +47,8 @@ _ENCODER = re.compile(
     r"conditioner\.|cond_stage_model\.)"
 )
 _WRAPPERS = ("base_model.model.", "module.", "transformer.", "unet.")
+_INSIDE = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What compilers and wrappers of modules put between the parts of a name."""
 _ADDED = re.compile(r"\.diff(?:_b)?$|\.lora_(?:B|up)\.bias$")
 """What is added to weights and biases as it is, so that zeros of it mean nothing."""
 _OWN = re.compile(r"(.+)\.lora_(?:[AB]\.weight|magnitude_vector)$")
@@ -77,11 +79,38 @@ class Stock:
 
 def plain_name(name: str) -> str:
     """PEFT's portable name of a tensor, without what wrappers, compilers and adapters put before and into it."""
-    name = name.replace("_orig_mod.", "")
+    for inside in _INSIDE:
+        name = name.replace(inside, "")
     while (wrapper := next((one for one in _WRAPPERS if name.startswith(one)), None)) is not None:
         name = name.removeprefix(wrapper)
     name = _ADAPTER.sub(r".\1\3", name)
     return name.removesuffix(".weight") if ".lora_magnitude_vector" in name else name
+
+
+def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by their plain names.
+
+    Raises:
+        ValueError: two have the same one, and are not the same.
+    """
+    found: dict[str, Tensor] = {}
+    whose: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        plain = plain_name(name)
+        if plain in found and not torch.equal(found[plain], tensor):
+            raise ValueError(
+                f"the LoRA holds two different tensors for {plain} ({whose[plain]} and {name}), such as those of two "
+                "adapters or of an average beside the weights: save one of them alone"
+            )
+        found[plain], whose[plain] = tensor, name
+    return found
+
+
+def _number(name: str, tensor: Tensor, what: str) -> float:
+    """An alpha, which is one number of any shape."""
+    if tensor.numel() != 1:
+        raise ValueError(f"{what} has {tensor.numel()} numbers in {name}, and an alpha is one: get or save it again")
+    return float(tensor)
 
 
 def portable(
@@ -98,6 +127,7 @@ def portable(
         ValueError: something else than a LoRA on the denoiser's linear layers, or names that nobody knows.
     """
     tensors = {name: tensor for name, tensor in tensors.items() if not _ADDED.search(name) or bool(tensor.any())}
+    _refuse_numbers(tensors, what)
     tensors = _without_encoders(tensors, what)
     _refuse_unread(tensors, what)
     _refuse_two(tensors, what)
@@ -106,7 +136,11 @@ def portable(
         _check_own(found, what)
         return found, alphas
     found = _spelt(tensors)
-    alphas = {name.removesuffix(".alpha"): float(found.pop(name)) for name in sorted(found) if name.endswith(".alpha")}
+    alphas = {
+        name.removesuffix(".alpha"): _number(name, found.pop(name), what)
+        for name in sorted(found)
+        if name.endswith(".alpha")
+    }
     _check_own(found, what)
     return found, {layer: alpha for layer, alpha in alphas.items() if f"{layer}.lora_A.weight" in found}
 
@@ -115,7 +149,7 @@ def _spelt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Spellings of diffusers and PEFT, old and new, as PEFT's portable names."""
     from diffusers.utils import convert_unet_state_dict_to_peft
 
-    found = {plain_name(name): tensor for name, tensor in tensors.items()}
+    found = _renamed(tensors)
     if any(_OLDER.search(name) for name in found):
         found = convert_unet_state_dict_to_peft(found)
     respelt = {".lora_down.": ".lora_A.", ".lora_up.": ".lora_B."}
@@ -128,7 +162,7 @@ def _converted(
     tensors: Mapping[str, Tensor], stock: Stock | None, what: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """By the stock class's own reader; see the head of this file."""
-    alone = {plain_name(name): tensor for name, tensor in tensors.items()}
+    alone = _renamed(tensors)
     scale, given = _even(alone)
     size, said = _size(given), ""
     reader = None if stock is None else _reader(stock)
@@ -193,7 +227,8 @@ def _even(tensors: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
     pairs = _pairs(found)
     for stem, (down, _) in pairs.items():
         rank = found[down].shape[0]
-        scales[stem] = float(found[f"{stem}.alpha"]) / rank if f"{stem}.alpha" in found else 1.0
+        alpha = f"{stem}.alpha"
+        scales[stem] = _number(alpha, found[alpha], "the LoRA") / rank if rank and alpha in found else 1.0
         if f"{stem}.alpha" in found or ".lora_down." in down:  # without one kohya's is the rank
             found[f"{stem}.alpha"] = torch.tensor(float(rank))
     common = Counter(scales.values()).most_common(1)[0][0] if scales else 1.0
@@ -264,6 +299,17 @@ def _refuse_unread(tensors: Mapping[str, Tensor], what: str) -> None:
                 raise ValueError(f"{what} holds {kind} ({name}): {_MERGED}")
 
 
+def _refuse_numbers(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Refuses matrices that are empty, or kept as something else than floats."""
+    for name, tensor in sorted(tensors.items()):
+        if _PAIR.match(plain_name(name)) and not (tensor.is_floating_point() and tensor.numel()):
+            kind = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+            raise ValueError(
+                f"{what} holds {name} as {kind}, and its matrices have to be floats and not empty (of rank 0): get or "
+                "save it again"
+            )
+
+
 def _refuse_two(tensors: Mapping[str, Tensor], what: str) -> None:
     names = {match[2] for name in tensors if (match := _ADAPTER.search(name)) is not None}
     if len(names) > 1:
@@ -281,3 +327,8 @@ def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
     for layer in {name.partition(".lora_")[0] for name in tensors}:
         if lacking := [side for side in "AB" if f"{layer}.lora_{side}.weight" not in tensors]:
             raise ValueError(f"{what} has no lora_{lacking[0]} of {layer}: it is damaged, get or save it again")
+        rows, columns = tensors[f"{layer}.lora_A.weight"].shape[0], tensors[f"{layer}.lora_B.weight"].shape[1]
+        if rows != columns:
+            raise ValueError(
+                f"{what} has a lora_A of rank {rows} and a lora_B of rank {columns} for {layer}: get or save it again"
+            )

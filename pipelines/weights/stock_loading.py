@@ -6,6 +6,7 @@ them into it when they are wanted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,13 +23,13 @@ from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.meta_masks import callable_on_meta
-from flowrl.pipelines.places.model_folders import Faulty, check_parts, read_index
+from flowrl.pipelines.places.model_folders import Faulty, check_parts, part_class, part_entries, read_index
 from flowrl.pipelines.places.single_files import FilesMissing, is_single_file, load_single, small_folder
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
-from flowrl.pipelines.weights.stock_parts import lacks, read_networks
-from flowrl.prompts.tokenizer_checks import check_tokenizer
+from flowrl.pipelines.weights.stock_parts import first_line, lacks, read_networks
+from flowrl.prompts.tokenizer_checks import check_fits, check_tokenizer
 
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
@@ -166,19 +167,21 @@ def load_stock(
         if out_of_memory(error):
             raise
         fault = _fault(Path(model)) if Path(model).is_dir() else ""
-        first = (str(error).strip() or type(error).__name__).splitlines()[0].partition(" If you want")[0]
+        first = fault or (_unread_part(model) if Path(model).is_dir() else "") or first_line(error)
         raise ValueError(
-            f"could not load {model!r} as a {title} pipeline ({fault or first}): "
+            f"could not load {model!r} as a {title} pipeline ({first}): "
             + (AGAIN if fault else "give a folder written by save_pretrained, or a hub id that this machine can reach "
                "and is allowed to read")
         ) from error  # fmt: skip
+    for part, module in pipe.components.items():
+        if isinstance(module, nn.Module) and options.get(part) is None:
+            _check_weights(module, f"{model}/{part}")
     for part, words in _tokenizers(pipe).items():
+        encoder = pipe.components.get(re.sub("^(tokenizer|processor)", "text_encoder", part))
         if options.get(part) is None:
             check_tokenizer(words, f"{model}/{part}", AGAIN)
-    for part, module in pipe.components.items():
-        weights = module.named_parameters() if isinstance(module, nn.Module) else ()
-        if lacking := [key for key, weight in weights if weight.is_meta]:
-            raise ValueError(lacks(f"{model}/{part}", lacking))
+        if isinstance(encoder, nn.Module):
+            check_fits(words, encoder, f"{model}/{part}")
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -190,6 +193,37 @@ def _tokenizers(pipe: Any) -> dict[str, Any]:
     parts = pipe.components.items()
     found = {name: vars(part).get("tokenizer") if isinstance(part, ProcessorMixin) else part for name, part in parts}
     return {name: part for name, part in found.items() if isinstance(part, PreTrainedTokenizerBase)}
+
+
+def _check_weights(network: nn.Module, place: str) -> None:
+    """Refuses a network that lacks weights, or has some that are no numbers.
+
+    Raises:
+        ValueError: names them.
+    """
+    weights = dict(network.named_parameters())
+    if lacking := [key for key, weight in weights.items() if weight.is_meta]:
+        raise ValueError(lacks(place, lacking))
+    for key, weight in weights.items():
+        # A sum takes no memory beside the weight, and what is not finite in it stays so.
+        if weight.is_floating_point() and not bool(weight.detach().sum(dtype=torch.float64).isfinite()):
+            raise ValueError(
+                f"{place} holds NaN or infinity ({key}), read as {str(weight.dtype).removeprefix('torch.')}: the file "
+                "is damaged or of a training that diverged, or its numbers are too large for pipeline.dtype=float16; "
+                f"{AGAIN}, or set pipeline.dtype=bfloat16"
+            )
+
+
+def _unread_part(model: str) -> str:
+    """Which part beside the networks a library cannot read, and why, once a folder could not be loaded."""
+    for part, entry in part_entries(model).items():
+        kind: Any = part_class(*entry)
+        if kind is not None and not issubclass(kind, nn.Module):
+            try:
+                kind.from_pretrained(model, subfolder=part)
+            except Exception as error:
+                return f"{model}/{part}: {first_line(error)}"
+    return ""
 
 
 def _fault(folder: Path) -> str:

@@ -63,20 +63,29 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
     except Exception as error:
         if not out_of_memory(error) and (said := _quantised(Path(folder) / part)):
             raise Faulty(said) from error
-        raise
+        if out_of_memory(error):
+            raise
+        raise ValueError(f"{folder}/{part}: {first_line(error)}") from error
     place = f"{folder}/{part}"
     if wrong := sorted(key for key, *_ in told["mismatched_keys"]):
         raise Faulty(f"{place} holds weights of another shape than its config.json says ({_some(wrong)}): {AGAIN}")
+    unread = set(told["unexpected_keys"])
     if lacking := sorted(set(told["missing_keys"]) & _from_files(network)):
-        raise Faulty(lacks(place, lacking))
-    if unread := set(told["unexpected_keys"]):
-        _account(network, unread, Path(place), variant, towers=own)
+        raise Faulty(lacks(place, lacking, sorted(unread)))
+    stored = Stored(_read_files(Path(place), variant))
+    if unread:
+        _account(network, unread, stored, place, towers=own)
+    if whole := stored.whole_numbers(network):
+        raise Faulty(
+            f"{place} holds weights as whole numbers or truth values ({_some(sorted(whole))}: "
+            f"{whole[min(whole)]}), and nothing says what they stand for: take a file of weights that are not kept in "
+            "few bits"
+        )
     return network  # type: ignore[no-any-return]
 
 
-def _account(network: nn.Module, unread: set[str], place: Path, variant: str | None, *, towers: bool) -> None:
+def _account(network: nn.Module, unread: set[str], stored: Stored, place: str, *, towers: bool) -> None:
     """Takes scales that no network reads into its weights, and refuses all else that is more than left over."""
-    stored = Stored(_read_files(place, variant))
     left = unread - stored.unscale(unread, network)
     if left := left - stored.left_over(left, network, towers=towers):
         raise Faulty(
@@ -118,9 +127,15 @@ def _quantised(place: Path) -> str:
     )
 
 
-def lacks(place: str, keys: Sequence[str]) -> str:
-    """That a part lacks weights."""
-    return f"{place} lacks weights that its config.json asks for ({_some(keys)}): {AGAIN}"
+def lacks(place: str, keys: Sequence[str], unread: Sequence[str] = ()) -> str:
+    """That a part lacks weights, and perhaps has others in their place."""
+    instead = f", and holds others that it does not ask for ({_some(unread)})" if unread else ""
+    return f"{place} lacks weights that its config.json asks for ({_some(keys)}){instead}: {AGAIN}"
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says, without its advice to write to the library's authors."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].partition(" If you want")[0]
 
 
 def _some(keys: Sequence[str]) -> str:

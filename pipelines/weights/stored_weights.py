@@ -14,6 +14,7 @@ All else is refused by name.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -32,6 +33,8 @@ _INPUT_SCALES = ("scale_input", "input_scale")
 _MARK, _FORM = "scaled_fp8", "comfy_quant"
 _FORMS = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Names of eight-bit floats in a file's header, and those that say the form of a layer."""
+_WHOLE = re.compile(r"^[IU]\d|^BOOL|int|bool")
+"""Of dtypes that are no floats, in the words of both kinds of files."""
 _FORM_KEYS = {"format", "full_precision_matrix_mult"}
 
 
@@ -41,9 +44,11 @@ class Stored:
     def __init__(self, files: Iterable[Path]) -> None:
         """Reads the names of all tensors."""
         self.place: dict[str, Path] = {}
+        self.forms: dict[str, str] = {}
         for path in files:
-            names = _names(path)
-            self.place |= dict.fromkeys(names, path)
+            forms = _forms(path)
+            self.forms |= forms
+            self.place |= dict.fromkeys(forms, path)
 
     def tensor(self, key: str) -> Tensor:
         """A tensor as it is stored."""
@@ -56,11 +61,14 @@ class Stored:
 
     def form(self, key: str) -> str:
         """The dtype of a tensor as its header says it; empty of pickles."""
-        path = self.place[key]
-        if path.suffix != ".safetensors":
-            return ""
-        with safe_open(path, framework="pt") as file:
-            return str(file.get_slice(key).get_dtype())
+        return self.forms[key] if self.place[key].suffix == ".safetensors" else ""
+
+    def whole_numbers(self, network: nn.Module) -> dict[str, str]:
+        """Keys of weights that are stored as whole numbers or truth values, and how: what they mean is not in them."""
+        return {
+            key: form for key, form in self.forms.items()
+            if _WHOLE.search(form) and (weight := _parameter(network, key)) is not None and weight.is_floating_point()
+        }  # fmt: skip
 
     def left_over(self, unread: Collection[str], network: nn.Module, *, towers: bool) -> set[str]:
         """Those of some keys without which the network computes what the file was made for.
@@ -143,11 +151,12 @@ class Stored:
         return isinstance(said, dict) and said.get("format") == form and said.keys() <= _FORM_KEYS
 
 
-def _names(path: Path) -> list[str]:
+def _forms(path: Path) -> dict[str, str]:
+    """Names of a file's tensors, and their dtypes in the words of the file."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    return list(torch.load(path, map_location="meta", weights_only=True))
+            return {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}
+    return {key: str(one.dtype) for key, one in torch.load(path, map_location="meta", weights_only=True).items()}
 
 
 def _branch(key: str) -> str:

@@ -143,6 +143,69 @@ def test_a_model_saved_without_t5_embeds_as_stock_does(model: Path, tmp_path: Pa
     loaded.load_denoiser()
 
 
+def stated(model: Path, path: str, **changes: Any) -> None:
+    (model / path).write_text(json.dumps(read_json(model / path, finite=False) | changes))
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "said"),
+    [
+        ("vae/config.json", {"latent_channels": 4}, "latents have 4 channels, and the denoiser of .* takes 8"),
+        ("vae/config.json", {"scaling_factor": "1.5"}, "scaling_factor '1.5', which is no such number"),
+        ("vae/config.json", {"shift_factor": True}, "shift_factor True"),
+        ("vae/config.json", {"latents_std": [1.0]}, "has 1 latents_std for 8 channels"),
+        (
+            "tokenizer/tokenizer_config.json",
+            {"model_max_length": 77},
+            "model/tokenizer pads prompts to 77 tokens .* 16 pos",
+        ),
+        (
+            "scheduler/scheduler_config.json",
+            {"shift": None},
+            r"cannot be made of its scheduler_config\.json \(shift=None\)",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_each_other(path: str, changes: dict[str, Any], said: str, model: Path) -> None:
+    stated(model, path, **changes)
+    with pytest.raises(ValueError, match=said):
+        checked(model)
+        family("sd3").load(str(model), dtype=torch.float32)
+
+
+def test_a_part_that_a_library_cannot_read_is_named(model: Path) -> None:
+    (model / "vae" / "diffusion_pytorch_model.safetensors").rename(model / "vae" / "Diffusion.safetensors")
+    with pytest.raises(ValueError, match=r"\(.*model/vae: Error no file named"):
+        family("sd3").load(str(model), dtype=torch.float32)
+
+
+def test_tokens_beyond_the_embedding_are_refused_at_once_and_later(model: Path) -> None:
+    """A prompt's own token is seen when it comes: on a GPU it would end the process."""
+    path = model / "tokenizer_3" / "tokenizer.json"
+    said = read_json(path)
+    entry = dict.fromkeys(("special", "normalized", "lstrip", "rstrip", "single_word"), False)
+    path.write_text(
+        json.dumps({**said, "added_tokens": [*said["added_tokens"], {**entry, "id": 900, "content": "fox"}]})
+    )
+    loaded: Any = family("sd3").load(str(model), dtype=torch.float32, max_sequence_length=16)
+    loaded.encode(["a red circle"])
+    with pytest.raises(ValueError, match=r"model/tokenizer_3 gives token \d+, and the text encoder beside it has 138"):
+        loaded.encode(["a red fox"])
+    path.write_text(
+        json.dumps({**said, "added_tokens": [*said["added_tokens"], {**entry, "id": 900, "content": "red"}]})
+    )
+    with pytest.raises(ValueError, match="model/tokenizer_3 gives token"):
+        family("sd3").load(str(model), dtype=torch.float32)
+
+
+def test_embeddings_of_another_width_are_refused(model: Path) -> None:
+    config = transformers.T5Config(**{**read_json(model / "text_encoder_3" / "config.json"), "d_model": 64})
+    transformers.T5EncoderModel(config).save_pretrained(model / "text_encoder_3")
+    loaded: Any = family("sd3").load(str(model), dtype=torch.float32, max_sequence_length=16)
+    with pytest.raises(ValueError, match=r"embed prompts in 64 numbers \(embeds\), and its denoiser reads 32"):
+        loaded.encode(["a red circle"])
+
+
 # ---- what is no folder -----------------------------------------------------------------------------------------------
 
 

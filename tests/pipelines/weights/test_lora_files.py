@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flowrl.config.train import load_config
 from flowrl.generation.models import find_source, fingerprint
 from flowrl.pipelines.lora import add_saved_lora, refuse_other_network
-from flowrl.pipelines.places.lora_places import lora_files
+from flowrl.pipelines.places.lora_places import is_lora, lora_files
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 
@@ -203,6 +203,37 @@ def test_what_is_no_lora_on_linear_layers_is_named(tensors: dict[str, Tensor], s
         read_lora(tmp_path)
 
 
+TWICE: list[tuple[dict[str, Tensor], str]] = [
+    ({"a.lora_A.weight": torch.zeros(2, 3)}, r"two different tensors for a\.lora_A\.weight"),
+    ({"transformer.a.lora_A.other.weight": torch.zeros(2, 3)}, r"two different tensors for a\.lora_A\.weight"),
+    ({"transformer.a.lora_A.weight": torch.ones(2, 3, dtype=torch.int8)}, r"as int8 of shape \(2, 3\)"),
+    ({"transformer.a.lora_A.weight": torch.ones(0, 3), "transformer.a.lora_B.weight": torch.ones(4, 0)}, "of rank 0"),
+    ({"transformer.a.lora_A.weight": torch.ones(3, 3)}, "a lora_A of rank 3 and a lora_B of rank 2 for a"),
+    ({"transformer.a.alpha": torch.ones(2)}, r"has 2 numbers in a\.alpha, and an alpha is one"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "said"), TWICE)
+def test_names_and_numbers_that_do_not_say_which_lora_are_refused(
+    tensors: dict[str, Tensor], said: str, tmp_path: Path
+) -> None:
+    whole = {"transformer.a.lora_A.weight": torch.ones(2, 3), "transformer.a.lora_B.weight": torch.ones(4, 2)}
+    save_file(whole | tensors, tmp_path / "one.safetensors")
+    with pytest.raises(ValueError, match=said):
+        read_lora(tmp_path)
+
+
+def test_wrappers_within_names_are_taken_off(tmp_path: Path) -> None:
+    wrapped = "transformer._fsdp_wrapped_module.a._checkpoint_wrapped_module.b"
+    assert read_lora(single(lambda _: wrapped, {"a": PAIR}, tmp_path)).layers == ["a.b"]
+
+
+def test_a_file_of_a_whole_model_is_no_lora(tmp_path: Path) -> None:
+    save_file({"model.diffusion_model.a.weight": torch.ones(2)}, tmp_path / "whole.safetensors")
+    assert not is_lora(tmp_path / "whole.safetensors")
+    assert is_lora(single(str, {"a": PAIR}, tmp_path))
+
+
 def test_parts_that_do_nothing_are_no_reason_to_refuse(tmp_path: Path) -> None:
     whole = {"transformer.a.lora_A.weight": torch.ones(2, 3), "transformer.a.lora_B.weight": torch.ones(4, 2)}
     nothing = {"text_encoder.q.lora_A.weight": torch.ones(2, 2), "text_encoder.q.lora_B.weight": torch.zeros(2, 2),
@@ -223,6 +254,8 @@ CARDS: list[tuple[dict[str, Any], str]] = [
     ({"megatron_config": {"a": 1}}, "states megatron_config="),
     ({"a_key_of_the_future": 3}, "states a_key_of_the_future=3"),
     ({"peft_type": "LOHA"}, "of the type LOHA: only LORA is read"),
+    ({"use_rslora": "false"}, "states use_rslora='false', which has to be true or false"),
+    ({"alpha_pattern": "to_q"}, "states alpha_pattern='to_q', which has to be an object"),
     ({"lora_alpha": 0}, "lora_alpha 0: it must be a number above 0"),
 ]  # fmt: skip
 

@@ -143,6 +143,54 @@ def test_weights_that_nothing_reads_are_named(part: str, how: Any, named: str, m
     assert "could not load" not in str(refused.value)
 
 
+def one(part: str, key: str, how: Callable[[Tensor], Tensor]) -> tuple[str, Callable[[Path], object]]:
+    return part, lambda model: changed(model, part, lambda tensors: tensors.update({key: how(tensors[key])}))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        (
+            *one("transformer", f"{LAYER}.weight", lambda w: w.to(torch.int8)),
+            rf"weights as whole numbers .*{LAYER}.weight: I8",
+        ),
+        (
+            *one("text_encoder_3", "shared.weight", lambda w: w.bool()),
+            r"weights as whole numbers or truth values .*BOOL",
+        ),
+        (
+            *one("vae", "encoder.conv_in.bias", lambda w: w * float("nan")),
+            r"NaN or infinity \(encoder\.conv_in\.bias\)",
+        ),
+        (*one("transformer", f"{LAYER}.bias", lambda w: w + float("inf")), rf"NaN or infinity \({LAYER}\.bias\)"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(
+    part: str, change: Callable[[Path], object], said: str, model: Path
+) -> None:
+    change(model)
+    with pytest.raises(ValueError, match=rf"/{part} holds {said}"):
+        load(model)
+
+
+def test_numbers_that_only_float16_cannot_hold_are_refused_there(model: Path) -> None:
+    changed(model, "transformer", lambda tensors: tensors[f"{LAYER}.weight"].fill_(1e6))
+    with pytest.raises(ValueError, match=r"read as float16: .*set pipeline\.dtype=bfloat16"):
+        load(model, dtype=torch.float16)
+    load(model, dtype=torch.bfloat16)
+
+
+def test_names_with_a_wrapper_before_them_are_shown(model: Path) -> None:
+    def how(tensors: Tensors) -> None:
+        for key in list(tensors):
+            tensors[f"module.{key}"] = tensors.pop(key)
+
+    for part in ("transformer", "text_encoder_3"):
+        changed(model, part, how)
+        with pytest.raises(ValueError, match=rf"/{part} lacks weights .*and holds others .*first module\."):
+            load(model)
+
+
 def larger(part: nn.Module) -> Tensors:
     return {f"vision_model.{key}": value for key, value in list(part.state_dict().items())[:4]}
 
