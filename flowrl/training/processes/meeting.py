@@ -225,7 +225,7 @@ def _meeting(who: Launched, limit: float, tell: Callable[[str], None] = _say) ->
 
 def _keys(store: Any, number: int) -> Store:
     """The keys of one meeting; torchrun's store outlives processes that it starts again."""
-    from torch.distributed import PrefixStore
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     found: Store = PrefixStore(f"flowrl/{attempt}/{number}", store)
@@ -243,7 +243,7 @@ def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: b
     made: list[Any] = []
 
     def make() -> None:
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         try:
             made.append(TCPStore(
