@@ -146,9 +146,14 @@ def refuse_ended() -> None:
         )
 
 
-def _is_over(made: Connection) -> bool:
-    import psutil
+def _psutil() -> Any:
+    import psutil  # type: ignore[import-untyped]  # comes with accelerate
 
+    return psutil
+
+
+def _is_over(made: Connection) -> bool:
+    psutil = _psutil()
     try:
         return made.raylet is not None and made.raylet.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -156,9 +161,7 @@ def _is_over(made: Connection) -> bool:
 
 
 def _raylet() -> Any:
-    import psutil
-
-    return next((child for child in psutil.Process().children() if child.name() == "raylet"), None)
+    return next((child for child in _psutil().Process().children() if child.name() == "raylet"), None)
 
 
 def disconnect() -> None:
@@ -194,8 +197,7 @@ def _end_instance(folder: Path) -> None:
 
 def _end_rest(folder: Path) -> None:
     """Ends what is left of an instance whose raylet is gone; Ray's own way out would end this process on the way."""
-    import psutil
-
+    psutil = _psutil()
     rest = [child for child in psutil.Process().children(recursive=True) if str(folder) in _command_of(child)]
     for child in rest:
         with suppress(psutil.Error):
@@ -214,8 +216,7 @@ def _remove_again() -> None:
 
 
 def _command_of(process: Any) -> str:
-    import psutil
-
+    psutil = _psutil()
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

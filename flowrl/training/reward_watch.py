@@ -11,6 +11,7 @@ from flowrl.advantages.normalise import set_statistics
 
 WINDOW = 10  # iterations over which failed images are counted
 CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
+EQUAL_LIMIT = 4  # iterations in a row whose groups all agree, each in itself, before the run stops
 _ALIKE = 12  # images, beyond the first of their groups, that have to agree before chance is ruled out
 
 Compared = tuple[Tensor, Tensor]
@@ -61,7 +62,7 @@ class RewardWatch:
     def warning(self) -> str:
         """What is wrong with an iteration that does not yet stop the run; empty for none."""
         iterations, _, values = self._equal
-        if iterations < CONSTANT_LIMIT or len(values) < 2:
+        if iterations < EQUAL_LIMIT - 1 or len(values) < 2:
             return ""
         return f"{_EQUAL} for {iterations} iterations in a row, so nothing is learned: {_LOOK}"
 
@@ -91,7 +92,7 @@ class RewardWatch:
         values = sorted({*values, *reward[~reward.isnan()].tolist()})[:3]
         self.counters["equal"] = iterations + 1, alike, values
         verdict = len(values) <= 2 and (0.0 in values or sum(values) == 0)
-        if iterations + 1 < (WINDOW if verdict else CONSTANT_LIMIT) or alike < _ALIKE or len(values) < 2:
+        if iterations + 1 < (WINDOW if verdict else EQUAL_LIMIT) or alike < _ALIKE or len(values) < 2:
             return ""
         return f"{_EQUAL} in {iterations + 1} iterations in a row, so nothing can be learned: {_LOOK}"
 

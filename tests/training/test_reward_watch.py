@@ -12,7 +12,7 @@ from tiny_runs import metrics
 from toy_pipeline import toy_in_place, write_toy
 
 from flowrl.cli import main
-from flowrl.training.reward_watch import CONSTANT_LIMIT, WINDOW, RewardWatch
+from flowrl.training.reward_watch import CONSTANT_LIMIT, EQUAL_LIMIT, WINDOW, RewardWatch
 
 VARIED, CONSTANT = torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.full((4,), 0.5)
 
@@ -71,9 +71,9 @@ def of_groups(watch: RewardWatch, *rewards: torch.Tensor, group: torch.Tensor = 
 
 
 def test_a_reward_of_the_prompt_alone_is_dead_after_the_limit() -> None:
-    *before, last = of_groups(watch(), *[GRADED] * CONSTANT_LIMIT)
-    assert before == [""] * (CONSTANT_LIMIT - 1)
-    assert f"in all groups in {CONSTANT_LIMIT} iterations in a row" in last
+    *before, last = of_groups(watch(), *[GRADED] * EQUAL_LIMIT)
+    assert before == [""] * (EQUAL_LIMIT - 1)
+    assert f"in all groups in {EQUAL_LIMIT} iterations in a row" in last
     assert "reads the images and not the prompt alone" in last
 
 
@@ -83,11 +83,11 @@ def test_it_is_not_where_images_are_compared_beyond_their_groups() -> None:
 
 def test_verdicts_have_more_iterations_and_are_warned_of_before() -> None:
     watched = watch()
-    assert not any(of_groups(watched, *[VERDICT] * (CONSTANT_LIMIT - 1)))
+    assert not any(of_groups(watched, *[VERDICT] * (EQUAL_LIMIT - 2)))
     assert watched.warning() == ""
     assert not any(of_groups(watched, VERDICT))
-    assert f"for {CONSTANT_LIMIT} iterations in a row, so nothing is learned" in watched.warning()
-    *before, last = of_groups(watched, *[VERDICT] * (WINDOW - CONSTANT_LIMIT))
+    assert f"for {EQUAL_LIMIT - 1} iterations in a row, so nothing is learned" in watched.warning()
+    *before, last = of_groups(watched, *[VERDICT] * (WINDOW - EQUAL_LIMIT + 1))
     assert not any(before)
     assert f"in {WINDOW} iterations in a row" in last
 
@@ -95,7 +95,7 @@ def test_verdicts_have_more_iterations_and_are_warned_of_before() -> None:
 def test_a_group_that_differs_starts_the_count_over_and_one_alive_reward_is_enough() -> None:
     noise = torch.rand(16, generator=torch.Generator().manual_seed(0))
     alive = torch.where(PLACE == 1, GRADED + noise, GRADED)
-    assert not any(of_groups(watch(), GRADED, GRADED, alive, GRADED, GRADED))
+    assert not any(of_groups(watch(), *[GRADED] * 3, alive, *[GRADED] * 3))
     assert not any(of_groups(watch(), *[GRADED + noise] * WINDOW))
 
 
@@ -129,7 +129,7 @@ def test_a_training_on_the_length_of_prompts_stops(
 ) -> None:
     assert main(["train", str(toy), "out=run", *method]) == 1
     assert "so nothing can be learned" in capsys.readouterr().err
-    assert len(metrics(Path("run"))) == CONSTANT_LIMIT - 1
+    assert len(metrics(Path("run"))) == EQUAL_LIMIT - 1
     assert main(["train", "resume=run"]) == 1  # the count is in the checkpoint
     assert "so nothing can be learned" in capsys.readouterr().err
 
