@@ -168,9 +168,9 @@ def stated(model: Path, path: str, **changes: Any) -> None:
 )
 def test_parts_that_do_not_fit_each_other(path: str, changes: dict[str, Any], said: str, model: Path) -> None:
     stated(model, path, **changes)
+    ask = checked if path.startswith("scheduler") else lambda place: family("sd3").load(str(place), dtype=torch.float32)
     with pytest.raises(ValueError, match=said):
-        checked(model)
-        family("sd3").load(str(model), dtype=torch.float32)
+        ask(model)
 
 
 def test_a_part_that_a_library_cannot_read_is_named(model: Path) -> None:
