@@ -52,7 +52,8 @@ HIDDEN = "hunter2Zq9"
         "Cookie: session=hunter2Zq9; theme=dark", "<Cookie sid=hunter2Zq9 for h />", "AccountKey=hunter2Zq9==;x",
         "Authorization: Digest username='me', response='hunter2Zq9'", "[(b'x-api-key', b'hunter2Zq9')]",
         "https://hooks.slack.com/services/T0/B0/hunter2Zq9", "token (hunter2Zq9) was refused",
-        "https://discord.com/api/webhooks/12/hunter2Zq9", "password: 'hunter2Zq9'", "machine h login me password hunter2Zq9",
+        "https://discord.com/api/webhooks/12/hunter2Zq9", "password: 'hunter2Zq9'",
+        "machine h login me password hunter2Zq9",
         '{"private_key": "-----BEGIN PRIVATE KEY-----\\nhunter2Zq9\\n-----END PRIVATE KEY-----"}',
         "\x1b[1mpassword\x1b[0m=\x1b[31mhunter2Zq9", "Incorrect API key provided: hunter2Zq9.",
         'Traceback (most recent call last):\n  File "/a/b.py", line 3, in f\n    get("https://u:hunter2Zq9@h")\nValueError',
@@ -69,7 +70,8 @@ def test_a_secret_of_an_address_or_a_name_is_left_out(text: str) -> None:
     [
         "hf_AbCdEfGhIjKlMnOpQrStUv", "hf_abcdefgh1", "sk-abcdefghijklmnop1234", "sk-proj-abc_def-ghijklmnop12",
         "ghp_abcdefghijklmnopqrstu1", "github_pat_abcdefghijklmnopqrst", "AKIAABCDEFGHIJKLMNOP",
-        "glpat-abcdefghijklmnop", "npm_abcdefghijklmnopqrstuvwxyz0123456789", "sk_live_abcdefgh1234", "ya29.abcdefghij12",
+        "glpat-abcdefghijklmnop", "npm_abcdefghijklmnopqrstuvwxyz0123456789", "sk_live_abcdefgh1234",
+        "ya29.abcdefghij12",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcDEF",
     ],
 )  # fmt: skip
@@ -87,7 +89,8 @@ def test_a_key_of_40_digits_is_one_after_such_words(before: str) -> None:
     "text",
     [
         "a photo of a key: value pair", "secret = garden", "max_token=77", "primary_key=id", "cookie: chocolate chip",
-        "unknown key 'StableDiffusion3Pipeline'", "tokenizer/token_list_B12aZ9.json", "a secret: garden", "password is needed", "two tokens: 77 of 77",
+        "unknown key 'StableDiffusion3Pipeline'", "tokenizer/token_list_B12aZ9.json",
+        "a secret: garden", "password is needed", "two tokens: 77 of 77",
         f"commit {HEX}", f"git_commit: {HEX}", f"sha256:{HEX}{HEX[:24]}", "/home/me/runs/tiny-1/lora/x.safetensors",
         "unknown key 'sampler.guidance': did you mean sampler.guidance_scale?",
         "max_tokens=77, eos_token=<|endoftext|>",
