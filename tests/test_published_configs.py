@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from config_files import as_launched
 
 from flowrl.config.train import ConfigError, TrainConfig, load_config
 from flowrl.credit import CREDIT
@@ -202,9 +203,7 @@ def test_published_batch_divides_over_the_published_processes(name: str, monkeyp
     config = load_config(CONFIGS / f"{name}.yaml", overrides)
     geometry = config.resolve_batch(processes)
     assert geometry.images_per_process * processes == config.prompts_per_step * config.group_size
-    launched = {"WORLD_SIZE": str(processes), "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    for variable, value in launched.items():
-        monkeypatch.setenv(variable, value)
+    as_launched(monkeypatch, processes)
     importlib.import_module(f"flowrl.recipes.{config.recipe}").check(config)
 
 

@@ -35,3 +35,10 @@ def refusal(path: Path, *overrides: str) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def as_launched(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
+    """What a launcher tells the first of several processes."""
+    told = {"WORLD_SIZE": str(processes), "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for variable, value in told.items():
+        monkeypatch.setenv(variable, value)

@@ -17,5 +17,7 @@ def make_run(folder: Path, **settings: Any) -> Path:
     written = yaml.safe_load(write_toy(folder, **settings).read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(written))
     (folder / "lora").mkdir()
-    save_file({"x": torch.zeros(2)}, folder / "lora" / "pytorch_lora_weights.safetensors")
+    pair = {"lora_A": torch.zeros(2, 17), "lora_B": torch.zeros(16, 2)}
+    tensors = {f"transformer.inner.{name}.weight": value for name, value in pair.items()}
+    save_file(tensors, folder / "lora" / "pytorch_lora_weights.safetensors")
     return folder

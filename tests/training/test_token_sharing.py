@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from config_files import as_launched
 from split_runs import command
 from tiny_runs import differences, lora_tensors, metrics, state
 from two_processes import train_on_two
@@ -147,7 +148,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     overrides, message = REFUSED[name]
     config = _config(tmp_path, "wan", *overrides)
     if name != "launched alone":
-        monkeypatch.setenv("WORLD_SIZE", str(config.parallel.context))
+        as_launched(monkeypatch, config.parallel.context)
     with pytest.raises(ValueError, match=message):
         check_before_loading(config)
 
@@ -162,7 +163,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_family_or_prompt_that_cannot_be_split_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, override: str, message: str
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    as_launched(monkeypatch, 2)
     with pytest.raises(ValueError, match=message):
         check_before_loading(_config(tmp_path, family, override))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from config_files import as_launched
 from toy_pipeline import toy_config, write_toy
 
 from flowrl.commands.train.preflight import recipe_of
@@ -41,7 +42,7 @@ def test_refused(tmp_path: Path, settings: list[str], words: str) -> None:
 
 
 def test_learners_share_workers_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    as_launched(monkeypatch, 2)
     check_workers(toy_config(write_toy(tmp_path), "workers.rollouts=4"))
     with pytest.raises(ValueError, match=r"workers\.rollouts \(3\) does not divide by 2"):
         check_workers(toy_config(write_toy(tmp_path), "workers.rollouts=3"))
