@@ -192,12 +192,15 @@ def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> Re
     try:
         refuse_ended()
         asked = actor.score.remote(place, inputs)
-        while time.monotonic() < until - _LOOK and not ray.wait([asked], timeout=_LOOK)[0]:
+        while True:
             refuse_ended()
-        found: RewardOutput | Refused = ray.get(asked, timeout=max(until - time.monotonic(), 0.001))
-        return found
-    except ray.exceptions.GetTimeoutError as error:  # the time of the call is over, for other workers too
-        return Failed(error="timeout", again=False, message=_first_line(error))
+            left = until - time.monotonic()
+            try:
+                found: RewardOutput | Refused = ray.get(asked, timeout=max(min(left, _LOOK), 0.001))
+                return found
+            except ray.exceptions.GetTimeoutError as error:
+                if left <= _LOOK:  # the time of the call is over, for other workers too
+                    return Failed(error="timeout", again=False, message=_first_line(error))
     except ray.exceptions.RayTaskError:  # no death: what travelled could not be read there, or back
         raise
     except ray.exceptions.RayError as error:
