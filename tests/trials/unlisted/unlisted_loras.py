@@ -87,7 +87,7 @@ class File:
     rank: int = RANK
     family: str = "sd3"
     notes: dict[str, str] = field(default_factory=dict)
-    card: dict[str, Any] | None = None
+    card: Any = None
     within: float = 2e-5
     file: str = "style.safetensors"
 
@@ -352,7 +352,6 @@ FILES = (
     File("PEFT's card, use_dora without magnitudes", prefixed("base_model.model."), None, ("magnitude",), card=CARD |
          {"use_dora": True}, file=PEFT_FILE),
     File("PEFT's card of a list", prefixed("base_model.model."), None, ("adapter_config.json",), card=[CARD],
-           # type: ignore[arg-type]
          file=PEFT_FILE),
     File("PEFT's card, rsLoRA in quotes", prefixed("base_model.model."), None, ("use_rslora",),
            card=CARD | {"use_rslora": "false"},
