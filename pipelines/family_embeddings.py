@@ -69,7 +69,8 @@ class FamilyEmbeddings:
         Raises:
             ValueError: says both.
         """
-        for name, wanted in self.p.family.conditioning(self.p, 1).items():
+        tokens = self.p.family.seen_tokens(self.p.card, self.p.max_sequence_length)
+        for name, wanted in self.p.family.conditioning(self.p, tokens).items():
             if name in ("embeds", "pooled") and name in found and found[name].shape[-1] != wanted.shape[-1]:
                 raise ValueError(
                     f"the text encoders of {self.p.model} embed prompts in {found[name].shape[-1]} numbers ({name}), "

@@ -35,5 +35,5 @@ def assert_same_sum(
 
     `dtype` is what the computation rounded to, which tensors that are summed or stored in more bits do not tell.
     """
-    allowed = rounding(dtype, depth, float(expected.abs().max()))
+    allowed = rounding(dtype, depth, float(expected.detach().abs().max()))
     torch.testing.assert_close(actual, expected, rtol=0, atol=allowed)

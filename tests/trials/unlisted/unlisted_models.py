@@ -168,9 +168,9 @@ FILES = (
         next((m / "transformer").glob("*1-of-*")),
            m / "transformer" / "diffusion_pytorch_model-00001-of-00002 (1).safetensors")),
         "base"),
-    Folder("pieces and an older whole file beside them", lambda m: (shutil.copy(file_of(m, "transformer"), m / "old"),
-           pieces(m),  # type: ignore[func-returns-value]
-           shutil.move(m / "old", m / "transformer" / "diffusion_pytorch_model.safetensors")), "stock"),
+    Folder("pieces and an older whole file beside them", both(
+        lambda m: shutil.copy(file_of(m, "transformer"), m / "old"), pieces,
+        lambda m: shutil.move(m / "old", m / "transformer" / "diffusion_pytorch_model.safetensors")), "stock"),
     Folder("a pickle of the denoiser", pickled("transformer", "diffusion_pytorch_model.bin"), "base"),
     Folder("a pickle of T5", pickled(T5, "pytorch_model.bin"), "base"),
     Folder("a pickle with a trainer's state around it", pickled("transformer", "diffusion_pytorch_model.bin",
@@ -233,8 +233,8 @@ CONFIGS = (
     Folder("an autoencoder of other channels", from_other("vae", "sd"), words=("vae|channels|latent",)),
     Folder("T5 of another width", wider_t5, words=(T5 + "|embed|width",)),
     Folder("CLIPs in each other's place", swapped("text_encoder", "text_encoder_2"), "stock"),
-    Folder("the SD UNet in place of the denoiser", lambda m: (shutil.rmtree(m / "transformer"), shutil.copytree(  # type: ignore[func-returns-value]
-        clean("sd") / "unet", m / "transformer")), words=("transformer|denoiser",)),
+    Folder("the SD UNet in place of the denoiser", both(lambda m: shutil.rmtree(m / "transformer"),
+           lambda m: shutil.copytree(clean("sd") / "unet", m / "transformer")), words=("transformer|denoiser",)),
     Folder("heads of a UNet", setting("unet/config.json", attention_head_dim=4), "stock", family="sd", within=1e-4),
     Folder("a UNet without its heads", setting("unet/config.json", attention_head_dim="gone"), "stock", ("unet",),
            may=True,
