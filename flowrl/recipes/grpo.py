@@ -72,7 +72,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
 
         # 1. Rollout: sample paths with the current policy, score the images they lead to.
         record, output, ends = sample_rounds(loop, kernel, schedule, steps, keep_means=objective.needs_old_mean)
-        loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output))
+        loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output, ends))
         if not loop.trains_policy(iteration):  # only a jointly trained reward learns
             loop.log(iteration, reward_metrics(loop, record.sampled, output) | {"live_rows": 0})
             continue

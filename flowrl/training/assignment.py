@@ -188,11 +188,13 @@ def all_ends(loop: Loop, batch: Batch, sampled: Sampled, output: RewardOutput) -
     return Ends(*(loop.run.gather(column) for column in (reward, group, batch.asked.prompt_ids_of(group))))
 
 
-def all_compared(loop: Loop, sampled: Sampled, output: RewardOutput) -> Compared | None:
+def all_compared(loop: Loop, sampled: Sampled, output: RewardOutput, ends: Ends) -> Compared | None:
     """All that was scored of all processes, completions on the way too, which advantages compare within groups; None
     with a virtual member of every group, from which equal rewards differ too."""
     if loop.config.adv_virtual_max is not None:
         return None
+    if len(sampled.finished_group[sampled.ends]) == len(sampled.finished_group):  # on the host already: no second wait
+        return ends.reward, ends.group
     reward = torch.where(output.valid, output.values, torch.nan).cpu()
     return loop.run.gather(reward), loop.run.gather(sampled.finished_group.cpu())
 
