@@ -18,6 +18,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.prompts.prompt_files import REFERENCES, SOURCES
 from flowrl.rewards.prompt_needs import lack_of
 from flowrl.rewards.specs import CheckedReward
+from flowrl.runtime.scrubbing import say as print
 
 _SHOWN = 60  # characters of a prompt in a message
 

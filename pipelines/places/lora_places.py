@@ -56,6 +56,8 @@ def lora_files(place: Path) -> dict[str, Path]:
             )
         return {"": folder}
     if not folder.is_dir():
+        if folder.name == "lora" and (folder.parent / "config.yaml").is_file():
+            _of_run(folder.parent)  # says how to finish it
         raise ValueError(f"there is no folder {place}, nor a file: give the file of a LoRA, its folder or a run folder")
     if (folder / "config.yaml").is_file():
         return lora_files(_of_run(folder))

@@ -47,7 +47,7 @@ def command(*words: str) -> tuple[int, set[str], str]:
         (("plan", "tiny_grpo_geneval", "--tflop"), 2),
         (("train", "tiny_grpo_geneval", "group_sise=4"), 1),
         (("plan", "tiny_grpo_geneval", "group_sise=4"), 1),
-        (("plan", "tiny_grpo_geneval", "micro_batch_size=7"), 1),
+        (("plan", "tiny_grpo_geneval", "micro_batch_size=0"), 1),
     ],
 )
 def test_help_and_what_a_file_alone_shows_to_be_wrong_need_no_library(words: tuple[str, ...], code: int) -> None:

@@ -100,7 +100,7 @@ def test_a_run_without_a_lora_yet_says_so(runs: TinyRuns, run: Path, capsys: pyt
     begun.mkdir()
     (begun / "config.yaml").write_text((run / "config.yaml").read_text())
     assert main(["sample", str(begun), "--prompt", "a", "--out", str(runs.folder / "none")]) == 1
-    assert "no LoRA" in capsys.readouterr().err
+    assert "has no lora/ yet: finish it with" in capsys.readouterr().err
 
 
 def test_prompts_without_a_negative_prompt_take_that_of_the_run(tmp_path: Path) -> None:

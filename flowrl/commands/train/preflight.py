@@ -77,7 +77,7 @@ def more_faults(
     slip in a key is told at once and not after seconds of imports.
     """
     shipped = not isinstance(path, Mapping) and Path(path).parent == PACKAGE / "configs"
-    if not error.rest or (shipped and all(f"override '{text}'" in str(error) for text in overrides)):
+    if not error.rest or (shipped and all(text.partition("=")[0] in str(error) for text in overrides)):
         return []
     found = look(error.rest, here=here).faults
     return [said for said in found if said not in error.faults]
