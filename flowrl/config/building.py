@@ -166,7 +166,7 @@ def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     union = arguments if origin in (types.UnionType, typing.Union) else (hint,)
     if isinstance(value, Override):
-        textual = str in union and value.value is not None and not isinstance(value.value, str)
+        textual = str in union and value.value is not None and not isinstance(value.value, str | list | dict)
         value = value.text if textual else value.value
     if value is None and type(None) in union:
         return None

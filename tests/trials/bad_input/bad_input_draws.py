@@ -135,7 +135,7 @@ def _flags(command: str) -> list[argparse.Action]:
 def flag_trials(rng: random.Random, count: int) -> Iterator[Trial]:
     """A flag with a value of another kind, and flags that there are not."""
     pool: list[tuple[str, list[str], str]] = []
-    for command in COMMANDS:
+    for command in (name for name in COMMANDS if name in _POSITIONALS):
         begin = [*command.split(), *_POSITIONALS[command]]
         pool.append((command, [*begin, "--nonsense", "1"], "--nonsense"))
         pool.append((command, [*begin, f"--{rng.choice(['lr', 'bs', 'gpus'])}=1"], "--"))
