@@ -14,7 +14,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_integers, counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.nested import build_nested, nested_options
-from flowrl.rewards.networks.text_limits import LimitsText, TextLimit
+from flowrl.rewards.networks.text_limits import TextLimit, limit_of
 from flowrl.rewards.prompt_needs import lack_of
 
 _MILLION = 1_000_000
@@ -60,8 +60,7 @@ class Noisy:
     @property
     def text_limit(self) -> TextLimit | None:
         """What the inner reward reads."""
-        inner = nested_options(self.reward, self.options)
-        return inner.text_limit if isinstance(inner, LimitsText) else None
+        return limit_of(nested_options(self.reward, self.options))
 
     def build(self, device: torch.device) -> Reward:
         """Makes the inner reward and puts noise on it.

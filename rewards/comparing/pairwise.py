@@ -43,7 +43,7 @@ from flowrl.rewards.comparing.tournaments import (
 from flowrl.rewards.comparing.tournaments import win_rate as rate_of_wins
 from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
 from flowrl.rewards.nested import build_nested, nested_options
-from flowrl.rewards.networks.text_limits import LimitsText, TextLimit
+from flowrl.rewards.networks.text_limits import TextLimit, limit_of
 from flowrl.rewards.prompt_needs import lack_of
 
 _CACHE = 65536  # verdicts; some 10 MB
@@ -189,8 +189,7 @@ class Rank:
     @property
     def text_limit(self) -> TextLimit | None:
         """What the other reward reads."""
-        inner = nested_options(self.reward, self.options)
-        return inner.text_limit if isinstance(inner, LimitsText) else None
+        return limit_of(nested_options(self.reward, self.options))
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward and the other one."""

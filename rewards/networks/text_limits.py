@@ -57,11 +57,11 @@ def cut_line(called: str, options: object, prompts: Sequence[str]) -> str:
         options: of the reward.
         prompts: different texts.
     """
-    limit = options.text_limit if isinstance(options, LimitsText) else None
+    limit = limit_of(options)
     if limit is None:
         return ""
     long = [text for text in prompts if len(text.encode()) > limit.tokens - limit.added]  # a token is a byte or more
-    tokenizer = _tokenizer(limit.tokenizer) if long else None
+    tokenizer = kept_tokenizer(limit.tokenizer) if long else None
     if tokenizer is None:
         count = sum(len(_LEAST.findall(text)) > limit.tokens - limit.added for text in long)
     else:
@@ -73,12 +73,18 @@ def cut_line(called: str, options: object, prompts: Sequence[str]) -> str:
     return f"{called} reads {limit.tokens} tokens of a prompt: {least}{count} of {len(prompts)} prompts {verb} longer"
 
 
-def _tokenizer(model: str) -> Any:
-    """The fast tokenizer of a folder or of the hub's cache; None where neither has its file."""
+def limit_of(options: object) -> TextLimit | None:
+    """What a reward of these options reads of a prompt; None where it states no limit."""
+    return options.text_limit if isinstance(options, LimitsText) else None
+
+
+def kept_tokenizer(model: str, part: str = "") -> Any:
+    """The fast tokenizer of a model here or in the hub's cache, or of its folder `part`; None where no file is."""
+    place = f"{part}/" if part else ""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()
-    snapshots = (cache / f"models--{model.replace('/', '--')}").glob("snapshots/*/tokenizer.json")
-    places = (Path(model).expanduser() / "tokenizer.json", *snapshots)
+    snapshots = (cache / f"models--{model.replace('/', '--')}").glob(f"snapshots/*/{place}tokenizer.json")
+    places = (Path(model).expanduser() / f"{place}tokenizer.json", *snapshots)
     file = next((path for path in places if path.is_file()), None)
     if file is None:
         return None

@@ -6,16 +6,15 @@ counted by the model's own tokenizer where its file is here, which takes neither
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.rewards.networks.text_limits import kept_tokenizer
 
 AROUND = 8
 """Tokens of a chat's template that are sent with a prompt, at most: those of Z-Image; Qwen-Image sends five."""
@@ -57,7 +56,7 @@ def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: S
         return Text(most=most, usual=most, told="its source images are told as text too, so prompts were not counted")
     if not prompts:
         return Text(most=most, usual=min(most, _USUAL + AROUND), told="assumed: prompts are not here")
-    tokenizer = _tokenizer(model)
+    tokenizer = kept_tokenizer(model, "tokenizer")
     if tokenizer is None:
         letters = sum(map(len, prompts)) / len(prompts)
         usual = min(most, round(letters / _LETTERS) + AROUND)
@@ -78,19 +77,3 @@ def drops_padding(family: ModelFamily, model: str, tokens: int, options: Mapping
         tokens=tokens,
     )  # fmt: skip
     return "length_on_host" in family.conditioning(p, tokens)
-
-
-def _tokenizer(model: str) -> Any:
-    """The fast tokenizer of a folder or of the hub's cache; None where neither has its file."""
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()
-    snapshots = (cache / f"models--{model.replace('/', '--')}").glob("snapshots/*/tokenizer/tokenizer.json")
-    file = next((path for path in (Path(model) / "tokenizer" / "tokenizer.json", *snapshots) if path.is_file()), None)
-    if file is None:
-        return None
-    from tokenizers import Tokenizer
-
-    found = Tokenizer.from_file(str(file))
-    found.no_padding()
-    found.no_truncation()
-    return found
