@@ -5,31 +5,36 @@
     run = flowrl.train("tiny_recommended", num_iterations=10)
     flowrl.sample(run, "a photo of a red circle", seeds=range(4)).grid
 
-Importing this package is light: torch and the model libraries load with what needs them. The functions are described in
-`flowrl.interface.python_calls`; types are in `__init__.pyi`.
+Importing this package is light: torch and the model libraries load with what needs them. Types are in `__init__.pyi`.
 """
 
 from __future__ import annotations
 
 import importlib
+from functools import partial, update_wrapper
 from typing import Any
 
-from flowrl.versions import version_of
+from flowrl.runtime.versions import version_of
 
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
-_CALLS = "flowrl.interface.python_calls"
 _PLACES: dict[str, str] = {
-    **dict.fromkeys(("compare", "evaluate", "plan", "read_run", "sample", "train"), _CALLS),
-    "FlowrlError": "flowrl.failures",
+    **dict.fromkeys(("compare", "evaluate", "plan", "read_run", "sample", "train"), "flowrl.interface.python_calls"),
+    "FlowrlError": "flowrl.runtime.failures",
 }
 """Name -> the module that it is imported from when it is first asked for."""
+_PAGES: dict[str, tuple[str, str]] = {}
+"""Function -> the module and the function that write the page of its result, which it is handed as `page`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'flowrl' has no attribute {name!r}: there are {', '.join(sorted(_PLACES))}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    found = getattr(importlib.import_module(_PLACES[name]), name)
+    if name not in _PAGES:
+        return found
+    module, writer = _PAGES[name]
+    return update_wrapper(partial(found, page=getattr(importlib.import_module(module), writer)), found)
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,9 @@
 """The command line: `flowrl COMMAND ...`.
 
-A command is a folder of `flowrl.commands`: `arguments.py` has `add_arguments(parser)` and imports nothing heavy, so
-that `--help` and wrong flags answer at once; `run.py` has `run(parsed) -> exit code`. Every error is one paragraph on
-standard error and exit code 1, those of the command line itself 2; an interrupt exits with 130.
+A command is a file of `flowrl.commands` with `add_arguments(parser)` and `run(parsed) -> exit code`; it imports nothing
+heavy, so that `--help` and wrong flags answer at once. Every error is one paragraph on standard error and exit code 1,
+those of the command line itself 2; an interrupt exits with 130. Errors name parameters in backticks, as Python has
+them; here they are said as the command's flags.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import importlib.util
 import logging
 import os
 import re
 import select
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from flowrl.failures import speaker, told
-from flowrl.private_names import NOTES, flags_of
-from flowrl.process_settings import before_libraries_load
+from flowrl.runtime.call import answering
+from flowrl.runtime.failures import describe_error, speaker
+from flowrl.runtime.private_names import NOTES, flags_of, names_of
+from flowrl.runtime.process_settings import before_libraries_load
 from flowrl.runtime.scrubbing import say as print
-from flowrl.versions import version_text
+from flowrl.runtime.versions import version_text
 
 COMMANDS: dict[str, str] = {
     "init": "write a first configuration for a model and a card",
@@ -101,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     parsed = parse(name, words[len(group) + 1 :])
     try:
-        code = int(_module(name, "run").run(parsed))
+        with answering(shlex.join(["flowrl", *words])):
+            code = int(_module(name, "run").run(parsed))
         if sys.stdout is not None:  # it was closed from the start
             sys.stdout.flush()
         return code
@@ -110,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BaseException as error:  # the one place where a traceback would reach the terminal
         if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
-            print(f"{speaker()}: {told(error)}", file=sys.stderr)
+            print(f"{speaker()}: {in_flags(describe_error(error), name)}", file=sys.stderr)
         return 1
 
 
@@ -148,6 +153,14 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
+def in_flags(text: str, command: str) -> str:
+    """A message with each `parameter` in backticks as the command's flag, or as what stands for a word without one."""
+    parser = _Parser(command)
+    _module(command, "arguments").add_arguments(parser)
+    flags = names_of(parser)
+    return re.sub(r"`(\w+)`", lambda found: flags.get(found[1], found[0]), text)
+
+
 def _nobody_reads() -> bool:
     """Whether who read the output has gone, as in `flowrl plan CONFIG | head`; what is left of it is dropped then."""
     output = sys.stdout.fileno()
@@ -167,7 +180,9 @@ def _no_command(name: str) -> str:
 
 
 def _module(command: str, part: str) -> Any:
-    return importlib.import_module(f"flowrl.commands.{command.replace(' ', '.')}.{part}")
+    name = f"flowrl.commands.{command.replace(' ', '_')}"
+    whole = importlib.import_module(name) if importlib.util.find_spec(name) else None
+    return whole if callable(getattr(whole, "run", None)) else importlib.import_module(f"{name.replace('_', '.')}.{part}")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ from site_links import broken_links, faults_of_site, markdown_links
 from site_reference import CHOICES, keys
 from site_syntax import ROOT, markdown, names_in, options_of
 
-from flowrl.commands.init.foreign_tables import TABLES
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.config.vocabulary import FOREIGN_KEYS
-from flowrl.training.metric_names import METRICS, meaning_of
+from flowrl.migrating.foreign_tables import TABLES
+from flowrl.runs.metric_names import METRICS, meaning_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -15,13 +15,13 @@ from typing import Any
 from site_syntax import ROOT, Option, cell, class_text, escaped, markdown, names_in, options_of
 
 from flowrl.cli import COMMANDS
-from flowrl.commands.init.foreign_tables import FATE_OF, REWARDS, TABLES
-from flowrl.commands.list.entries import METHODS, config_files, head_of
 from flowrl.config.bounds import MOST
 from flowrl.config.source_syntax import class_of, classes_in, tree_of, value_of
 from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
-from flowrl.files import read_json
-from flowrl.training.metric_names import METRICS
+from flowrl.migrating.foreign_tables import FATE_OF, REWARDS, TABLES
+from flowrl.planning.catalogue import METHODS, config_files, head_of
+from flowrl.runs.metric_names import METRICS
+from flowrl.runtime.files import read_json
 
 CHOICES = {
     "sampler.kernel": [("flowrl.samplers.kernels", "KERNELS")],
@@ -244,7 +244,7 @@ def import_tables() -> str:
 
 
 def _becomes(entry: str) -> str:
-    """An entry of a table of `flowrl.commands.init.foreign_tables` in words."""
+    """An entry of a table of `flowrl.migrating.foreign_tables` in words."""
     sign, said = entry[:2], entry[2:]
     if sign in FATE_OF:
         return f"{FATE_OF[sign]}: {said}"

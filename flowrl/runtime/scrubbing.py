@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any, TextIO
 from urllib.parse import quote
 
+from flowrl.runtime.call import shown
+
 SECRET = "SECRET"
 """What stands where a secret stood."""
 _SECRET_VARIABLES = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")  # ends of names
@@ -197,5 +199,9 @@ def one_line(text: str, most: int = 200) -> str:
 
 
 def say(*words: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """`print` for what holds words of others: without secrets, and nothing in it acts on the terminal."""
-    print(printable(without_secrets(" ".join(map(str, words)))), end=end, file=file, flush=flush)
+    """`print` for what holds words of others: without secrets, and nothing in it acts on the terminal.
+
+    A call with `show=False` prints nothing.
+    """
+    if shown():
+        print(printable(without_secrets(" ".join(map(str, words)))), end=end, file=file, flush=flush)

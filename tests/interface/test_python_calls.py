@@ -19,7 +19,7 @@ from tiny_runs import TinyRuns, lora, metrics, tiny_runs
 import flowrl
 from flowrl.interface import argument_words, call_results, python_calls
 from flowrl.interface.call_results import columns
-from flowrl.interface.result_html import SHOWN, curve, images_row
+from flowrl.rendering.notebook import SHOWN, curve, images_row
 
 
 @pytest.fixture(scope="module")

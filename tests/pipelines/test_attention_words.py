@@ -8,8 +8,6 @@ import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
 
-from flowrl.capabilities import Machine, at_least_version
-from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.attention_words import (
@@ -22,6 +20,8 @@ from flowrl.pipelines.arithmetic.attention_words import (
     usable,
 )
 from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.runtime.capabilities import Machine, at_least_version
+from flowrl.session.preflight import check_before_loading
 from flowrl.training.parts import attention_text
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_grpo_geneval.yaml"

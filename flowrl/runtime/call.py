@@ -1,0 +1,69 @@
+"""The call that flowrl answers: the words it was asked in, and whether it shows what it does.
+
+A context variable holds it, so that another thread, or what a user's own function prints, has no part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call: a command with its words, or a Python call with its arguments."""
+
+    words: str
+    show: bool = True
+
+
+_CALL: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+def call_words() -> str:
+    """In which words flowrl was called, for files that say how they were made; empty where nobody knows."""
+    call = _CALL.get()
+    return "" if call is None else call.words
+
+
+def shown() -> bool:
+    """Whether progress and notes are shown."""
+    call = _CALL.get()
+    return call is None or call.show
+
+
+def within_call() -> bool:
+    """Whether a call is being answered here."""
+    return _CALL.get() is not None
+
+
+@contextmanager
+def answering(words: str = "", *, show: bool = True) -> Iterator[None]:
+    """What happens within belongs to a call; one within another keeps its words, and shows no more than it."""
+    outer = _CALL.get()
+    token = _CALL.set(Call(words, show) if outer is None else Call(outer.words, show and outer.show))
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """A Python call as one writes it.
+
+    >>> call_text("sample", {"model": Path("runs/first"), "seeds": [0, 1], "settings": {"steps": 2}})
+    "flowrl.sample(model='runs/first', seeds=[0, 1], steps=2)"
+    """
+    flat = {**{key: value for key, value in arguments.items() if key != "settings"}, **arguments.get("settings", {})}
+    return f"flowrl.{name}({', '.join(f'{key}={_value(value)}' for key, value in flat.items())})"
+
+
+def _value(value: Any) -> str:
+    folder = getattr(value, "folder", None)  # of a result: where it can be found again
+    if isinstance(value, Path) or isinstance(folder, Path):
+        return repr(str(value if folder is None else folder))
+    return getattr(value, "__qualname__", None) or repr(value)
