@@ -20,6 +20,8 @@ __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
     **dict.fromkeys(("compare", "evaluate", "plan", "read_run", "sample", "train"), "flowrl.interface.python_calls"),
+    "init": "flowrl.migrating.init",
+    "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
 }
 """Name -> the module that it is imported from when it is first asked for."""

@@ -188,9 +188,7 @@ def _rewards(
         if known is not None:
             listed.append({**known, "weight": float(weight)} if isinstance(weight, (int, float)) else {**known})
         for own in (key, *beside):
-            found[own] = (
-                {ours: listed} if known else f"- no reward here is known to be its {name}: name one with --reward"
-            )
+            found[own] = {ours: listed} if known else f"- no reward here is known to be its {name}: choose rewards"
     return found
 
 

@@ -112,7 +112,7 @@ def _value(ours: str, value: Any) -> Any:
     if ours == "recipe" and value not in ("grpo", "flow_grpo"):
         near = ELSEWHERE.get(str(value))
         hint = f"build on one that ships, base: {near}" if near else "'flowrl list configs' names those that ship"
-        raise ValueError(f"its algorithm is {value}, and --from translates Flow-GRPO and DanceGRPO alone: {hint}")
+        raise ValueError(f"its algorithm is {value}, and `source` translates Flow-GRPO and DanceGRPO alone: {hint}")
     if ours == "pipeline.model":
         return MODELS.get(str(value), value)
     if ours == "sampler.kernel":

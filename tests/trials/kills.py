@@ -35,7 +35,7 @@ from tiny_models import save_tiny_sd3  # noqa: E402
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs  # noqa: E402
 from warm_forks import Started, start_forks  # noqa: E402
 
-import flowrl.commands.report.run as report_module  # noqa: E402
+import flowrl.pages.report as report_module  # noqa: E402
 import flowrl.recipes.grpo  # noqa: E402, F401  what a run imports is imported once, here
 from flowrl.rendering.terminal_text import aligned  # noqa: E402
 from flowrl.runtime.files import LOCK, write_atomically  # noqa: E402
@@ -47,7 +47,7 @@ STAGES: dict[str, tuple[Any, str]] = {
     "evaluation": (loop_module, "evaluate"),
     "lora": (loop_module, "save_lora"),
     "checkpoint": (run_module, "write_checkpoint"),
-    "report": (report_module, "write_report"),
+    "report": (report_module, "render"),
 }
 """What a kill can be aimed at: the module whose name is called, and the name."""
 AIMS = ("anywhere", "evaluation", "lora", "anywhere", "checkpoint", "report")

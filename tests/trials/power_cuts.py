@@ -38,7 +38,7 @@ from tiny_models import save_tiny_sd3  # noqa: E402
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs  # noqa: E402
 from warm_forks import Started, start_forks  # noqa: E402
 
-import flowrl.commands.report.run  # noqa: E402
+import flowrl.pages.report  # noqa: E402
 import flowrl.recipes.grpo  # noqa: E402, F401  what a run imports is imported once, here
 from flowrl.rendering.terminal_text import aligned  # noqa: E402
 from flowrl.runtime.files import write_atomically  # noqa: E402

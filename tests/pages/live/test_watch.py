@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -19,11 +18,11 @@ import requests
 import torch
 
 from flowrl.cli import main
-from flowrl.commands.watch.run import make_server, run
 from flowrl.media.images import save_png
 from flowrl.pages.live.followed_runs import Followed, Watched
 from flowrl.pages.live.page_script import SCRIPT
 from flowrl.pages.live.run_view import commands, log_lines, state
+from flowrl.pages.live.watch import make_server, watch
 from flowrl.runs.run_data import read_run
 from flowrl.runtime.files import LOCK, at_work
 
@@ -299,7 +298,7 @@ def test_the_address_stands_alone_to_be_copied(
 ) -> None:
     """Terminals take a sign that touches an address for a part of it, and the page of that is a 404."""
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
-    assert run(argparse.Namespace(runs=[write_run(tmp_path / "run")], port=0)) == 0
+    watch([write_run(tmp_path / "run")], port=0)
     (address,) = (line for line in capsys.readouterr().out.splitlines() if "http://" in line)
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]+/", address)
 

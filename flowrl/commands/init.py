@@ -1,4 +1,4 @@
-"""Arguments of `flowrl init`; nothing heavy is imported here."""
+"""`flowrl init`: flags and answers -> `flowrl.init` -> what was written and what comes next."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from flowrl.commands.sampling_arguments import count
+from flowrl.runtime.scrubbing import say as print
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,3 +30,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="PATH", default=Path("my.yaml"), help="file to write (default: my.yaml)"
     )
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Asks for what no flag says where somebody can be asked, writes the file, and says what comes next."""
+    import flowrl
+    from flowrl.cli import in_flags
+    from flowrl.commands.init_questions import QUESTIONS, ask, card_fault
+
+    given = vars(parsed)
+    if parsed.source is None and not parsed.out.exists():
+        given |= ask({name: given[name] for name in QUESTIONS})
+        if given["model"] is None or given["card"] is None:
+            raise ValueError(
+                "`model` and `card` are needed where nobody can be asked, such as "
+                "'flowrl init --model stabilityai/stable-diffusion-3.5-medium --card 24'"
+            )
+        if (fault := card_fault(str(given["card"]))) is not None:
+            raise ValueError(fault)
+        given["card"] = int(given["card"])
+    made = flowrl.init(**given)
+    plan, train = made.next_commands
+    print(in_flags("\n".join([*made.notes, f"next: {plan}", f"then: {train}"]), "init"))
+    return 0

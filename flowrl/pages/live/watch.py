@@ -1,8 +1,7 @@
-"""`flowrl watch`: a page over runs for the browser of this machine, until Ctrl-C; see docs/watching.md."""
+"""A page over runs for the browser of this machine, until Ctrl-C; see docs/watching.md."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import secrets
 import socket
@@ -28,28 +27,28 @@ AHEAD = 10.0
 """Seconds that are spent on reading before the address is said."""
 
 
-def run(parsed: argparse.Namespace) -> int:
-    """Serves the page until a signal; returns 0.
+def watch(runs: Sequence[str | Path] = ("runs",), *, port: int = 8191) -> None:
+    """Serves the page until a signal.
 
     Args:
-        parsed: `runs`, folders; `port`.
+        runs: run folders, or folders in which runs lie.
+        port: 0 is a free one.
 
     Raises:
         ValueError: a folder is not there, the port is taken, or a package is not installed.
     """
-    watched = Watched(given=[_folder(path) for path in parsed.runs])
-    server, address, bound = make_server(watched, parsed.port)
+    watched = Watched(given=[_folder(Path(path)) for path in runs])
+    server, address, bound = make_server(watched, port)
     with bound:
         port = bound.getsockname()[1]
-        runs = watched.look()
-        read_ahead(runs)
-        print(f"Watching {plural(len(runs), 'run')}; Ctrl-C stops. The page:\n{address}")
+        found = watched.look()
+        read_ahead(found)
+        print(f"Watching {plural(len(found), 'run')}; Ctrl-C stops. The page:\n{address}")
         print(f"From another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then the same address.",
               flush=True)  # fmt: skip
         with suppress(KeyboardInterrupt):  # uvicorn has stopped, and hands the signal on
             server.run(sockets=[bound])
     print("Stopped.", flush=True)
-    return 0
 
 
 def read_ahead(runs: Sequence[Followed]) -> None:
@@ -67,7 +66,7 @@ def make_server(watched: Watched, port: int) -> tuple[uvicorn.Server, str, socke
     """The server, the address of the page with a token that was just made, and the socket that listens already.
 
     Raises:
-        ValueError: as `run`.
+        ValueError: as `watch`.
     """
     for package in ("starlette", "uvicorn"):
         try:

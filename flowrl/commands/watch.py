@@ -1,4 +1,4 @@
-"""Arguments of `flowrl watch`; nothing heavy is imported here."""
+"""`flowrl watch`: a local page over running and finished runs, read-only."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="*", type=Path, default=[Path("runs")], metavar="RUNS",
         help="run folders, or folders in which runs lie (default: runs)")  # fmt: skip
     add("--port", type=int, default=DEFAULT_PORT, metavar="N", help=f"port, 0 for a free one (default: {DEFAULT_PORT})")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Serves the page until a signal."""
+    from flowrl.pages.live.watch import watch
+
+    watch(**vars(parsed))
+    return 0

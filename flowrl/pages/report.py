@@ -1,21 +1,21 @@
-"""One self-contained page about a run: `write_report(run_folder)` reads what the run wrote and draws `report.html`."""
+"""One self-contained page about a run, from what the run wrote."""
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
 from flowrl.pages.run_page import FOOTER, render
 from flowrl.runs.run_data import read_run
 from flowrl.runtime.files import refuse_foreign, replacing
-from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.public import public
 
 _REPORT = re.compile(f"<footer><p>{re.escape(FOOTER)}</p>")
 
 
-def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a run, finished or not, and return its path.
+@public
+def report(run_folder: str | Path, out: str | Path | None = None) -> Path:
+    """Writes the report of a run, finished or not, and returns its path.
 
     The page needs no network and no other file: charts are inline SVG, images are embedded, and so are video clips
     up to 3 MB in all; larger ones are linked, so that the page has to stay beside them. It can be written at any time,
@@ -26,8 +26,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         out: the HTML file to write; None writes `report.html` into the run folder.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: the folder is not a run, or `out` is there and no report.
+        FlowrlError: there is no such folder, it is not a run, or `out` is there and no report.
     """
     run = read_run(Path(run_folder))
     if out is not None:
@@ -36,13 +35,3 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     with replacing(out) as stream:
         stream.write(render(run, out.parent).encode("utf-8"))
     return out
-
-
-def run(parsed: argparse.Namespace) -> int:
-    """Writes the report and says where it lies; returns 0.
-
-    Raises:
-        ValueError: the folder is not a run.
-    """
-    print(f"wrote {write_report(parsed.folder, parsed.out)}")
-    return 0
