@@ -20,9 +20,9 @@ import torch
 from flowrl.cli import main
 from flowrl.media.images import save_png
 from flowrl.pages.live.followed_runs import Followed, Watched
-from flowrl.pages.live.page_script import SCRIPT
 from flowrl.pages.live.run_view import commands, log_lines, state
 from flowrl.pages.live.watch import make_server, watch
+from flowrl.pages.live.watch_app import SCRIPT
 from flowrl.runs.run_data import read_run
 from flowrl.runtime.files import LOCK, at_work
 
@@ -315,5 +315,5 @@ def test_refusals_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the script")
 def test_the_script_is_javascript(tmp_path: Path) -> None:
-    (tmp_path / "page.js").write_text(SCRIPT)
+    (tmp_path / "page.js").write_text(SCRIPT.read_text())
     subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=True)

@@ -1,8 +1,3 @@
-"""The script of the page. It asks every few seconds for what is new and puts it in place; texts never become HTML."""
-
-from __future__ import annotations
-
-SCRIPT = r"""
 "use strict";
 const EVERY = 3000;
 const at = (id) => document.getElementById(id);
@@ -281,4 +276,3 @@ document.addEventListener("pointermove", tip);
 document.addEventListener("pointerdown", tip);
 document.addEventListener("visibilitychange", () => { if (!document.hidden && !timer) update(); });
 update();
-"""
