@@ -45,9 +45,14 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 def checkout_copy(to: Path) -> Path:
     """The files that git would carry, without build leftovers, links kept as links."""
-    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist", "*.egg-info")
     shutil.copytree(ROOT, to, symlinks=True, ignore=skipped)
     return to
+
+
+def skipped(inside: str, names: list[str]) -> set[str]:
+    """What git leaves out of a folder."""
+    found = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")(inside, names)
+    return found | ({"runs"} & set(names) if Path(inside) == ROOT else set())
 
 
 def package_files(root: Path) -> set[str]:
@@ -168,7 +173,6 @@ def test_the_source_archive_holds_what_git_has_once(archive: Path) -> None:
         names = {member.name.partition("/")[2] for member in content if not member.isdir()}
     assert archive.stat().st_size <= LARGEST_ARCHIVE
     assert {"requirements.lock", "Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "tests/test_packaging.py"} <= names
-    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist", "*.egg-info")
     for folder in ("docs", "launch", *LINKED):
         for inside, folders, files in os.walk(ROOT / folder):
             folders[:] = set(folders) - skipped(inside, folders)
