@@ -1,19 +1,19 @@
-"""The house in numbers: `python tests/house.py [FOLDER] [--json FILE] [--walk]` measures a checkout, this one by default.
+"""The house in numbers: `python tests/house.py [FOLDER] [--json FILE] [--walk]` measures a checkout.
 
-Read from the syntax trees of flowrl/, samplers/, rewards/ and pipelines/ (real files, links are not followed). Definitions:
+It reads the syntax trees of flowrl/, samplers/, rewards/ and pipelines/, of real files alone. Definitions:
 
-- complexity: McCabe's number. One, and one more for each if, loop, handler, assertion, conditional expression, `and` or `or`,
-  comprehension and case of a match; functions within a function count as its own.
-- circles: strongly connected sets of more than one node. Lazy imports and imports for types count. Among folders, each subfolder
-  and each loose module of flowrl/ is a room of its own, and arrows between parent and child count.
+- complexity: McCabe's number. One, and one more for each if, loop, handler, assertion, conditional expression, `and` or
+  `or`, comprehension and case of a match. What a function within a function adds counts for both.
+- circles: strongly connected sets of more than one node. Lazy imports and imports for types count. Among folders, each
+  subfolder and each loose module of flowrl/ is a room of its own, and arrows between parent and child count.
 - rooms, arrows: folders and loose modules of flowrl/, and pairs of them of which one imports the other.
-- one-use helpers: functions at the top of a module whose name begins with `_` and occurs twice in the file's text: where it is
-  defined and where it is used.
-- flags in messages: texts outside commands/ and cli, docstrings left out, that hold ` --word` or begin with `--word`.
-- a run's settings walk (`--walk`): a small training is profiled until its first rollout. Each call of a product function one of
-  whose arguments is the TrainConfig is an event in the function's file; an event in the file of the event before is left out.
-  `files` counts the files, `returns` the events in a file that an earlier event was in, and `climbs` the events whose file
-  imports the file before (through any number of others).
+- one-use helpers: functions at the top of a module whose name begins with `_` and occurs twice in the file's text,
+  where it is defined and where it is used.
+- flags in messages: texts outside commands/ and cli, but docstrings, that hold ` --word` or begin with `--word`.
+- settings walk (`--walk`): a small training runs under a profile until its first rollout. Each call of a product
+  function is an event in the function's file if the TrainConfig, or a section of it (any object of a class of
+  flowrl.config), is one of its arguments; an event in the same file as the one before is left out. `files` counts the files, `returns` the events in a file where one was before, `climbs`
+  the events in a file that imports the one before, itself or through others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import ast
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,12 @@ CONCERNS: dict[str, str] = {  # the longest beginning of a file's path below flo
     "pages/": "pages",
 }  # fmt: skip
 _BRANCHES = (
-    ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.IfExp, ast.comprehension, ast.match_case,
+    ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.IfExp, ast.comprehension,
+    ast.match_case,
 )  # fmt: skip
 _FLAG = re.compile(r"(?:^|\s)--[a-z]")
+_FOREIGN = re.compile(r"ray start --head|git [a-z]+ --\S+")
+"""Other programs' command lines."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _WALKED = """
@@ -67,7 +70,8 @@ def profile(frame, event, _):
     if event != "call" or not code.co_filename.startswith(tops): return
     if code.co_name == "rollout" and "/samplers/" in code.co_filename: raise Rollout
     names = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
-    if any(type(frame.f_locals.get(name)).__name__ == "TrainConfig" for name in names): events.append(code.co_filename)
+    kinds = [type(frame.f_locals.get(name)).__module__ for name in names]
+    if any(kind.startswith("flowrl.config") for kind in kinds): events.append(code.co_filename)
 from flowrl.cli import main
 words = sys.argv[2:]
 sys.argv = ["flowrl", *words]
@@ -83,11 +87,19 @@ _WALK = (
 )  # fmt: skip
 
 
-def complexity(function: ast.AST) -> int:
-    """McCabe's number of a function, as this file's docstring defines it."""
-    nodes = [node for node in ast.walk(function) if node is not function]
-    operands = sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
-    return 1 + operands + sum(isinstance(node, _BRANCHES) for node in nodes)
+def complexities(tree: ast.AST) -> Iterator[tuple[Function, int]]:
+    """Every function below a node with McCabe's number, as this file's docstring defines it."""
+    found: list[tuple[Function, int]] = []
+
+    def branches(node: ast.AST) -> int:
+        own = len(node.values) - 1 if isinstance(node, ast.BoolOp) else isinstance(node, _BRANCHES)
+        number = own + sum(map(branches, ast.iter_child_nodes(node)))
+        if isinstance(node, Function):
+            found.append((node, 1 + number))
+        return number
+
+    branches(tree)
+    return iter(found)
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
@@ -107,12 +119,6 @@ def reached(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
     return found
 
 
-def without_docstrings(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node but texts that stand alone."""
-    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return (node for node in ast.walk(tree) if id(node) not in bare or not isinstance(node, ast.Constant))
-
-
 class House:
     """A checkout's product, parsed."""
 
@@ -122,6 +128,8 @@ class House:
         self.files = {str(path.relative_to(root)).removeprefix("flowrl/"): path for path in paths}
         self.texts = {name: path.read_text() for name, path in self.files.items()}
         self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
+        self.nodes = {name: list(ast.walk(tree)) for name, tree in self.trees.items()}
+        self.functions = [(name, *found) for name, tree in self.trees.items() for found in complexities(tree)]
         self.modules = {self._module(name): name for name in self.files}
 
     @staticmethod
@@ -138,13 +146,18 @@ class House:
         """The folder that a file lies in, with its parents; a loose module's own name."""
         return str(Path(name).parent) if "/" in name else name.removesuffix(".py")
 
+    @classmethod
+    def command(cls, name: str) -> str:
+        """The same, but of flowrl/commands each command."""
+        return "/".join(Path(name).parts[:2]) if name.startswith("commands/") else cls.room(name)
+
     @cached_property
     def imports(self) -> dict[str, set[str]]:
         """File -> files that it imports, wherever the statement stands."""
         graph: dict[str, set[str]] = {}
-        for name, tree in self.trees.items():
+        for name, nodes in self.nodes.items():
             found = set[str]()
-            for node in ast.walk(tree):
+            for node in nodes:
                 if isinstance(node, ast.Import):
                     found |= {alias.name for alias in node.names}
                 elif isinstance(node, ast.ImportFrom):
@@ -153,17 +166,12 @@ class House:
             graph[name] = {self.modules[one] for one in found & self.modules.keys()} - {name}
         return graph
 
-    def grouped(self, group: Any) -> dict[str, set[str]]:
+    def grouped(self, group: Callable[[str], str]) -> dict[str, set[str]]:
         """The arrows among groups of files."""
         graph: dict[str, set[str]] = {group(name): set() for name in self.files}
         for name, others in self.imports.items():
             graph[group(name)] |= {group(other) for other in others} - {group(name)}
         return graph
-
-    @cached_property
-    def functions(self) -> list[tuple[str, Function]]:
-        """Every function and method, with its file."""
-        return [(n, f) for n, tree in self.trees.items() for f in ast.walk(tree) if isinstance(f, Function)]
 
     def concern(self, name: str) -> str:
         """What a file is about, by the table."""
@@ -176,32 +184,33 @@ class House:
 
     def one_use_helpers(self) -> list[tuple[str, int]]:
         """Helpers used once, with their lines."""
+        words = {name: Counter(re.findall(r"\w+", text)) for name, text in self.texts.items()}
         return [
             (f"{name}:{node.name}", (node.end_lineno or 0) - node.lineno + 1)
             for name, tree in self.trees.items()
             for node in tree.body
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("_")
-            if len(re.findall(rf"\b{node.name}\b", self.texts[name])) == 2
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("_") and words[name][node.name] == 2
         ]
 
     def namespaces(self) -> list[str]:
         """Functions with a parameter of type Namespace."""
         return [
             f"{name}:{function.name}"
-            for name, function in self.functions
+            for name, function, _ in self.functions
             for every in [[*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]]
             if any(one.annotation is not None and "Namespace" in ast.unparse(one.annotation) for one in every)
         ]
 
-    def texts_where(self, test: Any, rooms: Iterable[str]) -> list[str]:
-        """Texts of code outside of rooms that pass a test, as file:line: text."""
-        return [
-            f"{name}:{node.lineno}: {node.value.strip()[:80]}"
-            for name, tree in self.trees.items()
-            if self.room(name) not in rooms
-            for node in without_docstrings(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and test(node.value)
-        ]
+    def texts_where(self, test: Callable[[str], object], rooms: Iterable[str]) -> list[str]:
+        """Texts of code outside of rooms that pass a test, as file:line: text; docstrings are left out."""
+        found = []
+        for name, nodes in self.nodes.items():
+            bare = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+            for node in nodes if self.room(name) not in rooms else []:
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
+                    if test(node.value):
+                        found.append(f"{name}:{node.lineno}: {node.value.strip()[:80]}")
+        return found
 
     def found(self, pattern: str, rooms: Iterable[str] = ()) -> list[str]:
         """Lines of text outside of rooms in which a pattern occurs, as file:line."""
@@ -217,30 +226,29 @@ class House:
 def measure(root: Path = ROOT) -> dict[str, Any]:
     """Every figure of a checkout but the walk, by name; lists stand beside the numbers that count them."""
     house = House(root)
-    numbers = {f"{name}:{f.name}": complexity(f) for name, f in house.functions}
-    every = [complexity(f) for _, f in house.functions]
+    numbers = {f"{name}:{function.name}": number for name, function, number in house.functions}
+    every = [number for *_, number in house.functions]
     helpers, namespaces = house.one_use_helpers(), house.namespaces()
     concerns, printed = Counter[str](), Counter[str]()
     for name in house.files:
         concerns[house.concern(name)] += house.lines(name)
-    for name, tree in house.trees.items():
-        calls = [n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-        printed[house.room(name)] += sum(called in ("print", "say") for called in calls)
     classes = defaultdict[str, list[str]](list)
-    for name, tree in house.trees.items():
-        for node in ast.walk(tree):
+    for name, nodes in house.nodes.items():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(name)
-    public = [f for _, f in house.functions if not f.name.startswith("_")]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                printed[house.room(name)] += node.func.id in ("print", "say")
+    public = [function for _, function, _ in house.functions if not function.name.startswith("_")]
+    said = sum(ast.get_docstring(function) is not None for function in public)
     rooms, folders = house.grouped(house.room), house.grouped(house.folder)
-    each_command = house.grouped(
-        lambda name: "/".join(Path(name).parts[: 2 if "/" in name and name.startswith("commands/") else 1])
-    )
+    each_command = house.grouped(house.command)
     inside = [one for one in namespaces if one.startswith("commands/")]
     unlike = [one for one in inside if one.rpartition(":")[2] not in ("run", "add_arguments")]
-    flags = house.texts_where(_FLAG.search, ("commands", "cli"))
+    flags = house.texts_where(lambda text: _FLAG.search(_FOREIGN.sub("", text)), ("commands", "cli"))
     geneval = house.texts_where("geneval".__eq__, ("rewards", "benchmarks"))
-    recipes, argv = house.found(r"\.recipe ==", ("recipes",)), house.found(r"\bsys\.argv\b", ("cli", "__main__"))
+    recipes = house.found(r"\.recipe (?:==|!=|in )", ("recipes",))
+    argv = house.found(r"\bsys\.argv\b", ("cli", "__main__"))
     repeated = {name: where for name, where in sorted(classes.items()) if len(where) > 1}
     file_circles, folder_circles = circles(house.imports), circles(folders)
     return {
@@ -253,7 +261,8 @@ def measure(root: Path = ROOT) -> dict[str, Any]:
         "folders on circles": folder_circles,
         "rooms": len(rooms), "arrows": sum(map(len, rooms.values())),
         "rooms, each command one": len(each_command), "arrows, each command one": sum(map(len, each_command.values())),
-        "functions": len(every), "complexity > 10": sum(n > 10 for n in every), "complexity > 15": sum(n > 15 for n in every),
+        "functions": len(every), "complexity > 10": sum(n > 10 for n in every),
+        "complexity > 15": sum(n > 15 for n in every),
         "most complex": dict(sorted(numbers.items(), key=lambda one: (-one[1], one[0]))[:20]),
         "one-use helpers": len(helpers), "lines of one-use helpers": sum(lines for _, lines in helpers),
         "fmt: skip": sum(text.count("fmt: skip") for text in house.texts.values()),
@@ -262,11 +271,11 @@ def measure(root: Path = ROOT) -> dict[str, Any]:
         "Namespace in commands, but run and add_arguments": len(unlike),
         "functions with a Namespace": [*sorted(set(namespaces) - set(inside)), *sorted(unlike)],
         "class names more than once": len(repeated), "repeated classes": {k: len(v) for k, v in repeated.items()},
-        "public functions with a docstring, %": round(100 * sum(bool(ast.get_docstring(f)) for f in public) / len(public), 1),
+        "public functions with a docstring, %": round(100 * said / len(public), 1),
         "flags in messages": len(flags), "messages with flags": flags,
         "sys.argv outside cli": len(argv), "reads of sys.argv": argv,
         "prints": sum(printed.values()), "prints by room": {k: v for k, v in sorted(printed.items()) if v},
-        ".recipe == outside recipes": len(recipes), "comparisons of recipes": recipes,
+        "recipes compared outside recipes": len(recipes), "comparisons of recipes": recipes,
         '"geneval" outside rewards and benchmarks': len(geneval), "names of geneval": geneval,
     }  # fmt: skip
 
@@ -284,9 +293,8 @@ def walk(root: Path = ROOT, python: str = sys.executable) -> dict[str, int]:
     if not lines:
         raise SystemExit(f"the training ended before its first rollout:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     events = [real[str(Path(one).resolve())] for one in json.loads(lines[-1].removeprefix("EVENTS "))]
-    events = [one for before, one in zip(["", *events], events, strict=False) if one != before]
-    pairs = list(zip(events, events[1:], strict=False))
-    climbs = sum(before in reached(house.imports, now) for before, now in pairs)
+    events = [one for before, one in pairwise(["", *events]) if one != before]
+    climbs = sum(before in reached(house.imports, now) for before, now in pairwise(events))
     return {"files": len(set(events)), "climbs": climbs, "returns": len(events) - len(set(events))}
 
 
@@ -308,8 +316,8 @@ def main() -> None:
         elif isinstance(value, dict):
             print(f"{'':12}{name}: " + ", ".join(f"{key} {one:,}" for key, one in value.items()))
     if asked.json:
-        words = ["python", "tests/house.py", *(one for one in sys.argv[1:])]
-        asked.json.write_text(json.dumps(head | {"command": shlex.join(words)} | figures, indent=1) + "\n")
+        head["command"] = "python tests/house.py" + " --walk" * asked.walk
+        asked.json.write_text(json.dumps(head | figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
