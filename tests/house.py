@@ -12,8 +12,9 @@ It reads the syntax trees of flowrl/, samplers/, rewards/ and pipelines/, of rea
 - flags in messages: texts outside commands/ and cli, but docstrings, that hold ` --word` or begin with `--word`.
 - settings walk (`--walk`): a small training runs under a profile until its first rollout. Each call of a product
   function is an event in the function's file if the TrainConfig, or a section of it (any object of a class of
-  flowrl.config), is one of its arguments; an event in the same file as the one before is left out. `files` counts the files, `returns` the events in a file where one was before, `climbs`
-  the events in a file that imports the one before, itself or through others.
+  flowrl.config), is one of its arguments; an event in the same file as the one before is left out. `files` counts the
+  files, `returns` the events in a file where one was before, `climbs` the events in a file that imports the one before,
+  itself or through others.
 """
 
 from __future__ import annotations
