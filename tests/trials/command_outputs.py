@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import fnmatch
 import hashlib
 import html
 import json
@@ -101,14 +102,14 @@ def read_cases() -> list[Case]:
     return cases
 
 
-def choose(cases: Sequence[Case], beginnings: Sequence[str]) -> list[Case]:
-    """Cases that begin with one of the texts, and those that leave behind what they need."""
-    if not beginnings:
+def choose(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
+    """Cases whose words match one of the patterns, and those that leave behind what they need."""
+    if not patterns:
         return list(cases)
     names = [name for case in cases for name in case.kept]
     chosen, needed = [], set[str]()
     for case in reversed(cases):
-        if case.words.startswith(tuple(beginnings)) or needed & set(case.kept):
+        if any(fnmatch.fnmatchcase(case.words, one) for one in patterns) or needed & set(case.kept):
             chosen.append(case)
             needed |= case.needs(names)
     return chosen[::-1]
@@ -155,7 +156,7 @@ def environment(root: Path, home: Path) -> dict[str, str]:
 
 def scrub(text: str, places: dict[str, str]) -> str:
     """A text with words in place of what differs from run to run, and of wrapped lines with a path in them."""
-    found = [place for place in places if place in text and places[place] in ("ROOT", "PYTHON")]
+    moved = any(place in text for place in places)
     for place, word in places.items():
         text = text.replace(place, word)
     text = re.sub(rf"\b{re.escape(platform.node())}\b", "HOST", text) if platform.node() else text
@@ -167,7 +168,7 @@ def scrub(text: str, places: dict[str, str]) -> str:
         if not (line.startswith("progress: ") and line in lines):
             lines.append(line)
     text = "\n".join(lines).strip("\n")
-    if found or "VERSION" in text:  # its length moves line breaks and columns
+    if moved or "VERSION" in text:  # its length moves line breaks and columns
         text = "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
     return text
 
@@ -239,13 +240,19 @@ def ask(case: Case, python: Path, root: Path, store: Path, folder: Path) -> Answ
     }  # fmt: skip
 
 
-def record(cases: Sequence[Case], python: Path, root: Path, work: Path) -> dict[str, Answer]:
-    """The answers to all cases by their words; folders stay in `work`."""
+def record(cases: Sequence[Case], python: Path, root: Path, work: Path, file: Path | None) -> dict[str, Answer]:
+    """The answers to cases by their words; folders stay in `work`, and a file gets each answer when it is there."""
     store, answers = work / "store", dict[str, Answer]()
+    listed = [case.words for case in read_cases()]
+    kept: dict[str, Answer] = json.loads(file.read_text()) if file is not None and file.exists() else {}
     write_inputs(store)
     for number, case in enumerate(cases, 1):
         print(f"{number}/{len(cases)} flowrl {case.words}", file=sys.stderr, flush=True)
         answers[case.words] = ask(case, python, root, store, work / f"{number:03d}")
+        if file is not None:
+            kept |= answers
+            ordered = {words: kept[words] for words in listed if words in kept}
+            file.write_text(json.dumps(ordered, indent=0, ensure_ascii=False) + "\n")
     return answers
 
 
@@ -287,11 +294,11 @@ def compare(before: dict[str, Answer], now: dict[str, Answer], *, whole: bool) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="JSON file to write the recording to")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="recording to write, or to add to")
     parser.add_argument("--compare", type=Path, metavar="FILE", nargs="+", help="recording to compare with; two: these")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="checkout")
-    parser.add_argument("--only", nargs="*", default=[], metavar="WORDS", help="command lines that begin so")
+    parser.add_argument("--only", nargs="*", default=[], metavar="PATTERN", help="such as 'eval *'")
     parser.add_argument("--work", type=Path, help="empty folder in which every command's folder stays")
     asked = parser.parse_args()
     recordings = [json.loads(path.read_text()) for path in asked.compare or []]
@@ -301,9 +308,8 @@ def main() -> int:
         parser.error("--write FILE or --compare FILE")
     with tempfile.TemporaryDirectory(prefix="flowrl-outputs-") as temporary:
         work = (asked.work or Path(temporary)).resolve()
-        answers = record(choose(read_cases(), asked.only), asked.python.absolute(), asked.root.resolve(), work)
-    if asked.write is not None:
-        asked.write.write_text(json.dumps(answers, indent=0, ensure_ascii=False) + "\n")
+        cases = choose(read_cases(), asked.only)
+        answers = record(cases, asked.python.absolute(), asked.root.resolve(), work, asked.write)
     return int(compare(recordings[0], answers, whole=not asked.only) > 0) if recordings else 0
 
 
