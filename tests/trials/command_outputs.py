@@ -60,7 +60,8 @@ rewards: [{name: pickscore, reward_model: PickScore}]
 _SCRUBBED: tuple[tuple[str, str], ...] = (
     (r"\b\d+\.\d+(\.\d+)?(\.?(dev|post|rc|a|b)\d+)?\+[\w.]+", "VERSION"),
     (r"\b(flowrl|torch|diffusers|transformers|peft|accelerate|Python) \d+(\.\w+)+", r"\1 VERSION"),
-    (r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b(?=[a-f]*\d)[0-9a-f]{10,64}\b", "HEX"),
+    (r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b(?=[a-f]*\d)[0-9a-f]{10,64}(-dirty)?\b", "HEX"),
+    (r"\bpeak_memory_gib [\d.]+", "peak_memory_gib N"),
     (r"\b20\d\d-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d| UTC)?)?", "DATE"),
     (r"\b\d+:\d\d:\d\d\b", "CLOCK"),
     (r"\b\d[\d.,]*(?:e[-+]?\d+)? ?(ms|s|min|h|seconds?|minutes?|hours?)\b(?!-)", r"N \1"),
@@ -181,7 +182,7 @@ def without_varying(value: Any) -> Any:
 
 
 def digest(path: Path, places: dict[str, str]) -> str:
-    """What a file holds, in 12 letters: of a page its words, of JSON its values in the order of the keys."""
+    """What a file holds, in 12 letters: of a page its words, of JSON its values by sorted keys."""
     if path.name.endswith(_DIGITLESS) or path.is_symlink():
         return ""
     data = path.read_bytes()
@@ -191,7 +192,11 @@ def digest(path: Path, places: dict[str, str]) -> str:
             data = "\n".join(json.dumps(without_varying(json.loads(one)), sort_keys=True) for one in parts).encode()
         elif path.suffix == ".html":
             bare = re.sub(r"(?s)<(style|script).*?</\1>|<[^>]*>", " ", data.decode())
-            data = " ".join(html.unescape(bare).split()).encode()
+            data = re.sub(r"\b\d[\d.]* %", "N %", " ".join(html.unescape(bare).split())).encode()  # shares of the time
+        elif path.suffix == ".safetensors":  # whose head has no fixed order
+            length = 8 + int.from_bytes(data[:8], "little")
+            head = json.dumps(json.loads(data[8:length]), sort_keys=True)
+            return hashlib.sha256(head.encode() + data[length:]).hexdigest()[:12]
         data = scrub(data.decode(), places).encode()
     except ValueError:
         pass  # not text: as it is
