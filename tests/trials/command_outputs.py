@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 LIST = Path(__file__).with_suffix(".txt")
-LIMIT = 240.0
+LIMIT = 600.0
 """Seconds that a command may take."""
 SHOWN = 8
 """Differing lines of an output that are printed."""
