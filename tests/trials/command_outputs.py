@@ -22,6 +22,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -224,14 +225,17 @@ def ask(case: Case, python: Path, root: Path, store: Path, folder: Path) -> Answ
     }  # fmt: skip
     before = files_of(folder, places)
     command = [str(python), "-m", "flowrl", *shlex.split(case.words)]
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment(root, home), capture_output=True, text=True, timeout=LIMIT,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        code, out, error = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired:
-        code, out, error = None, "", f"no end after {LIMIT:.0f} s"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(root, home), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True,
+        start_new_session=True,
+    ) as started:  # fmt: skip
+        try:
+            out, error = started.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)  # with the trainings that it started
+            out, error = started.communicate()
+            error += f"\nno end after {LIMIT:.0f} s"
     after = files_of(folder, places)
     for name, text in {"out": out, "error": error}.items():  # as it came, to look at
         folder.with_suffix(f".{name}").write_text(text)
@@ -239,7 +243,7 @@ def ask(case: Case, python: Path, root: Path, store: Path, folder: Path) -> Answ
         if (folder / name).exists():
             shutil.copytree(folder / name, store / name)
     return {
-        "code": code, "out": scrub(out, places).splitlines(), "error": scrub(error, places).splitlines(),
+        "code": started.returncode, "out": scrub(out, places).splitlines(), "error": scrub(error, places).splitlines(),
         "files": {name: value for name, value in after.items() if before.get(name, "absent") != value},
         "removed": sorted(before.keys() - after.keys()),
     }  # fmt: skip
