@@ -216,8 +216,8 @@ def ask(case: Case, python: Path, root: Path, store: Path, folder: Path) -> Answ
     for name in sorted(case.needs([path.name for path in store.iterdir()])):
         source = store / name
         (shutil.copytree if source.is_dir() else shutil.copy2)(source, folder / name)
-    home = folder.parent / "home"
-    home.mkdir(exist_ok=True)
+    home = folder.with_suffix(".home")
+    home.mkdir()
     prefix = subprocess.run([python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
     places = {
         str(folder.resolve()): "FOLDER", str(folder): "FOLDER", str(home): "HOME", prefix.stdout.strip(): "PYTHON",
