@@ -64,7 +64,9 @@ _SCRUBBED: tuple[tuple[str, str], ...] = (
     (r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b(?=[a-f]*\d)[0-9a-f]{10,64}(-dirty)?\b", "HEX"),
     (r"\bpeak_memory_gib [\d.]+", "peak_memory_gib N"),
     (r"\b20\d\d-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d| UTC)?)?", "DATE"),
-    (r"\b\d+:\d\d:\d\d\b", "CLOCK"),
+    (r"\b\d+(:\d\d){1,2}\b", "CLOCK"),
+    (r"(seconds per image|hours for 1000 images) +[\d.e-]+", r"\1 N"),
+    (r"\bseconds \{.*?\}+", "seconds N"),
     (r"\b\d[\d.,]*(?:e[-+]?\d+)? ?(ms|s|min|h|seconds?|minutes?|hours?)\b(?!-)", r"N \1"),
     (r"\b\d[\d.,]* a second", "N a second"),
     (r"\b\d[\d.,]* [KMG]iB (free|at /dev/shm|of memory)", r"N \1"),
@@ -83,10 +85,11 @@ _PROGRESS = re.compile(r"^(.*?)\s*\d[\d,]*/[\d,]+  left .*$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A command line, and what of its folder later lines are given."""
+    """A command line, what of its folder later lines are given, and whether its numbers are this machine's pace."""
 
     words: str
     kept: tuple[str, ...] = ()
+    paced: bool = False
 
     def needs(self, names: Sequence[str]) -> set[str]:
         """Those of the names that its words speak of."""
@@ -100,7 +103,8 @@ def read_cases() -> list[Case]:
     for line in LIST.read_text().splitlines():
         if line.strip() and not line.startswith("#"):
             words, _, kept = line.partition(" => ")
-            cases.append(Case(words=words.strip(), kept=tuple(kept.split(","))[: bool(kept)]))
+            names = tuple(kept.split(",")) if kept else ()
+            cases.append(Case(words=words.strip().removeprefix("~ "), kept=names, paced=words.startswith("~ ")))
     return cases
 
 
@@ -242,6 +246,9 @@ def ask(case: Case, python: Path, root: Path, store: Path, folder: Path) -> Answ
     for name in case.kept:
         if (folder / name).exists():
             shutil.copytree(folder / name, store / name)
+    if case.paced:
+        out, error = (" ".join(re.sub(r"\d[\d.,]*", "N", text).split()) for text in (out, error))
+        after = dict.fromkeys(after, "")
     return {
         "code": started.returncode, "out": scrub(out, places).splitlines(), "error": scrub(error, places).splitlines(),
         "files": {name: value for name, value in after.items() if before.get(name, "absent") != value},
