@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import fnmatch
+import glob
 import hashlib
 import html
 import json
@@ -315,6 +316,7 @@ def main() -> int:
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="checkout")
     parser.add_argument("--only", nargs="*", default=[], metavar="PATTERN", help="such as 'eval *'")
+    parser.add_argument("--missing", action="store_true", help="only the command lines that FILE of --write lacks")
     parser.add_argument("--work", type=Path, help="empty folder in which every command's folder stays")
     asked = parser.parse_args()
     recordings = [json.loads(path.read_text()) for path in asked.compare or []]
@@ -325,6 +327,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="flowrl-outputs-") as temporary:
         work = (asked.work or Path(temporary)).resolve()
         cases = choose(read_cases(), asked.only)
+        if asked.missing and asked.write is not None and asked.write.exists():
+            there = json.loads(asked.write.read_text())
+            cases = choose(cases, [glob.escape(case.words) for case in cases if case.words not in there] or [""])
         answers = record(cases, asked.python.absolute(), asked.root.resolve(), work, asked.write)
     return int(compare(recordings[0], answers, whole=not asked.only) > 0) if recordings else 0
 
