@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,17 @@ class Made:
         return [(sound, rate) for sound in self.sounds.cpu()]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Drawing:
+    """How an evaluation draws: along which levels, guided how far, from the start noise of which seed, how many at
+    once."""
+
+    schedule: Schedule
+    guidance_scale: float
+    seed: int
+    batch_size: int
+
+
 @torch.no_grad()
 def generate(
     pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
@@ -83,12 +94,9 @@ def evaluate(
     pipeline: Pipeline,
     reward: WeightedSum | None,
     items: Sequence[EvalItem],
-    schedule: Schedule,
+    how: Drawing,
     *,
     iteration: int,
-    guidance_scale: float,
-    batch_size: int,
-    seed: int,
     num_images: int,
     show: bool,
     in_step: bool = False,
@@ -116,37 +124,34 @@ def evaluate(
     kept: dict[int, Tensor] = {}
     heard: dict[int, Tensor] = {}
     broken = 0
-    starts = range(own.start, own.stop, batch_size)
+    starts = range(own.start, own.stop, how.batch_size)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
             if run.stop_requested and run.processes == 1:  # several processes would have to agree on it at each batch
                 return None
-            numbers = range(first, min(first + batch_size, own.stop))
-            batch = [items[i] for i in numbers]
-            x = sample_normals(pipeline.latent_shape, [(seed, *_noise_of(item)) for item in batch]).to(run.device)
-            prompts = [item.prompt for item in batch]
-            drawn = made_of(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
-            images, sounds = drawn.images, drawn.sounds
-            found = int(look_at(images).broken.sum())  # no reward sees them, and the run ends below
+            numbers = range(first, min(first + how.batch_size, own.stop))
+            made, scored, found = _measure(run, pipeline, reward, items[first : numbers.stop], how, iteration, temporal)
+            rows += scored
             broken += found
-            made = _scored(pipeline, None if found or not run.first else reward, batch, drawn, iteration, seed)
-            if temporal and run.first and not found:
-                for row, video in zip(made, images, strict=True):
-                    row["temporal"] = {name: _number(value) for name, value in diagnose(video).items()}
-            rows += made
-            kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
-            heard |= {i: sounds[i - first].cpu() for i in numbers if i in shown and sounds is not None}
+            for number in [number for number in shown if number in numbers]:
+                kept[number] = made.images[number - first].cpu()
+                if made.sounds is not None:
+                    heard[number] = made.sounds[number - first].cpu()
             advance("")
-    for _ in range(-(-share // batch_size) - len(starts) if in_step else 0):
+    for _ in range(-(-share // how.batch_size) - len(starts) if in_step else 0):
         x = torch.zeros(1, *pipeline.latent_shape)
-        generate(pipeline, [items[0].prompt], x, schedule, guidance_scale=guidance_scale)
+        generate(pipeline, [items[0].prompt], x, how.schedule, guidance_scale=how.guidance_scale)
     stop_on_broken(run, broken, len(own), iteration, learned=iteration > 0)
     rows, kept = run.joined(rows), dict(run.joined(list(kept.items())))
-    heard = dict(run.joined(list(heard.items()))) if pipeline.sound_rate is not None else {}
+    rate = pipeline.sound_rate
+    heard = {} if rate is None else dict(run.joined(list(heard.items())))
     if run.main:
-        rate = pipeline.sound_rate
-        sounds_kept = None if rate is None else Sounds(waves=[heard[i] for i in sorted(kept)], rate=rate)
-        _write(run.folder, iteration, rows, kept, items, seed, pipeline.fps, sounds_kept)
+        sounds = None if rate is None else Sounds(waves=[heard[i] for i in sorted(kept)], rate=rate)
+        name = f"iteration_{iteration:06d}.jsonl"
+        write_atomically(run.folder / "eval" / name, "".join(json.dumps(row) + "\n" for row in rows))
+        if kept:
+            chosen = {number: items[number] for number in sorted(kept)}
+            _write_samples(run.folder / "samples", iteration, kept, chosen, how.seed, pipeline.fps, sounds)
     return summary(rows)
 
 
@@ -155,14 +160,37 @@ def _noise_of(item: EvalItem) -> tuple[Part, ...]:
     return "eval", item.prompt.noise_name, item.sample if item.noise is None else item.noise
 
 
-def _scored(
+def _measure(
+    run: Run,
+    pipeline: Pipeline,
+    reward: WeightedSum | None,
+    batch: Sequence[EvalItem],
+    how: Drawing,
+    iteration: int,
+    temporal: bool,
+) -> tuple[Made, list[Row], int]:
+    """Draws a batch: what was made, its rows, and how many of it are not finite, which no reward sees."""
+    keys = [(how.seed, *_noise_of(item)) for item in batch]
+    x = sample_normals(pipeline.latent_shape, keys).to(run.device)
+    prompts = [item.prompt for item in batch]
+    made = made_of(pipeline, prompts, x, how.schedule, guidance_scale=how.guidance_scale)
+    broken = int(look_at(made.images).broken.sum())
+    looks = run.first and not broken
+    rows = _score(pipeline, reward if looks else None, batch, made, iteration, how.seed)
+    if temporal and looks:
+        for row, video in zip(rows, made.images, strict=True):
+            row["temporal"] = {name: _number(value) for name, value in diagnose(video).items()}
+    return made, rows, broken
+
+
+def _score(
     pipeline: Pipeline, reward: WeightedSum | None, batch: Sequence[EvalItem], made: Made, iteration: int, seed: int
 ) -> list[Row]:
+    group, numbers = torch.tensor([item.prompt_id for item in batch]), [item.sample for item in batch]
+    prompts = [item.prompt for item in batch]
     inputs = reward_inputs(
-        pipeline, [item.prompt for item in batch], made.images, made.sounds,
-        group=torch.tensor([item.prompt_id for item in batch]), numbers=[item.sample for item in batch],
-        iteration=iteration,
-    )  # fmt: skip
+        pipeline, prompts, made.images, made.sounds, group=group, numbers=numbers, iteration=iteration
+    )
     output = None if reward is None else reward(inputs)
     found = {} if output is None else output.parts
     terms = () if reward is None else reward.terms
@@ -171,12 +199,10 @@ def _scored(
     for i, item in enumerate(batch):
         parts = {name.removeprefix("reward/"): _number(float(value[i])) for name, value in found.items()}
         official = parts.get(f"{geneval}/official")
-        rows.append({
-            "prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.key or asked_for(item.prompt),
-            "task": item.prompt.metadata.get("tag", ""), "sample": item.sample,
-            "seed": counter_seed(seed, *_noise_of(item)), "correct": None if official is None else official > 0.5,
-            "graded": parts.get(f"{geneval}/graded"), "rewards": parts,
-        })  # fmt: skip
+        row = {"prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.key or asked_for(item.prompt)}
+        row |= {"task": item.prompt.metadata.get("tag", ""), "sample": item.sample}
+        row |= {"seed": counter_seed(seed, *_noise_of(item)), "correct": None if official is None else official > 0.5}
+        rows.append(row | {"graded": parts.get(f"{geneval}/graded"), "rewards": parts})
     return rows
 
 
@@ -185,30 +211,22 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _write(
-    folder: Path, iteration: int, rows: list[Row], kept: dict[int, Tensor], items: Sequence[EvalItem], seed: int,
-    fps: float | None, sounds: Sounds | None = None,
-) -> None:  # fmt: skip
-    name = f"iteration_{iteration:06d}"
-    write_atomically(folder / "eval" / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    numbers = sorted(kept)
-    if not numbers:
-        return
-    prompts = [items[number].prompt for number in numbers]
+def _write_samples(
+    folder: Path,
+    iteration: int,
+    kept: Mapping[int, Tensor],
+    items: Mapping[int, EvalItem],
+    seed: int,
+    fps: float | None,
+    sounds: Sounds | None,
+) -> None:
+    """Writes what was kept of an evaluation, by numbers of the items that it is of."""
+    prompts = [item.prompt for item in items.values()]
     sources = [load_sources(prompt) for prompt in prompts] if any(prompt.sources for prompt in prompts) else None
-    write_samples(
-        folder / "samples",
-        iteration,
-        [kept[n] for n in numbers],
-        [prompt.text for prompt in prompts],
-        sources,
-        fps,
-        sounds,
-    )
-    listed = [
-        {"prompt": items[n].prompt.text, "sample": items[n].sample,
-         "seed": counter_seed(seed, *_noise_of(items[n]))}
-        | ({"sources": list(items[n].prompt.sources)} if items[n].prompt.sources else {})
-        for n in numbers
-    ]  # fmt: skip
-    write_atomically(folder / "samples" / "prompts.json", json.dumps(listed, indent=1) + "\n")
+    images, texts = [kept[number] for number in items], [prompt.text for prompt in prompts]
+    write_samples(folder, iteration, images, texts, sources, fps, sounds)
+    listed = []
+    for item in items.values():
+        row = {"prompt": item.prompt.text, "sample": item.sample, "seed": counter_seed(seed, *_noise_of(item))}
+        listed.append(row | ({"sources": list(item.prompt.sources)} if item.prompt.sources else {}))
+    write_atomically(folder / "prompts.json", json.dumps(listed, indent=1) + "\n")

@@ -23,10 +23,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
@@ -48,7 +48,7 @@ from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
-from flowrl.training.heldout import evaluate
+from flowrl.training.heldout import Drawing, evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
 from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
@@ -85,6 +85,15 @@ COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
 _IMAGES_EVERY = 30.0  # seconds between lines of images on a terminal or in a notebook
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Beginning:
+    """How a run stood when an iteration began."""
+
+    counters: dict[str, Any]
+    memory: dict[str, Any]
+    clock: float
 
 
 class Loop(Draws):
@@ -124,8 +133,8 @@ class Loop(Draws):
         self.rate = rate_of(config.optim, updates_of(config))
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
         self.first = 0 if state is None else restore(state, self.policy, self.optimizer)
-        self.counters: dict[str, Any] = {"updates": 0, "constant": 0, "images": 0, "seconds": 0.0, "evals": 0,
-                                         "evaluated": -1, "failed": []}  # fmt: skip
+        self.counters: dict[str, Any] = {"updates": 0, "constant": 0, "images": 0, "seconds": 0.0}
+        self.counters |= {"evals": 0, "evaluated": -1, "failed": []}
         self.memory: dict[str, Any] = {}  # what a method remembers between iterations; saved with checkpoints
         if state is not None:
             refuse_not_finite(
@@ -148,21 +157,26 @@ class Loop(Draws):
             for key, trained in self.scorer.trained.items():
                 if key in state["rewards"]:  # else it was added when the run went on
                     trained.restore(state["rewards"][key])
-        self.iteration = self.first
-        self.finished = False
+        self.iteration, self.finished = self.first, False
+        self._note = ""  # of the newest iteration, beside the bar of progress
+        self._images_shown = -math.inf  # when a terminal was shown images last
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
         self._saved = -1  # finished iterations of the weights that are shipped, where this process wrote it
+        self._write_manifest(reproduced_in(reward, self.measured))
+        if state is not None:  # what lies there may be of a later iteration, or of none
+            self._save_trained(self.first)
+
+    def _write_manifest(self, reproduces: dict[str, str]) -> None:
+        """Has the run write down what it is made with, now that everything has loaded."""
         held: dict[str, Any] = {}
         if self.shards is not None:
             held["denoiser_bytes"] = denoiser_bytes(self.pipeline.denoiser)
-        if run.rollouts is not None:
-            held["workers"] = run.rollouts.layout
-        held["reproduces"] = reproduced_in(reward, self.measured)
+        if self.run.rollouts is not None:
+            held["workers"] = self.run.rollouts.layout
+        held["reproduces"] = reproduces
         if (commit := hub_commit(self.pipeline.model)) is not None:
             held["model_commit"] = commit
-        run.begin(self.first, attention=self.pipeline.attention, **held)
-        if state is not None:  # what lies there may be of a later iteration, or of none
-            self._save_trained(self.first)
+        self.run.begin(self.first, attention=self.pipeline.attention, **held)
 
     def _begin(self, pipeline: Pipeline) -> None:
         """What comes before the denoiser is loaded: where encoders are freed, all prompts are embedded."""
@@ -178,48 +192,52 @@ class Loop(Draws):
             encode_everything(pipeline, self.drawn, self.prompts, None if config.prompts.cache is None else run)
 
     def __iter__(self) -> Iterator[int]:
-        config, run, budget = self.config, self.run, self.budget
-        if self.first == 0 and budget.evaluates and config.eval.initial:
-            if not self.evaluate(0):
-                return
-        total = config.num_iterations
-        # What was left out for a quick stop.
-        evaluated = self.counters["evaluated"]
-        if self.first > 0 and not self._evaluate_if_due(self.first, last=self.first >= total or budget.spent() >= 1):
+        config, run, budget, total = self.config, self.run, self.budget, self.config.num_iterations
+        if not self._evaluate_first():
             return
-        if self.first > 0 and self.counters["evaluated"] != evaluated:
-            self.save(self.first)
-        self._advance_note = ""
-        drawn = -math.inf  # when a terminal was shown images last
-        shown = None if run.rollouts is None else run.rollouts.lines
-        with progress("training", total, self.first, enabled=run.main and config.progress, more=shown) as advance:
+        lines = None if run.rollouts is None else run.rollouts.lines
+        with progress("training", total, self.first, enabled=run.main and config.progress, more=lines) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
-                self.stages.begin()
-                self.scorer.begin()
-                self.iteration = iteration
-                self._before = deepcopy(self.counters), deepcopy(self.memory)
-                self._begun = time.perf_counter()
-                if COPY in self.policy.slots and iteration % int(config.kl_reference) == 0:
-                    self.policy.blend(COPY, 0.0)
+                self._begin_iteration(iteration)
                 yield iteration
-                advance(self._advance_note)
+                advance(self._note)
                 raised = run.tell(iteration)
-                latest = self._show_latest()
-                if latest and self.protocol != "none" and time.monotonic() - drawn >= _IMAGES_EVERY:
-                    drawn = time.monotonic()
-                    show(latest, LATEST * (HEIGHT + 4), self.protocol)
+                self._show_latest()
                 done, stop = iteration + 1, run.should_stop()
                 last = done == total or budget.spent() >= 1
                 if (last or not stop) and not self._evaluate_if_due(done, last=last):
                     last, stop = False, True
-                if last or stop or done % config.checkpoint_every == 0:
+                ends = last or stop
+                if ends or done % config.checkpoint_every == 0:
                     self.save(done)
-                if last or stop:
+                if ends:
                     if raised is not None:
                         raise raised
                     self.finished = last
                     return
         self.finished = True  # a resumed run had nothing left to do
+
+    def _evaluate_first(self) -> bool:
+        """Evaluates before the first iteration: a new run where that is asked for, and of one that goes on what was
+        left out for a quick stop. False where a request to stop has cut it off."""
+        if self.first == 0:
+            return not (self.budget.evaluates and self.config.eval.initial) or self.evaluate(0)
+        evaluated = self.counters["evaluated"]
+        last = self.first >= self.config.num_iterations or self.budget.spent() >= 1
+        if not self._evaluate_if_due(self.first, last=last):
+            return False
+        if self.counters["evaluated"] != evaluated:
+            self.save(self.first)
+        return True
+
+    def _begin_iteration(self, iteration: int) -> None:
+        self.stages.begin()
+        self.scorer.begin()
+        self.iteration = iteration
+        counters, memory = deepcopy(self.counters), deepcopy(self.memory)
+        self._beginning = Beginning(counters=counters, memory=memory, clock=time.perf_counter())
+        if COPY in self.policy.slots and iteration % int(self.config.kl_reference) == 0:
+            self.policy.blend(COPY, 0.0)
 
     # ---- an iteration's parts ------------------------------------------------------------------------------------
 
@@ -239,10 +257,8 @@ class Loop(Draws):
         first, last = own.start // config.group_size, (own.stop - 1) // config.group_size
         chosen = [int(prompt_ids[group - round * groups]) for group in range(first, last + 1)]
         prompts = tuple(train[i] for i in chosen)
-        asked = Asked(
-            groups=torch.arange(first, last + 1), prompts=prompts, prompt_ids=tuple(chosen),
-            cond=encode_prompts(self.pipeline, prompts),
-        )  # fmt: skip
+        cond, groups_here = encode_prompts(self.pipeline, prompts), torch.arange(first, last + 1)
+        asked = Asked(groups=groups_here, prompts=prompts, prompt_ids=tuple(chosen), cond=cond)
         group = torch.arange(own.start, own.stop) // config.group_size
         return Batch(iteration=iteration, own=own, group=group, asked=asked)
 
@@ -279,13 +295,12 @@ class Loop(Draws):
             return
         constant = self.scorer.image_row().get("constant_ratio", 0.0)
         if constant > MOSTLY:
-            reason = (
-                f"{constant:.0%} of the images have one colour: the policy has left what the model can draw; {reason}"
-            )
-        before, memory = self._before
+            left = "the policy has left what the model can draw"
+            reason = f"{constant:.0%} of the images have one colour: {left}; {reason}"
+        before = self._beginning
         # A recipe that updates while it samples has moved the policy: what is left of before is the last checkpoint.
-        if self.iteration > self.first and self.counters["updates"] == before["updates"]:
-            self.counters, self.memory = before, memory
+        if self.iteration > self.first and self.counters["updates"] == before.counters["updates"]:
+            self.counters, self.memory = before.counters, before.memory
             if self._saved != self.iteration:
                 self.save(self.iteration)
         if constant > MOSTLY and self.run.main:
@@ -322,13 +337,30 @@ class Loop(Draws):
         Raises:
             ValueError: the weights are not finite, or absurd.
         """
-        row = row | self.scorer.learned(iteration) | self.scorer.image_row() | self.scorer.judge_row()
+        row = row | self.scorer.learned(iteration) | self.scorer.image_row() | self.scorer.judge_row() | self._costs()
+        largest = largest_weight(self.policy.parameters.values()) / self.policy.scale
+        watched, reward_B = self.counters["watch"], self.scorer.reward_B
+        found = iteration_warnings(watched, row, reward_B, self.config, largest_weight=largest)
+        if warning := self.watch.warning():
+            found["equal_groups"] = warning
+        say(self.run, watched, found, iteration, moment=iteration)
+        self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
+        # The weights that were saved have drawn images, finite ones and not of one colour.
+        if self._saved == iteration and self.scorer.looks and "constant_images" not in found:
+            self._keep_as_good()
+        stop_on_absurd_weights(self.run, iteration, largest, full=self.config.policy.train == "full")
+        spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
+        reward = f"reward {row['reward']:.4g}  " if "reward" in row else ""  # offline pairs have none
+        self._note = f"{reward}{row['seconds']:.1f} s/it{spent}"
+
+    def _costs(self) -> dict[str, Any]:
+        """What an iteration cost, counted up and for the log: images, evaluations of the network, time, memory."""
         errors = self.scorer.all_errors()
         stages = self.stages.seconds()  # waits for the device, which the iteration's time is to hold too
-        seconds = self._largest(time.perf_counter() - self._begun)
+        seconds = self._largest(time.perf_counter() - self._beginning.clock)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
-        row = row | {"num_images": self.config.num_images, "lr": self.rate(max(0, self.counters["updates"] - 1))}
+        row = {"num_images": self.config.num_images, "lr": self.rate(max(0, self.counters["updates"] - 1))}
         row |= {f"reward_errors/{word}": count for word, count in sorted(errors.items())}
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in stages.items()}
@@ -342,28 +374,17 @@ class Loop(Draws):
             row |= {f"memory/{stage}_gib": round(value, 3) for stage, value in memory.items()}
         if self.config.pipeline.dtype == "float16":
             row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)
-        largest = largest_weight(self.policy.parameters.values()) / self.policy.scale
-        found = iteration_warnings(
-            self.counters["watch"], row, self.scorer.reward_B, self.config, largest_weight=largest
-        )  # fmt: skip
-        if warning := self.watch.warning():
-            found["equal_groups"] = warning
-        say(self.run, self.counters["watch"], found, iteration, moment=iteration)
-        self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
-        # The weights that were saved have drawn images, finite ones and not of one colour.
-        if self._saved == iteration and self.scorer.looks and "constant_images" not in found:
-            self._keep_as_good()
-        stop_on_absurd_weights(self.run, iteration, largest, full=self.config.policy.train == "full")
-        spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
-        reward = f"reward {row['reward']:.4g}  " if "reward" in row else ""  # offline pairs have none
-        self._advance_note = f"{reward}{seconds:.1f} s/it{spent}"
+        return row
 
-    def _show_latest(self) -> list[Image]:
-        """Writes the row of the newest images, on the main process; returns them."""
+    def _show_latest(self) -> None:
+        """Writes the row of the newest images on the main process, and shows it on its terminal now and then."""
         kept = list(self.scorer.latest.values())
         if not kept or not self.run.main:
-            return []
-        return write_latest(self.run.folder / "samples", list(torch.stack(kept).float().cpu()))
+            return
+        latest = write_latest(self.run.folder / "samples", list(torch.stack(kept).float().cpu()))
+        if latest and self.protocol != "none" and time.monotonic() - self._images_shown >= _IMAGES_EVERY:
+            self._images_shown = time.monotonic()
+            show(latest, LATEST * (HEIGHT + 4), self.protocol)
 
     def _largest(self, number: float) -> float:
         """The largest number of all processes: with the longest time all of them end at the same iteration."""
@@ -400,11 +421,19 @@ class Loop(Draws):
         scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
         schedule = eval_schedule(self.config, self.pipeline, self.drawn)
         with self.policy.under(self.eval_slot):
+            how = Drawing(schedule=schedule, guidance_scale=scale, seed=settings.seed, batch_size=settings.batch_size)
             row = evaluate(
-                self.run, self.drawn, self.measured, items, schedule, iteration=iteration, guidance_scale=scale,
-                batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
-                show=self.config.progress, in_step=self.shards is not None, temporal=settings.temporal,
-            )  # fmt: skip
+                self.run,
+                self.drawn,
+                self.measured,
+                items,
+                how,
+                iteration=iteration,
+                num_images=settings.num_images,
+                show=self.config.progress,
+                in_step=self.shards is not None,
+                temporal=settings.temporal,
+            )
         if row is None:
             return False
         distinct = spread([item for item in items if item.sample == 0], KL_PROMPTS)

@@ -16,7 +16,7 @@ from flowrl.pipelines import PIPELINES
 from flowrl.prompts.loading import EvalItem, Prompt
 from flowrl.runs.evaluation_rows import score_rows
 from flowrl.session.preflight import check_before_loading
-from flowrl.training.heldout import evaluate
+from flowrl.training.heldout import Drawing, evaluate
 
 
 def evaluated(folder: Path, **options: Any) -> dict[str, Any]:
@@ -26,10 +26,8 @@ def evaluated(folder: Path, **options: Any) -> dict[str, Any]:
         EvalItem(prompt=Prompt(text=text, metadata={}), prompt_id=number, sample=sample)
         for number, text in enumerate(toy_pipeline.PROMPTS[:3]) for sample in range(2)
     ]  # fmt: skip
-    row = evaluate(
-        run, pipeline, None, items, pipeline.schedule(2, "diffusers"), iteration=0, guidance_scale=1.0, batch_size=4,
-        seed=0, num_images=0, show=False, **options,
-    )  # fmt: skip
+    how = Drawing(schedule=pipeline.schedule(2, "diffusers"), guidance_scale=1.0, seed=0, batch_size=4)
+    row = evaluate(run, pipeline, None, items, how, iteration=0, num_images=0, show=False, **options)
     assert row is not None
     return row
 
