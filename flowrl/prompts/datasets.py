@@ -46,13 +46,15 @@ def read_dataset(text: str, negative: str = "") -> list[Prompt]:
         )
     files: dict[str, Path] = {}
     beside = relative_to(Path(name) if Path(name).is_dir() else Path.cwd())
+
+    def find(path: str) -> Path:
+        return files.get(path) or beside(path)
+
+    missing = "needs text under 'prompt'"
     rows = [
-        prompt_of(
-            row, f"{text}, row {number}", negative=negative, missing="needs text under 'prompt'",
-            find=lambda path: files.get(path) or beside(path),
-        )
+        prompt_of(row, f"{text}, row {number}", find=find, negative=negative, missing=missing)
         for number, row in enumerate(_rows(text, table, files))
-    ]  # fmt: skip
+    ]
     if not rows:
         raise ValueError(f"{text}: holds no prompt")
     return rows
@@ -129,10 +131,16 @@ def _rows(text: str, table: Any, files: dict[str, Path]) -> Iterator[dict[str, A
     def kind(feature: Any) -> Any:
         return feature.feature if isinstance(feature, datasets.List) else feature
 
+    def without_nulls(found: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in found.items() if value is not None}
+
     images = {name for name, feature in table.features.items() if isinstance(kind(feature), datasets.Image)}
-    others = {name for name, feature in table.features.items()
-              if isinstance(kind(feature), (datasets.Audio, datasets.Video))
-              or (isinstance(feature, datasets.Value) and "binary" in feature.dtype)}  # fmt: skip
+    others = {
+        name
+        for name, feature in table.features.items()
+        if isinstance(kind(feature), (datasets.Audio, datasets.Video))
+        or (isinstance(feature, datasets.Value) and "binary" in feature.dtype)
+    }
     if "image" in images and not any(key in table.column_names for key in SOURCES):
         table, images = table.rename_column("image", "source"), images - {"image"} | {"source"}
     wanted = images & {*SOURCES, *REFERENCES}
@@ -141,11 +149,7 @@ def _rows(text: str, table: Any, files: dict[str, Path]) -> Iterator[dict[str, A
     for number, row in enumerate(table.remove_columns(sorted(images | others))):
         for key, value in (next(encoded_rows) if wanted else {}).items():
             row[key] = _kept(value, f"{text}, row {number}: column '{key}'", files)
-        yield json.loads(json.dumps(row, default=str), object_hook=_without_nulls)
-
-
-def _without_nulls(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if value is not None}
+        yield json.loads(json.dumps(row, default=str), object_hook=without_nulls)
 
 
 def _kept(image: Any, where: str, files: dict[str, Path]) -> Any:

@@ -28,9 +28,10 @@ FOLDER = "images"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _HOLDERS = ("bytes", "path", "url", "uri", "base64", "image", "image_url")  # of an image in an object
 _IMAGE = re.compile(
-    r"^(data:image|https?://|file:|s3:|gs:)|^[A-Za-z0-9+/=_-]{200,}$|\.(png|jpe?g|jfif|webp|bmp|gif|tiff?|heic|heif|avif|jp2)$",
+    r"^(data:image|https?://|file:|s3:|gs:)|^[A-Za-z0-9+/=_-]{200,}$|"
+    r"\.(png|jpe?g|jfif|webp|bmp|gif|tiff?|heic|heif|avif|jp2)$",
     re.IGNORECASE,
-)  # fmt: skip
+)
 _SECOND = {"ctrl_image": "ref_image"}  # the second image of a pair, under a key that means nothing alone
 
 
@@ -87,18 +88,22 @@ def image_names(value: Any, find: Callable[[str], Path] | None = None) -> list[s
         value: the value.
         find: the file that a path means, so that one that is there is taken whatever its name ends with.
     """
-    names = [_uri(entry) if isinstance(entry, Mapping) else entry for entry in _entries(value)]
-    if all(isinstance(name, str) and (name.lower().endswith(SUFFIXES) or _is_there(name, find)) for name in names):
-        return list(names)
-    return []
+    names = list[str]()
+    for entry in _entries(value):
+        name = entry
+        if isinstance(entry, Mapping):
+            conditions = (entry.get("modality"), entry.get("role")) == ("image", "condition")
+            name = entry.get("uri") if conditions else None
+        if not isinstance(name, str):
+            return []
+        if not name.lower().endswith(SUFFIXES) and (find is None or not os.path.isfile(find(name))):
+            return []
+        names.append(name)
+    return names
 
 
 def _entries(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _is_there(name: str, find: Callable[[str], Path] | None) -> bool:
-    return find is not None and os.path.isfile(find(name))
 
 
 def _is_image(value: Any) -> bool:
@@ -110,7 +115,3 @@ def _is_image(value: Any) -> bool:
         else isinstance(entry, str) and _IMAGE.search(entry.strip()) is not None
         for entry in _entries(value)
     )
-
-
-def _uri(entry: Mapping[str, Any]) -> Any:
-    return entry.get("uri") if (entry.get("modality"), entry.get("role")) == ("image", "condition") else None

@@ -100,18 +100,14 @@ def cell_prompts(prompt: str, metadata: Mapping[str, Any]) -> list[Prompt]:
     own = metadata.get("sub_prompts")
     if own is None:
         return [Prompt(text=text, metadata={}) for text in sub_prompts(prompt)]
-    prompts = [_cell_prompt(entry) for entry in own] if isinstance(own, list) else [None]
-    found = [row for row in prompts if row is not None]
-    if len(found) != len(prompts):
-        raise ValueError(
-            f"metadata field sub_prompts must be a list of texts, or of objects with a text under prompt, one per "
-            f"cell, got {own!r}."
-        )
+    found = list[Prompt]()
+    for entry in own if isinstance(own, list) else [None]:
+        metadata: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        text = metadata.get("prompt") if metadata else entry
+        if not isinstance(text, str):
+            raise ValueError(
+                f"metadata field sub_prompts must be a list of texts, or of objects with a text under prompt, one per "
+                f"cell, got {own!r}."
+            )
+        found.append(Prompt(text=text, metadata=metadata))
     return found
-
-
-def _cell_prompt(entry: Any) -> Prompt | None:
-    if isinstance(entry, str):
-        return Prompt(text=entry, metadata={})
-    text = entry.get("prompt") if isinstance(entry, dict) else None
-    return Prompt(text=text, metadata=entry) if isinstance(text, str) else None

@@ -134,10 +134,8 @@ def eval_items(
     items = []
     for row, key in zip(chosen, keys_of(chosen), strict=True):
         for _ in range(samples_per_prompt):
-            items.append(EvalItem(
-                prompt=row, prompt_id=ids.setdefault(key, len(ids)), sample=seen[key], key=key,
-                noise=drawn[row.noise_name],
-            ))  # fmt: skip
+            number, noise = ids.setdefault(key, len(ids)), drawn[row.noise_name]
+            items.append(EvalItem(prompt=row, prompt_id=number, sample=seen[key], key=key, noise=noise))
             seen[key] += 1
             drawn[row.noise_name] += 1
     return items

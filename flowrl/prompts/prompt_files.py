@@ -144,7 +144,8 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
                 )
             rows.append(Prompt(text=line.strip(), metadata={}, negative=negative, where=at))
         if hashes := sum(row.text.startswith("#") for row in rows):
-            _say(f"{path}: prompts that begin with #: {hashes}. They are prompts like all others; delete comments")
+            said = f"{path}: prompts that begin with #: {hashes}. They are prompts like all others; delete comments"
+            say_once(said)
     else:
         find = relative_to(path.parent)
         rows = [prompt_of(row, at, find=find, negative=negative) for at, row in read_objects(path)]
@@ -154,7 +155,8 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
 
 
 @cache  # a file is read several times
-def _say(text: str) -> None:
+def say_once(text: str) -> None:
+    """Says something on standard error, unless it was said before."""
     print(f"flowrl: {text}.", file=sys.stderr, flush=True)
 
 
@@ -242,16 +244,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     Raises:
         ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
     """
-    text = row.get("prompt") if isinstance(row, dict) else None
-    text = foreign_rows.foreign_prompt(row) if text is None and isinstance(row, dict) else text
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{where}: {missing}")
-    check_text(text, where)
-    own = row.get("negative_prompt")
-    if own is not None and not isinstance(own, str):
-        raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
-    if own is not None and own.strip():
-        check_text(own, f"{where}, negative_prompt")
+    text, own = _texts(row, where, missing)
     names, sources = _images(row, SOURCES, where, find)
     if not any(row.get(key) is not None for key in SOURCES):
         find_too = foreign_rows.beside_or_in_images(find)
@@ -263,9 +256,31 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         raise ValueError(f"{where}: {MASK} says where a {VIDEO} is drawn, and there is none: give it, or remove {MASK}")
     clips = tuple(row[key] for key in (VIDEO, MASK) if row.get(key) is not None)
     return Prompt(
-        text=text, metadata=row, negative=negative if own is None else own, sources=sources, references=references,
-        video=video, mask=mask, source_names=(*names, *clips), where=where,
-    )  # fmt: skip
+        text=text,
+        metadata=row,
+        negative=negative if own is None else own,
+        sources=sources,
+        references=references,
+        video=video,
+        mask=mask,
+        source_names=(*names, *clips),
+        where=where,
+    )
+
+
+def _texts(row: Any, where: str, missing: str) -> tuple[str, str | None]:
+    """A record's prompt, and the negative prompt where it has one of its own."""
+    text = row.get("prompt") if isinstance(row, dict) else None
+    text = foreign_rows.foreign_prompt(row) if text is None and isinstance(row, dict) else text
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{where}: {missing}")
+    check_text(text, where)
+    own = row.get("negative_prompt")
+    if own is not None and not isinstance(own, str):
+        raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
+    if own is not None and own.strip():
+        check_text(own, f"{where}, negative_prompt")
+    return text, own
 
 
 def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
@@ -296,9 +311,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     text = read_text(path)
     if named := _SEPARATOR.match(text):
         text = text[named.end() :]
-    reader = csv.reader(
-        io.StringIO(text), delimiter=named[1] if named else ",", strict=True, skipinitialspace=True
-    )  # fmt: skip
+    delimiter = named[1] if named else ","
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True, skipinitialspace=True)
     while True:
         line = reader.line_num + (2 if named else 1)
         try:

@@ -46,7 +46,8 @@ def _fault(text: str) -> str | None:
             "the prompt begins with U+FEFF, the byte order mark of a file that was joined to another: delete this "
             "character"
         )
-    if not _is_visible(text):
+    seen = _SEEN.search(text) is not None
+    if not seen and not any(unicodedata.category(char) not in _UNSEEN and char not in _BLANKS for char in text):
         listed = ", ".join(dict.fromkeys(f"U+{ord(char):04X}" for char in text if not char.isspace()))
         return f"the prompt has nothing that is seen ({listed or 'only space'}): write it, or delete the line"
     if len(text) > LONGEST:
@@ -55,9 +56,3 @@ def _fault(text: str) -> str | None:
             "breaks missing?"
         )
     return None
-
-
-def _is_visible(text: str) -> bool:
-    if _SEEN.search(text) is not None:
-        return True
-    return any(unicodedata.category(char) not in _UNSEEN and char not in _BLANKS for char in text)

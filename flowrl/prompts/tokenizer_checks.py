@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,11 @@ def check_tokenizer_files(folder: Path, advice: str) -> None:
     if kind in _WORDLESS:
         return
     whole = folder / "tokenizer.json"
-    few = whole.is_file() and whole.stat().st_size < _LARGE and _few(_read(whole))
+    few = False
+    if whole.is_file() and whole.stat().st_size < _LARGE:
+        model = _read(whole).get("model")
+        entries = model.get("vocab") if isinstance(model, dict) else None
+        few = entries is not None and len(entries) <= _HANDFUL
     words = {name for name in names if name in _WORDS or name.endswith(_WORD_ENDINGS)}
     if few or not words:
         what = "tokenizer.json has no words" if few else "it has none of tokenizer.json, vocab.json, vocab.txt, *.model"
@@ -89,14 +92,14 @@ def check_fits(tokenizer: Any, encoder: Any, place: str) -> None:
             f"{place} pads prompts to {tokenizer.model_max_length} tokens (model_max_length in its "
             f"tokenizer_config.json), and its text encoder has {positions} positions: set model_max_length to that"
         )
+
+    def watch(table: Any, given: tuple[Any, ...]) -> None:
+        if given and given[0].numel():
+            _refuse_beyond(place, table.num_embeddings, int(given[0].max()))
+
     for module in encoder.modules():  # T5 has its table twice, and reads the one that is not given above
         if vars(module).get("num_embeddings") == rows and module.weight is table.weight:
-            module.register_forward_pre_hook(partial(_watch, place))
-
-
-def _watch(place: str, table: Any, given: tuple[Any, ...]) -> None:
-    if given and given[0].numel():
-        _refuse_beyond(place, table.num_embeddings, int(given[0].max()))
+            module.register_forward_pre_hook(watch)
 
 
 def _refuse_beyond(place: str, rows: int, highest: int) -> None:
@@ -114,9 +117,3 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _few(whole: dict[str, Any]) -> bool:
-    model = whole.get("model")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    return words is not None and len(words) <= _HANDFUL

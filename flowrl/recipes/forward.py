@@ -51,7 +51,7 @@ from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
-from flowrl.training.paths import sample
+from flowrl.training.paths import Paths, sample
 from flowrl.training.processes.mesh import in_step
 from flowrl.training.prompting import RunPrompts
 from flowrl.training.run import Run
@@ -90,7 +90,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
         # 1. Rollout: sample with the policy that the method samples with, keep the finished latents.
         with loop.scorer.start(batch) as scoring:
             with loop.clock("rollout"), torch.no_grad(), loop.policy.under(objective.sampled_by):
-                clean = sample(loop, batch, kernel, schedule, (), scoring).final
+                clean = sample(loop, batch, Paths(kernel=kernel, schedule=schedule), scoring).final
             with loop.clock("reward"):
                 output = scoring.result()
 

@@ -27,7 +27,7 @@ from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
-from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
+from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.objectives.terms import approx_kl
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
@@ -48,9 +48,9 @@ from flowrl.training.assignment import (
 )
 from flowrl.training.batch import Asked
 from flowrl.training.kept_graphs import KeptGraphs
-from flowrl.training.learner import Statistics
+from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Loop
-from flowrl.training.paths import check_plan, readers_of, sample_paths, sampler_at, shared_sources
+from flowrl.training.paths import Paths, check_plan, readers_of, sample_paths, sampler_at, shared_sources
 from flowrl.training.prompt_choice import choose_prompts, curriculum_of, enough, remember
 from flowrl.training.prompting import RunPrompts
 from flowrl.training.record import Record
@@ -163,13 +163,12 @@ def sample_rounds(
     iteration, method = loop.iteration, CREDIT[loop.config.credit.method]
     trains = loop.trains_policy(iteration) and iteration >= loop.config.sampler.calibration.iterations
     graphs = KeptGraphs(loop.network) if loop.config.keep_graphs and trains else None
+    how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=keep_means, graphs=graphs)
     while not rounds or (len(rounds) < loop.config.curriculum.max_rounds and not enough(loop, [r[3] for r in rounds])):
         batch = loop.batch(iteration, round=len(rounds), prompt_ids=choose_prompts(loop, iteration, len(rounds)))
         with loop.scorer.start(batch) as scoring:
             with loop.clock("rollout"), torch.no_grad():
-                sampled = sample_paths(
-                    loop, batch, method, kernel, schedule, steps, scoring, keep_means=keep_means, graphs=graphs
-                )
+                sampled = sample_paths(loop, batch, method, how, scoring)
             sampled = sampled.on_host()
             with loop.clock("reward"):
                 output = scoring.result()
@@ -206,36 +205,68 @@ def update(
             continue
         gradient = loop.gradient()
         whole = record.whole_paths(rows, own_blocks, known_one=first_update)
-        for index, live in record.in_step(rows, [index for index in own_blocks if bool(rows.keep[index].any())]):
-            part = rows[index]
-            keep = part.keep & live
-            with uncounted(not live):
-                reference = record.reference(part) if config.kl_coef > 0 else None
-                with loop.network.counting("update"):
-                    new = record.trained(part)
-            scored = record.scored(part, index, new)
-            device = new.mean.device
-            if whole is None:
-                policy_loss = descended = loss_of(scored)
-            else:  # what is descended has the gradient of the loss, not its value
-                policy_loss, factor = (sent(column[index], device) for column in (whole[1], whole[0]))
-                descended = factor * scored.log_ratio
-            penalty = torch.zeros_like(descended)
-            if reference is not None:
-                kl_b = record.kl(new, reference, scored.step_size)
-                penalty = config.kl_coef * sent(kl_scale_M[index], device) * kl_b
-                stats.mean(keep, kl=kl_b)
-            note(stats, keep, scored, policy_loss + penalty, policy_loss)
-            if cut_name:
-                stats.mean(keep, **{cut_name: loss_of.cut(scored) if whole is None else whole[2][index]})
-            loss_b = (descended + penalty) * sent(part.weight, device) * sent(weight_M[index], device)
-            gradient.add(taken(loss_b, torch.nonzero(keep).flatten()).sum())
+        kept = [index for index in own_blocks if bool(rows.keep[index].any())]
+        descend(record, rows, kept, whole, loss_of, cut_name, (weight_M, kl_scale_M), gradient, stats)
         if first_update:
             check_first_ratio(stats, run, config, loop.iteration)
             first_update = False
         loop.update(gradient, stats)
     if record.graphs is not None:
         record.graphs.clear()
+
+
+def descend(
+    record: Record,
+    rows: Rows,
+    blocks: list[Tensor],
+    whole: tuple[Tensor, ...] | None,
+    loss_of: Any,
+    cut_name: str,
+    scales_M: tuple[Tensor, Tensor],
+    gradient: GradientSum,
+    stats: Statistics,
+) -> None:
+    """Adds up the gradient of an update, micro-batch by micro-batch.
+
+    Args:
+        record: of the rollout.
+        rows: the training table.
+        blocks: its rows of each micro-batch.
+        whole: `Record.whole_paths` of them.
+        loss_of: from a `Scored` to losses.
+        cut_name: as for `update`.
+        scales_M: weights of the losses, and of the KL within them.
+        gradient: takes the sum.
+        stats: takes what is logged.
+    """
+    loop, kl_coef = record.loop, record.loop.config.kl_coef
+    for index, live in record.in_step(rows, blocks):
+        part = rows[index]
+        keep = part.keep & live
+        with uncounted(not live):
+            reference = record.reference(part) if kl_coef > 0 else None
+            with loop.network.counting("update"):
+                new = record.trained(part)
+        scored = record.scored(part, index, new)
+        device = new.mean.device
+        if whole is None:
+            policy_loss = descended = loss_of(scored)
+        else:  # what is descended has the gradient of the loss, not its value
+            policy_loss, factor = (sent(column[index], device) for column in (whole[1], whole[0]))
+            descended = factor * scored.log_ratio
+        weight_b, kl_scale_b = (sent(column[index], device) for column in scales_M)
+        penalty = torch.zeros_like(descended)
+        if reference is not None:
+            kl_b = record.kl(new, reference, scored.step_size)
+            penalty = kl_coef * kl_scale_b * kl_b
+            stats.mean(keep, kl=kl_b)
+        ratio, loss = scored.log_ratio.exp(), policy_loss + penalty
+        stats.mean(keep, loss=loss, policy_loss=policy_loss, ratio_mean=ratio, approx_kl=approx_kl(scored.log_ratio))
+        stats.largest(keep, ratio_max_deviation=(ratio - 1).abs())
+        if cut_name:
+            stats.mean(keep, **{cut_name: loss_of.cut(scored) if whole is None else whole[2][index]})
+        loss_b = (descended + penalty) * sent(part.weight, device) * weight_b
+        gradient.add(taken(loss_b, torch.nonzero(keep).flatten()).sum())
 
 
 def rows_of(
@@ -288,13 +319,6 @@ def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]
     samples, advantage, counted, group = (run.gather(column) for column in columns)
     weight = aggregation_weights(samples, advantage, counted, kind=loop.config.loss_aggregation, group_M=group)
     return weight[run.rank * len(rows) : (run.rank + 1) * len(rows)].to(rows.advantage)
-
-
-def note(stats: Statistics, keep: Tensor, scored: Scored, loss: Tensor, policy_loss: Tensor) -> None:
-    """Adds a micro-batch to the statistics."""
-    ratio = scored.log_ratio.exp()
-    stats.mean(keep, loss=loss, policy_loss=policy_loss, ratio_mean=ratio, approx_kl=approx_kl(scored.log_ratio))
-    stats.largest(keep, ratio_max_deviation=(ratio - 1).abs())
 
 
 def check_first_ratio(stats: Statistics, run: Run, config: TrainConfig, iteration: int) -> None:

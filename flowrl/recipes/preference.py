@@ -19,6 +19,7 @@ levels of a pair independently, where most kinds of `times` stratify them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,10 +40,10 @@ from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import training_times
 from flowrl.training.batch import Batch
-from flowrl.training.learner import Statistics, total_of
+from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
-from flowrl.training.paths import sample, sampler_at
+from flowrl.training.paths import Paths, sample, sampler_at
 from flowrl.training.processes.mesh import in_step
 from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.run import Run
@@ -70,6 +71,10 @@ class Pairs:
     cond: Conditioning
 
 
+LossOf = Callable[[Pairs, Tensor, Tensor], PairLoss]
+"""From pairs, and a pair and a draw of each row, to the loss of the rows."""
+
+
 def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
     options = objective_of(config)
@@ -90,7 +95,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             if isinstance(options, Steps):
                 kernel, schedule, steps = sampler_at(loop, iteration)
             with loop.clock("rollout"), torch.no_grad(), loop.policy.under(options.behaviour):
-                trajectory = sample(loop, batch, kernel, schedule, steps, None)
+                trajectory = sample(loop, batch, Paths(kernel=kernel, schedule=schedule, steps=steps), None)
             with loop.clock("reward"), torch.no_grad(), loop.scorer.start(batch) as scoring:
                 scoring.add(trajectory.final, batch.group, batch.own)
                 output = scoring.result()
@@ -123,17 +128,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 if live == 0:
                     continue
                 gradient = loop.gradient()
-                size = max(1, loop.geometry.micro_batch_size // 2)
-                blocks = [block for block in torch.arange(len(pair_r)).split(size) if len(block)]
-                for block, own in in_step(loop.shards, blocks, idle=lambda _: torch.arange(0)):
-                    if not own:
-                        with uncounted():
-                            gradient.add(loss_of(idle, torch.arange(1), torch.zeros(1, dtype=torch.long))[0][:0].sum())
-                        continue
-                    loss_p, metrics = loss_of(pairs, pair_r[block], draw_r[block])
-                    metrics["implicit_accuracy"] = metrics.pop("accuracy")
-                    stats.mean(None, loss=loss_p, **metrics)
-                    gradient.add(loss_p.sum() / live)
+                descend(loop, gradient, stats, loss_of, (pairs, idle), pair_r, draw_r, live)
                 loop.update(gradient, stats)
 
         # 4. The reference may follow; log.
@@ -142,6 +137,31 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             loop.policy.blend("old", 0.0)
         loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
     return loop.finished
+
+
+def descend(
+    loop: Loop,
+    gradient: GradientSum,
+    stats: Statistics,
+    loss_of: LossOf,
+    pairs: tuple[Pairs, Pairs],
+    pair_r: Tensor,
+    draw_r: Tensor,
+    live: int,
+) -> None:
+    """Adds up the gradient of an update's rows, of which there are `live` on all processes; the second of `pairs`
+    holds one for idle turns."""
+    size = max(1, loop.geometry.micro_batch_size // 2)
+    blocks = [block for block in torch.arange(len(pair_r)).split(size) if len(block)]
+    for block, own in in_step(loop.shards, blocks, idle=lambda _: torch.arange(0)):
+        if own:
+            loss_p, metrics = loss_of(pairs[0], pair_r[block], draw_r[block])
+            metrics["implicit_accuracy"] = metrics.pop("accuracy")
+            stats.mean(None, loss=loss_p, **metrics)
+            gradient.add(loss_p.sum() / live)
+        else:
+            with uncounted():
+                gradient.add(loss_of(pairs[1], torch.arange(1), torch.zeros(1, dtype=torch.long))[0][:0].sum())
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------

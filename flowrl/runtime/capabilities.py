@@ -38,11 +38,9 @@ def this_machine(device: str) -> Machine:
     """The machine that this runs on, for networks on a kind of device; nothing is imported for it."""
     packages = {name: version for name in _ATTENTION_PACKAGES if (version := version_of(name)) is not None}
     state = xformers_state()
-    return Machine(
-        device=device, packages=packages,
-        capability=torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None,
-        faults={} if "xformers" not in packages or state.startswith(_OPERATORS) else {"xformers": state},
-    )  # fmt: skip
+    faults = {} if "xformers" not in packages or state.startswith(_OPERATORS) else {"xformers": state}
+    capability = torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None
+    return Machine(device=device, packages=packages, capability=capability, faults=faults)
 
 
 def at_least_version(found: str, least: str) -> bool:
@@ -53,7 +51,14 @@ def at_least_version(found: str, least: str) -> bool:
 
 def capabilities() -> dict[str, str]:
     """A line about each optional part; goes into a run's manifest."""
-    lines = {"cuda": _cuda(), "bfloat16": _bfloat16(), "xformers": xformers_state()}
+    if torch.cuda.is_available():
+        cuda = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        bfloat16 = "in hardware" if torch.cuda.is_bf16_supported() else "emulated"
+    else:
+        cuda, flags = "not available", Path("/proc/cpuinfo")
+        known = flags.exists() and "avx512_bf16" in flags.read_text(encoding="utf-8")
+        bfloat16 = "in hardware (avx512_bf16)" if known else "on the CPU, speed unknown"
+    lines = {"cuda": cuda, "bfloat16": bfloat16, "xformers": xformers_state()}
     others = (name for name in _ATTENTION_PACKAGES if name not in lines)
     return lines | {name: version_of(name) or "not installed" for name in others}
 
@@ -80,17 +85,3 @@ def xformers_state(folder: Path | None = None) -> str:
     if str(built).split("+")[0].split(".")[:2] != here.split("+")[0].split(".")[:2]:
         return f"installed, but built for torch {built} while {here} runs: no operators"
     return f"{_OPERATORS} {built}"
-
-
-def _cuda() -> str:
-    if not torch.cuda.is_available():
-        return "not available"
-    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-
-
-def _bfloat16() -> str:
-    if torch.cuda.is_available():
-        return "in hardware" if torch.cuda.is_bf16_supported() else "emulated"
-    flags = Path("/proc/cpuinfo")
-    known = flags.exists() and "avx512_bf16" in flags.read_text(encoding="utf-8")
-    return "in hardware (avx512_bf16)" if known else "on the CPU, speed unknown"

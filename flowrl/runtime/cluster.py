@@ -91,7 +91,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     # Read by Ray when it is imported or started; a worker without a GPU then sees those of the machine as before.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    atexit.register(_remove_again)  # before Ray's own way out is registered, and so called after it
+    atexit.register(_remove_folders)  # before Ray's own way out is registered, and so called after it
     import ray
 
     if ray.is_initialized():  # by the program that this run is part of
@@ -102,14 +102,11 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
         _refuse_silent(address)
     folder, lock = None, None
     if address is None:
-        folder = _short_folder()
-        lock = _claimed(folder)
+        folder, lock = _own_folder()
     settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if folder is not None:
-        settings = settings | {
-            "address": "local", "num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False,
-            "_temp_dir": str(folder),
-        }  # fmt: skip
+        settings |= {"address": "local", "num_cpus": max(workers, os.cpu_count() or 1)}
+        settings |= {"include_dashboard": False, "_temp_dir": str(folder)}
     try:
         with _own_signals(), _visible_gpus(gpus if folder is not None else None):
             ray.init(**settings)
@@ -125,10 +122,11 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
         ) from error
-    made = Connection(
-        address=ray.get_runtime_context().gcs_address, folder=folder, own=True, lock=lock,
-        raylet=None if folder is None else _raylet(),
-    )  # fmt: skip
+    raylet = None
+    if folder is not None:
+        raylet = next((child for child in _psutil().Process().children() if child.name() == "raylet"), None)
+    address = ray.get_runtime_context().gcs_address
+    made = Connection(address=address, folder=folder, own=True, lock=lock, raylet=raylet)
     _connection.append(made)
     return made
 
@@ -158,10 +156,6 @@ def _is_over(made: Connection) -> bool:
         return made.raylet is not None and made.raylet.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _raylet() -> Any:
-    return next((child for child in _psutil().Process().children() if child.name() == "raylet"), None)
 
 
 def disconnect() -> None:
@@ -197,11 +191,12 @@ def _end_instance(folder: Path) -> None:
 
 def _end_rest(folder: Path) -> None:
     """Ends what is left of an instance whose raylet is gone; Ray's own way out would end this process on the way."""
-    psutil = _psutil()
-    rest = [child for child in psutil.Process().children(recursive=True) if str(folder) in _command_of(child)]
-    for child in rest:
+    psutil, rest = _psutil(), []
+    for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            child.kill()
+            if str(folder) in " ".join(child.cmdline()):
+                rest.append(child)
+                child.kill()
     psutil.wait_procs(rest, timeout=_PATIENCE)
     shutil.rmtree(folder, ignore_errors=True)
     _removed.append(folder)
@@ -210,17 +205,9 @@ def _end_rest(folder: Path) -> None:
 _removed: list[Path] = []  # of instances that ended by themselves: when this process ends, Ray writes there again
 
 
-def _remove_again() -> None:
+def _remove_folders() -> None:
     for folder in _removed:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _command_of(process: Any) -> str:
-    psutil = _psutil()
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _refuse_silent(address: str) -> None:
@@ -247,22 +234,19 @@ def _refuse_silent(address: str) -> None:
         )
 
 
-def _short_folder() -> Path:
-    """A new folder for Ray's files, with a name that leaves room for those of sockets; those left behind go."""
+def _own_folder() -> tuple[Path, IO[bytes]]:
+    """A new folder for Ray's files, with a name that leaves room for those of sockets, and the file that marks it as one
+    of a process that lives; folders left behind go."""
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"
     for folder in Path(parent).glob(f"{_PREFIX}*"):
         if _is_left_behind(folder):
             shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-
-
-def _claimed(folder: Path) -> IO[bytes]:
-    """Marks a folder as one of a process that lives."""
-    lock = (folder / _OWNER).open("wb")
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    lock = (made / _OWNER).open("wb")
     with suppress(OSError):  # a disk without locks: then folders of killed runs stay
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return lock
+    return made, lock
 
 
 def _is_left_behind(folder: Path) -> bool:

@@ -10,7 +10,6 @@ import io
 import os
 import platform
 import re
-import shlex
 import sys
 import sysconfig
 import tempfile
@@ -19,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from flowrl.runtime.call import call_words
 from flowrl.runtime.disk_errors import DISK, FULL, system_words
 from flowrl.runtime.files import replacing
 from flowrl.runtime.scrubbing import printable, say, without_secrets
@@ -60,8 +60,8 @@ _LESS_MEMORY = (
      "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
     ("flowrl.commands.train", "in the run",
      "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
-    ("flowrl.rewards", "in a reward", "score fewer images at once (--batch-size, or the reward's own options)"),
-    ("flowrl", "", "lower --batch-size, take --dtype bfloat16, or draw smaller images"),
+    ("flowrl.rewards", "in a reward", "score fewer images at once (`batch_size`, or the reward's own options)"),
+    ("flowrl", "", "lower `batch_size`, take `dtype` bfloat16, or draw smaller images"),
 )  # fmt: skip
 """Module on the way to the error -> what went on, and what needs less memory; the first that fits."""
 
@@ -110,49 +110,42 @@ def explain(error: BaseException) -> str:
     return printable(without_secrets(_explained(error)))
 
 
+_KINDS: dict[str, str] = {
+    "RecursionError": (
+        "something is nested too deep or calls itself without an end{where}: look for a file or a configuration with "
+        "many brackets in each other, or a function of yours that calls itself"
+    ),
+    "UnicodeDecodeError": (
+        "a file that is read as text is not {error.encoding} text (byte {error.start}){where}: {error}"
+    ),
+    "UnpicklingError": (
+        "a file of weights is damaged, or holds Python objects beside its tensors, which are never run{where}: take "
+        "the model as .safetensors files. {short}"
+    ),
+    "SafetensorError": "a .safetensors file is damaged or cut short{where}: get it again. {short}",
+    "TorchDynamoException": (
+        "the network's blocks could not be compiled: set pipeline.compile=none, which computes the same, slower. "
+        "{short}"
+    ),
+}
+"""Name of an error's class, or of one that it is made from -> what is said of it."""
+
+
 def _explained(error: BaseException) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     number = _errno(error)
     if out_of_memory(error):
         return _memory(error)
-    if isinstance(error, SystemExit):
-        return (
-            f"sys.exit({'' if error.code is None else repr(error.code)}) was called{_where(error)}, which ends the "
-            "command before its work is done: raise an error there instead, with words that say what is wrong"
-        )
     if number in DISK:
         what, advice = DISK[number]
-        return f"a file could not be {_deed(error, number)}: {what}{_file(error)}. {advice}"
-    if isinstance(error, RecursionError):
-        return (
-            f"something is nested too deep or calls itself without an end{_where(error)}: look for a file or a "
-            "configuration with many brackets in each other, or a function of yours that calls itself"
-        )
-    if isinstance(error, UnicodeEncodeError):
-        return (
-            f"{error.object[error.start : error.end]!r} cannot be written as {error.encoding} text{_where(error)}: set "
-            "PYTHONIOENCODING=utf-8, or take the character out"
-        )
-    if isinstance(error, UnicodeDecodeError):
-        return f"a file that is read as text is not {error.encoding} text (byte {error.start}){_where(error)}: {error}"
-    if "UnpicklingError" in names:
-        return (
-            f"a file of weights is damaged, or holds Python objects beside its tensors, which are never run"
-            f"{_where(error)}: take the model as .safetensors files. {_short(error)}"
-        )
-    if "SafetensorError" in names:
-        return f"a .safetensors file is damaged or cut short{_where(error)}: get it again. {_short(error)}"
+        deed = "written" if number in FULL else "read or written"
+        return f"a file could not be {deed}: {what}{_file(error)}. {advice}"
+    if known := next((words for kind, words in _KINDS.items() if kind in names), ""):
+        return known.format(error=error, where=_where(error), short=_short(error))
     if isinstance(error, OSError):
         return _os_error(error)
-    if isinstance(error, ValueError):
-        return str(error) or f"a value was refused without a word{_where(error)}"
-    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("flowrl"):
-        return f"the Python package {error.name!r} is missing{_where(error)}: install it, or take what does not need it"
-    if "TorchDynamoException" in names:
-        return (
-            f"the network's blocks could not be compiled: set pipeline.compile=none, which computes the same, slower. "
-            f"{_short(error)}"
-        )
+    if said := _python_error(error):
+        return said
     if lost_process(error):
         return (
             "another process of this run ended, or is not reached any more. What it says itself, on the terminal or in "
@@ -168,6 +161,25 @@ def _explained(error: BaseException) -> str:
         f"an error that flowrl does not know stopped the command{_where(error)}: {type(error).__name__}: "
         f"{_short(error) or 'no message'}"
     )
+
+
+def _python_error(error: BaseException) -> str:
+    """What is said of an error of Python's own, by what it holds; "" of others."""
+    if isinstance(error, SystemExit):
+        return (
+            f"sys.exit({'' if error.code is None else repr(error.code)}) was called{_where(error)}, which ends the "
+            "command before its work is done: raise an error there instead, with words that say what is wrong"
+        )
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            f"{error.object[error.start : error.end]!r} cannot be written as {error.encoding} text{_where(error)}: set "
+            "PYTHONIOENCODING=utf-8, or take the character out"
+        )
+    if isinstance(error, ValueError):
+        return str(error) or f"a value was refused without a word{_where(error)}"
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("flowrl"):
+        return f"the Python package {error.name!r} is missing{_where(error)}: install it, or take what does not need it"
+    return ""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -216,7 +228,7 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
     """
     rank = os.environ.get("RANK", "0")
     text = "\n".join([
-        time.strftime("%Y-%m-%dT%H:%M:%S%z"), shlex.join(["flowrl", *sys.argv[1:]]),
+        time.strftime("%Y-%m-%dT%H:%M:%S%z"), call_words(),
         f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
     ])  # fmt: skip
     data = without_secrets(text).encode("utf-8", "backslashreplace")
@@ -270,7 +282,10 @@ def _os_error(error: OSError) -> str:
         return f"the system refused what was asked of it{_where(error)}: {system_words(error)}"
     path = Path(name)
     if error.errno == errno.ENOENT:
-        beside = "" if path.is_absolute() else f" (seen from {_working_folder()})"
+        try:
+            beside = "" if path.is_absolute() else f" (seen from {Path.cwd()})"
+        except OSError:
+            beside = " (seen from a working folder that was removed)"
         return f"there is no {path}{beside}: check the path, or whether it was moved while the command ran"
     if error.errno in (errno.EACCES, errno.EPERM):
         if os.path.exists(path) and not os.access(path, os.R_OK):
@@ -279,17 +294,6 @@ def _os_error(error: OSError) -> str:
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return f"{path} is there already, or lies in what is no folder: choose another place"
     return f"{path}: {system_words(error)}"
-
-
-def _working_folder() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:
-        return "a working folder that was removed"
-
-
-def _deed(error: BaseException, number: int | None) -> str:
-    return "written" if number in FULL else "read or written"
 
 
 def _file(error: BaseException) -> str:
@@ -316,19 +320,17 @@ def _file_name(error: BaseException) -> str | None:
 def _memory(error: BaseException) -> str:
     text, modules = str(error), _modules(error)
     whose = "the GPU's memory" if re.search(r"CUDA|HIP|MPS|GPU|XPU", text) else "this machine's memory"
-    asked = _ASKED.search(text)
-    more = f" ({_gib(asked[1])} more were asked for)" if asked else ""
+    more = ""
+    if asked := _ASKED.search(text):
+        number, unit = asked[1].split()
+        amount = f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else asked[1]
+        more = f" ({amount} more were asked for)"
     phase, advice = next(
         ((phase, advice) for start, phase, advice in _LESS_MEMORY if any(name.startswith(start) for name in modules)),
         ("", _LESS_MEMORY[-1][2]),
     )
     planned = "; 'flowrl plan CONFIG' says what a run needs" if "batch_size," in advice else ""
     return f"{whose} is used up{f' {phase}' if phase else ''}{more}: {advice}{planned}"
-
-
-def _gib(amount: str) -> str:
-    number, unit = amount.split()
-    return f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else amount
 
 
 def _modules(error: BaseException) -> list[str]:

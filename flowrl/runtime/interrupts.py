@@ -22,8 +22,12 @@ def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            _leave_terminal()
+        for stream in (sys.stdout, sys.stderr) if number == signal.SIGHUP else ():
+            try:  # a write to a terminal that is gone would end the process: it goes nowhere
+                print(file=stream, flush=True)
+            except OSError:
+                with open(os.devnull, "w") as nowhere:
+                    os.dup2(nowhere.fileno(), stream.fileno())
         stop()
 
     watched = [
@@ -37,13 +41,3 @@ def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave_terminal() -> None:
-    """Sends nowhere what would go to a terminal that is gone: a write to it would end the process."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            print(file=stream, flush=True)
-        except OSError:
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), stream.fileno())

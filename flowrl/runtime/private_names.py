@@ -213,19 +213,18 @@ def found(private: Private) -> Any:
     try:
         value = importlib.import_module(module)
         for name in names.split(".") if names else ():
-            value = _member(value, name.removesuffix("()"))
+            member = name.removesuffix("()")
+            kinds = getattr(value, "__mro__", ())
+            of_instances = any(
+                member in getattr(kind, "__annotations__", ()) for kind in kinds
+            )  # what a class declares
+            value = getattr(value, member, None) if of_instances else getattr(value, member)
             value = value() if name.endswith("()") else value
         return inspect.signature(value).parameters[parameter].default if parameter else value  # type: ignore[arg-type]
     except missing as error:
         if isinstance(error, ModuleNotFoundError) and error.name == private.library:
             raise
         raise ValueError(gone(private, version_of(private.library))) from error
-
-
-def _member(value: Any, name: str) -> Any:
-    """An attribute, or None for one that instances alone have and the class declares."""
-    declared = [names for kind in getattr(value, "__mro__", ()) for names in getattr(kind, "__annotations__", ())]
-    return getattr(value, name, None) if name in declared else getattr(value, name)
 
 
 def gone(private: Private, installed: str | None) -> str:

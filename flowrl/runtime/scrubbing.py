@@ -146,7 +146,8 @@ def without_secrets(text: str) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    for value in _secret_values():
+    of_names = {os.environ[name].strip() for name in os.environ if name.upper().endswith(_SECRET_VARIABLES)}
+    for value in _as_written(frozenset(value for value in of_names | _remembered if len(value) >= _SHORTEST)):
         text = text.replace(value, SECRET)
     if not _HINTS.search(text):  # as most texts
         return text
@@ -158,25 +159,20 @@ def _without_secrets(text: str) -> str:
 def settings_without_secrets(value: Any) -> Any:
     """The same of all texts in nested settings; what its name calls a token or password is left out as a whole."""
     if isinstance(value, Mapping):
-        return {name: _setting_without_secrets(name, part) for name, part in value.items()}
+        return {
+            name: SECRET
+            if isinstance(part, str) and part and _SECRET_SETTINGS.match(str(name))
+            else settings_without_secrets(part)
+            for name, part in value.items()
+        }
     if isinstance(value, list | tuple):
         return [settings_without_secrets(part) for part in value]
     return without_secrets(value) if isinstance(value, str) else value
 
 
-def _setting_without_secrets(name: object, value: Any) -> Any:
-    called = isinstance(value, str) and value and _SECRET_SETTINGS.match(str(name))
-    return SECRET if called else settings_without_secrets(value)
-
-
-def _secret_values() -> list[str]:
-    """Secrets by their exact words, longest first, as they are and as addresses hold them."""
-    of_names = {os.environ[name].strip() for name in os.environ if name.upper().endswith(_SECRET_VARIABLES)}
-    return _as_written(frozenset(value for value in of_names | _remembered if len(value) >= _SHORTEST))
-
-
 @cache
 def _as_written(values: frozenset[str]) -> list[str]:
+    """Secrets by their exact words, longest first, as they are and as addresses hold them."""
     known = {value for value in values if not os.path.exists(value)}  # the place of a key is none
     return sorted(known | {quote(value, safe="") for value in known}, key=len, reverse=True)
 

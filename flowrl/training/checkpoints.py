@@ -13,7 +13,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -42,7 +42,7 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Continued:
     """What a run goes on from: its newest checkpoint that is whole, with the rows that belong to that."""
 
     folder: Path | None = None
@@ -110,7 +110,13 @@ def write_checkpoint(
     make_folder(temporary)
     about = {"iteration": iteration, **_of_rows(rows), "run": run, "inputs": inputs}
     try:
-        _write_state(temporary, {**state, "run": run}, about)
+        # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
+        with (temporary / _STATE).open("wb") as file:
+            stream = _Digested(file)
+            torch.save({**state, "run": run}, cast(BinaryIO, stream))
+            file.flush()
+            os.fsync(file.fileno())
+        _write_seal(temporary, {**about, "sha256": stream.digest.hexdigest()})
         if final.exists():
             os.replace(final, aside)
         os.replace(temporary, final)
@@ -125,16 +131,6 @@ def prune(run_folder: Path, keep: int) -> None:
     """Removes all but the newest `keep` checkpoints."""
     for old in checkpoints(run_folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_state(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
-    with (folder / _STATE).open("wb") as file:
-        stream = _Digested(file)
-        torch.save(dict(state), cast(BinaryIO, stream))
-        file.flush()
-        os.fsync(file.fileno())
-    _write_seal(folder, {**about, "sha256": stream.digest.hexdigest()})
 
 
 def reseal(folder: Path, rows: Sealed) -> None:
@@ -170,7 +166,7 @@ class _Digested(io.RawIOBase):
         return self.file.write(data)
 
 
-def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Found:
+def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
     """The newest checkpoint of a run folder that is whole, with its rows. Reads only.
 
     Args:
@@ -184,13 +180,13 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Found:
     """
     path = run_folder / ROWS
     data = path.read_bytes() if path.is_file() else None
-    damaged, why, faults = list[Path](), list[str](), dict[str, str]()
+    damaged, why, faults = list[Path](), list[str](), dict[Path, str]()
     for folder in reversed(_numbered(run_folder)):
         try:
             seal = _read_seal(folder)
             _refuse_foreign(run_folder, folder, seal)
             if fault := rows_fault(data, seal.rows):
-                faults[folder.name] = fault
+                faults[folder] = fault
                 raise _Damaged(fault)
             state = _read_state(folder, seal)
         except _Damaged as error:
@@ -202,32 +198,46 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Found:
         elif tail_fault(data or b"", seal.rows.size):
             why.append(f"the end of {ROWS}, written after that checkpoint, cannot be read and is cut off")
         rows = (data or b"")[: seal.rows.size]
-        return Found(folder=folder, state=state, rows=rows, damaged=tuple(damaged), said=_said(why, folder))
+        return Continued(folder=folder, state=state, rows=rows, damaged=tuple(damaged), said=_said(why, folder))
     if faults and not changed:
         raise CheckpointError(
             f"{path} is damaged ({next(iter(faults.values()))}), and no checkpoint of the run has whole rows; nothing "
             "was touched. Put the file back from a copy; or go on without the rows that cannot be read, which the "
             f"manifest will tell: flowrl train resume={run_folder} resume_changed=true"
         )
-    for name, fault in faults.items():
-        folder = run_folder / _FOLDER / name
+    return _without_rows(faults, damaged, data) or _without_checkpoint(run_folder, damaged, why)
+
+
+def _without_rows(faults: Mapping[Path, str], damaged: Sequence[Path], data: bytes | None) -> Continued | None:
+    """The newest of checkpoints without whole rows whose state can be read; None where that of none can.
+
+    Args:
+        faults: what is wrong with the rows, by checkpoint, the newest first.
+        damaged: all checkpoints that cannot be used as they are.
+        data: the rows that are there.
+    """
+    for folder, fault in faults.items():
         try:
             seal = _read_seal(folder)
             state = _read_state(folder, seal)
         except _Damaged:
             continue
-        damaged = [*(other for other in damaged if int(other.name) > int(name)), *([] if data is None else [path])]
-        return Found(
-            folder=folder, state=state, rows=readable((data or b"")[: seal.rows.size]), damaged=tuple(damaged),
-            said=_said([f"rows are lost ({fault})"], folder), lost=True,
-        )  # fmt: skip
+        aside = [other for other in damaged if int(other.name) > int(folder.name)]
+        aside += [] if data is None else [folder.parents[1] / ROWS]
+        rows, said = readable((data or b"")[: seal.rows.size]), _said([f"rows are lost ({fault})"], folder)
+        return Continued(folder=folder, state=state, rows=rows, damaged=tuple(aside), said=said, lost=True)
+    return None
+
+
+def _without_checkpoint(run_folder: Path, damaged: list[Path], why: list[str]) -> Continued:
+    """What a run begins again from: nothing, with all that it had written moved out of the way."""
     trained = [place for name in ("lora", MODEL) if (place := run_folder / name).exists()]
     if not damaged and not trained:
-        return Found(said="No checkpoint was complete yet: the run begins at iteration 0")
+        return Continued(said="No checkpoint was complete yet: the run begins at iteration 0")
     others = (".lora.good", f".{MODEL}.good", ROWS, "eval", "samples", "summary.json", "report.html")
-    damaged += [*trained, *(place for name in others if (place := run_folder / name).exists())]
+    aside = [*damaged, *trained, *(place for name in others if (place := run_folder / name).exists())]
     why = [*why, "no other is left"] if why else ["there are trained weights and no checkpoint"]
-    return Found(damaged=tuple(damaged), said=_said(why, None))
+    return Continued(damaged=tuple(aside), said=_said(why, None))
 
 
 def _said(why: list[str], folder: Path | None) -> str:
@@ -262,10 +272,8 @@ def _read_seal(folder: Path) -> _Seal:
     if numbers[0] != int(folder.name):
         raise _Damaged(f"its {_SEAL} is of iteration {numbers[0]}")
     rows = Sealed(size=found["metrics_bytes"], digest=found.get("metrics_sha256"))
-    return _Seal(
-        iteration=found["iteration"], rows=rows, run=found.get("run"), inputs=found.get("inputs"),
-        sha256=found["sha256"],
-    )  # fmt: skip
+    run, inputs = found.get("run"), found.get("inputs")
+    return _Seal(iteration=found["iteration"], rows=rows, run=run, inputs=inputs, sha256=found["sha256"])
 
 
 def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:

@@ -113,9 +113,8 @@ def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:
     """The images of a request as sampling takes them."""
     own, asked = request.images, request.asked
     group = torch.arange(own.start, own.stop) // group_size
-    return Batch(
-        iteration=request.iteration, own=own, group=group, asked=replace(asked, cond=asked.cond.to(device))
-    )  # fmt: skip
+    asked = replace(asked, cond=asked.cond.to(device))
+    return Batch(iteration=request.iteration, own=own, group=group, asked=asked)
 
 
 def without_texts(asked: Asked, group: Tensor) -> Asked:
@@ -126,11 +125,8 @@ def without_texts(asked: Asked, group: Tensor) -> Asked:
 
 def on_device(found: Trajectory, device: torch.device) -> Trajectory:
     """A trajectory with its tensors on a device."""
-    moved: dict[str, Any] = {
-        name: None if tensor is None else sent(tensor, device)
-        for name, tensor in ((name, getattr(found, name)) for name in
-                             ("states", "log_prob", "final", "mean", "velocity"))
-    }  # fmt: skip
+    tensors = {name: getattr(found, name) for name in ("states", "log_prob", "final", "mean", "velocity")}
+    moved: dict[str, Any] = {name: None if tensor is None else sent(tensor, device) for name, tensor in tensors.items()}
     return replace(found, **moved)
 
 

@@ -48,9 +48,16 @@ class BaseSide:
 
 @torch.no_grad()
 def base_sides(
-    pipeline: Pipeline, policy: TrainedWeights, items: Sequence[EvalItem], schedule: Schedule, *, scale: float,
-    seed: int, batch_size: int = KL_PROMPTS, in_step: Sequence[EvalItem] | None = None,
-) -> list[BaseSide]:  # fmt: skip
+    pipeline: Pipeline,
+    policy: TrainedWeights,
+    items: Sequence[EvalItem],
+    schedule: Schedule,
+    *,
+    scale: float,
+    seed: int,
+    batch_size: int = KL_PROMPTS,
+    in_step: Sequence[EvalItem] | None = None,
+) -> list[BaseSide]:
     """The base's side of `KL_TEXT`, which training does not change; start noise as in the evaluation, whose `seed` it
     takes. `batch_size` prompts are run at once.
 
@@ -67,9 +74,14 @@ def base_sides(
 
 @torch.no_grad()
 def velocity_distances(
-    pipeline: Pipeline, policy: TrainedWeights, sides: Sequence[BaseSide], schedule: Schedule, *, scale: float,
+    pipeline: Pipeline,
+    policy: TrainedWeights,
+    sides: Sequence[BaseSide],
+    schedule: Schedule,
+    *,
+    scale: float,
     slot: str = "policy",
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """`KL_TEXT` of the weights of a slot, times its number of prompts, for each part of the base's side."""
     distances = []
     for side in sides:

@@ -143,15 +143,12 @@ def evaluate(
         generate(pipeline, [items[0].prompt], x, how.schedule, guidance_scale=how.guidance_scale)
     stop_on_broken(run, broken, len(own), iteration, learned=iteration > 0)
     rows, kept = run.joined(rows), dict(run.joined(list(kept.items())))
-    rate = pipeline.sound_rate
-    heard = {} if rate is None else dict(run.joined(list(heard.items())))
+    heard = {} if pipeline.sound_rate is None else dict(run.joined(list(heard.items())))
     if run.main:
-        sounds = None if rate is None else Sounds(waves=[heard[i] for i in sorted(kept)], rate=rate)
         name = f"iteration_{iteration:06d}.jsonl"
         write_atomically(run.folder / "eval" / name, "".join(json.dumps(row) + "\n" for row in rows))
         if kept:
-            chosen = {number: items[number] for number in sorted(kept)}
-            _write_samples(run.folder / "samples", iteration, kept, chosen, how.seed, pipeline.fps, sounds)
+            _write_samples(run.folder / "samples", pipeline, iteration, items, kept, heard, how.seed)
     return summary(rows)
 
 
@@ -213,20 +210,22 @@ def _number(value: float) -> float | None:
 
 def _write_samples(
     folder: Path,
+    pipeline: Pipeline,
     iteration: int,
+    items: Sequence[EvalItem],
     kept: Mapping[int, Tensor],
-    items: Mapping[int, EvalItem],
+    heard: Mapping[int, Tensor],
     seed: int,
-    fps: float | None,
-    sounds: Sounds | None,
 ) -> None:
-    """Writes what was kept of an evaluation, by numbers of the items that it is of."""
-    prompts = [item.prompt for item in items.values()]
+    """Writes what was kept of an evaluation, images and sounds by numbers of the items that they are of."""
+    numbers, rate = sorted(kept), pipeline.sound_rate
+    prompts = [items[number].prompt for number in numbers]
     sources = [load_sources(prompt) for prompt in prompts] if any(prompt.sources for prompt in prompts) else None
-    images, texts = [kept[number] for number in items], [prompt.text for prompt in prompts]
-    write_samples(folder, iteration, images, texts, sources, fps, sounds)
+    sounds = None if rate is None else Sounds(waves=[heard[number] for number in numbers], rate=rate)
+    images, texts = [kept[number] for number in numbers], [prompt.text for prompt in prompts]
+    write_samples(folder, iteration, images, texts, sources, pipeline.fps, sounds)
     listed = []
-    for item in items.values():
+    for item in [items[number] for number in numbers]:
         row = {"prompt": item.prompt.text, "sample": item.sample, "seed": counter_seed(seed, *_noise_of(item))}
         listed.append(row | ({"sources": list(item.prompt.sources)} if item.prompt.sources else {}))
     write_atomically(folder / "prompts.json", json.dumps(listed, indent=1) + "\n")

@@ -132,21 +132,20 @@ class Loop(Draws):
         self.optimizer = make_optimizer(config.optim, self.policy)
         self.rate = rate_of(config.optim, updates_of(config))
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
-        self.first = 0 if state is None else restore(state, self.policy, self.optimizer)
+        self.first = 0
         self.counters: dict[str, Any] = {"updates": 0, "constant": 0, "images": 0, "seconds": 0.0}
         self.counters |= {"evals": 0, "evaluated": -1, "failed": []}
         self.memory: dict[str, Any] = {}  # what a method remembers between iterations; saved with checkpoints
         if state is not None:
-            refuse_not_finite(
-                state["policy"], f"checkpoint {self.first:06d}", "remove it to continue from the one before"
-            )
+            self.first = restore(state, self.policy, self.optimizer)
+            advice = "remove it to continue from the one before"
+            refuse_not_finite(state["policy"], f"checkpoint {self.first:06d}", advice)
             self.counters |= state["counters"]
             self.memory = state.get("memory", {})
         self.ahead: dict[int, Sequence[int]] = {}  # what workers draw of later iterations: their tickets
         self.stages = Stages(run.device)
-        self.budget = Budget(
-            config.budget, self.counters, num_iterations=config.num_iterations, eval_every=config.eval_every
-        )
+        total, every = config.num_iterations, config.eval_every
+        self.budget = Budget(config.budget, self.counters, num_iterations=total, eval_every=every)
         self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio)
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
@@ -154,9 +153,7 @@ class Loop(Draws):
             beside=scored_beside(config, run.device), askers=max(4, 2 * config.workers.rewards),
         )  # fmt: skip
         if state is not None:
-            for key, trained in self.scorer.trained.items():
-                if key in state["rewards"]:  # else it was added when the run went on
-                    trained.restore(state["rewards"][key])
+            self.scorer.restore(state["rewards"])
         self.iteration, self.finished = self.first, False
         self._note = ""  # of the newest iteration, beside the bar of progress
         self._images_shown = -math.inf  # when a terminal was shown images last
@@ -439,11 +436,10 @@ class Loop(Draws):
         distinct = spread([item for item in items if item.sample == 0], KL_PROMPTS)
         if self._base is None:
             share = -(-len(distinct) // self.run.world)
-            self._base = base_sides(
-                self.drawn, self.policy, distinct[self.run.rank * share : (self.run.rank + 1) * share], schedule,
-                scale=scale, seed=settings.seed, batch_size=settings.batch_size,
-                in_step=None if self.shards is None else distinct[:share],
-            )  # fmt: skip
+            own = distinct[self.run.rank * share : (self.run.rank + 1) * share]
+            together = None if self.shards is None else distinct[:share]
+            how_many = {"seed": settings.seed, "batch_size": settings.batch_size}
+            self._base = base_sides(self.drawn, self.policy, own, schedule, scale=scale, in_step=together, **how_many)
         mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
         row["eval/kl"] = sum(self.run.joined(mine)) / len(distinct)
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}

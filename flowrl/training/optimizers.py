@@ -25,9 +25,8 @@ _NAMES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8
 def make_optimizer(settings: OptimConfig, policy: TrainedWeights) -> torch.optim.Optimizer:
     """The optimizer of a configuration on the policy's weights, at its highest rate."""
     weights = policy.parameters.values()
-    given: dict[str, Any] = {
-        "lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "weight_decay": settings.weight_decay
-    }  # fmt: skip
+    given: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    given["weight_decay"] = settings.weight_decay
     if settings.name in _NAMES:
         from bitsandbytes import optim  # an extra, and a second
 

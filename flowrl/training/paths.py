@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,21 +14,13 @@ from flowrl.config.sections import SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.runtime.randomness import counter_integers
-from flowrl.samplers import Kernel, Velocity, rollout
+from flowrl.samplers import Kernel, rollout
 from flowrl.samplers.branching import sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import (
-    Draws,
-    DrawsElsewhere,
-    Request,
-    batch_of,
-    on_device,
-    sampled_on_device,
-    without_texts,
-)
+from flowrl.training.draws import Draws, DrawsElsewhere, Request, batch_of, on_device, sampled_on_device, without_texts
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -37,6 +30,25 @@ from flowrl.trajectory import Sampled, Schedule, Trajectory
 
 _AHEAD = "ahead"  # the run's memory of the weights that the next iteration is drawn with
 _TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Paths:
+    """How the paths of an iteration run.
+
+    Attributes:
+        kernel: of the stochastic steps.
+        schedule: levels of all steps.
+        steps: stochastic ones; none is sampling by the ODE.
+        keep_means: whether means of the stochastic steps are kept.
+        graphs: keeps the evaluations at them with their graphs, where that is asked for.
+    """
+
+    kernel: Kernel
+    schedule: Schedule
+    steps: tuple[int, ...] = ()
+    keep_means: bool = False
+    graphs: KeptGraphs | None = None
 
 
 def sampler_at(loop: Loop, iteration: int) -> tuple[Kernel, Schedule, tuple[int, ...]]:
@@ -50,14 +62,11 @@ def sampler_with(draws: Draws, steps: tuple[int, ...], levels: Sequence[float] |
     settings = draws.config.sampler
     kernel, schedule = sampler_of(settings, draws.pipeline, levels)
     if settings.flash_tail is not None and steps:
-        schedule = flash_tail(settings.num_steps, max(steps), settings.flash_tail, shift=_shift(schedule))
+        # The shift of an evenly spaced grid, read off its second sigma: sigma = k u / (1 + (k - 1) u) at u = 1 - 1 / T.
+        even, sigma = 1 - 1 / schedule.num_steps, float(schedule.sigma[1])
+        shift = sigma * (1 - even) / (even * (1 - sigma))
+        schedule = flash_tail(settings.num_steps, max(steps), settings.flash_tail, shift=shift)
     return kernel, schedule
-
-
-def _shift(schedule: Schedule) -> float:
-    """Shift of an evenly spaced grid, read off its second sigma: `sigma = k u / (1 + (k - 1) u)` at `u = 1 - 1 / T`."""
-    even, sigma = 1 - 1 / schedule.num_steps, float(schedule.sigma[1])
-    return sigma * (1 - even) / (even * (1 - sigma))
 
 
 def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tuple[int, ...]:
@@ -73,19 +82,16 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tupl
     )  # fmt: skip
 
 
-def sample(
-    loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], scoring: Scoring | None, *,
-    keep_means: bool = False, graphs: KeptGraphs | None = None,
-) -> Trajectory:  # fmt: skip
+def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Trajectory:
     """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient.
 
-    `steps` are the stochastic ones (none is sampling by the ODE); `scoring` is handed each piece's finished latents,
-    and `graphs` those of the stochastic steps. Where the run has workers, they draw the pieces.
+    `scoring` is handed each piece's finished latents. Where the run has workers, they draw the pieces.
     """
     if loop.run.rollouts is None:
-        pieces = _pieces(loop, batch, kernel, schedule, steps, keep_means=keep_means, graphs=graphs)
+        pieces = _pieces(loop, batch, how)
     else:
-        pieces = _elsewhere(loop, batch, steps, keep_means=keep_means)
+        after = _steps_after(loop, how.steps)
+        pieces = (_trajectory_here(found, loop.device) for found in _draw_elsewhere(loop, batch, how, after))
     parts, start = list[Trajectory](), 0
     for part in pieces:
         parts.append(part)
@@ -96,27 +102,23 @@ def sample(
     return Trajectory.cat(parts)
 
 
-def _pieces(
-    draws: Draws, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool,
-    keep_velocity: bool = False, graphs: KeptGraphs | None = None,
-) -> Iterator[Trajectory]:  # fmt: skip
-    size = draws.geometry.rollout_batch_size
+def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = False) -> Iterator[Trajectory]:
+    size, solver = draws.geometry.rollout_batch_size, draws.config.sampler.solver
     for start in range(0, len(batch.own), size):
         images, group = batch.own[start : start + size], batch.group[start : start + size]
         velocity = draws.velocity(batch.asked.cond_of(group))
-        if graphs is not None:
-            velocity = graphs.recording(velocity, start, schedule, steps)
+        if how.graphs is not None:
+            velocity = how.graphs.recording(velocity, start, how.schedule, how.steps)
+        noise, step_noise = draws.start_noise(batch, images), draws.step_noise(batch, images)
+        keep: dict[str, bool] = {"keep_means": how.keep_means, "keep_velocity": keep_velocity}
         yield rollout(
-            velocity, draws.start_noise(batch, images), schedule, kernel,
-            draws.step_noise(batch, images), stochastic=steps, keep_means=keep_means, keep_velocity=keep_velocity,
-            solver=draws.config.sampler.solver,
-        )  # fmt: skip
+            velocity, noise, how.schedule, how.kernel, step_noise, stochastic=how.steps, solver=solver, **keep
+        )
 
 
-def _elsewhere(loop: Loop, batch: Batch, steps: tuple[int, ...], *, keep_means: bool) -> Iterator[Trajectory]:
-    for found in _drawn_elsewhere(loop, batch, steps, _steps_after(loop, steps), keep_means=keep_means):
-        assert isinstance(found, Trajectory)
-        yield on_device(found, loop.device)
+def _trajectory_here(found: Trajectory | Sampled, device: torch.device) -> Trajectory:
+    assert isinstance(found, Trajectory)
+    return on_device(found, device)
 
 
 def _steps_after(loop: Loop, steps: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -126,10 +128,9 @@ def _steps_after(loop: Loop, steps: tuple[int, ...]) -> tuple[int, ...] | None:
     return stochastic_steps(loop.config.sampler, loop.config.seed, loop.iteration + 1) or None
 
 
-def _drawn_elsewhere(
-    loop: Loop, batch: Batch, steps: tuple[int, ...], steps_after: tuple[int, ...] | None, *, plan: bool = False,
-    keep_means: bool = False,
-) -> Iterator[Trajectory | Sampled]:  # fmt: skip
+def _draw_elsewhere(
+    loop: Loop, batch: Batch, how: Paths, steps_after: tuple[int, ...] | None, *, plan: bool = False
+) -> Iterator[Trajectory | Sampled]:
     """A batch from the run's workers, piece by piece in order, or in one piece as a method's plan.
 
     With `workers.staleness` 1 the next iteration is asked for at the same time, under the same weights, which will be
@@ -139,10 +140,9 @@ def _drawn_elsewhere(
     Args:
         loop: of the run, its network under the weights that are sampled with.
         batch: this process's images.
-        steps: stochastic ones.
-        steps_after: those of the next iteration; None where it samples nothing.
+        how: the paths run.
+        steps_after: stochastic steps of the next iteration; None where it samples nothing.
         plan: whether it is drawn as a whole.
-        keep_means: whether means of the stochastic steps are kept.
     """
     workers: DrawsElsewhere = loop.run.rollouts
     iteration, config = batch.iteration, loop.config
@@ -152,11 +152,11 @@ def _drawn_elsewhere(
         kept: dict[str, Any] = loop.memory.get(_AHEAD, {"iteration": None})
         behind = config.workers.staleness > 0 and kept["iteration"] == iteration
         weights = kept["weights"] if behind else own
-        tickets = workers.submit(_requests(loop, batch, steps, plan=plan, keep_means=keep_means), weights)
+        tickets = workers.submit(_requests(loop, batch, how.steps, plan=plan, keep_means=how.keep_means), weights)
     if config.workers.staleness:
         loop.memory[_AHEAD] = {"iteration": iteration + 1, "weights": own}
         if steps_after is not None and iteration + 1 < config.num_iterations:
-            asked = _requests(loop, loop.batch(iteration + 1), steps_after, plan=plan, keep_means=keep_means)
+            asked = _requests(loop, loop.batch(iteration + 1), steps_after, plan=plan, keep_means=how.keep_means)
             loop.ahead[iteration + 1] = workers.submit(asked, own)
     else:
         loop.memory.pop(_AHEAD, None)  # of a run that goes on without staleness
@@ -166,48 +166,38 @@ def _drawn_elsewhere(
 
 
 def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, keep_means: bool) -> list[Request]:
-    levels = loop.memory.get("noise_levels")
+    levels, found = loop.memory.get("noise_levels"), list[Request]()
+    levels = None if levels is None else tuple(levels)
     size = len(batch.own) if plan else loop.geometry.rollout_batch_size
-    return [
-        Request(
-            iteration=batch.iteration, images=batch.own[start : start + size],
-            asked=without_texts(batch.asked, batch.group[start : start + size]), steps=steps,
-            levels=None if levels is None else tuple(levels), plan=plan, keep_means=keep_means,
-        )
-        for start in range(0, len(batch.own), size)
-    ]  # fmt: skip
+    for start in range(0, len(batch.own), size):
+        images, asked = batch.own[start : start + size], without_texts(batch.asked, batch.group[start : start + size])
+        one = Request(iteration=batch.iteration, images=images, asked=asked, steps=steps, levels=levels)
+        found.append(replace(one, plan=plan, keep_means=keep_means))
+    return found
 
 
 def drawn(draws: Draws, request: Request) -> Trajectory | Sampled:
     """What a request asks for, with the current weights and on the host; call it without gradient."""
     batch = batch_of(request, draws.config.group_size, draws.device)
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
+    how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, keep_means=request.keep_means)
     if not request.plan:
-        pieces = _pieces(draws, batch, kernel, schedule, request.steps, keep_means=request.keep_means)
-        return on_device(Trajectory.cat(list(pieces)), torch.device("cpu"))
-    sampled = _planned(
-        draws, batch, CREDIT[draws.config.credit.method], kernel, schedule, request.steps,
-        keep_means=request.keep_means, graphs=None,
-    )  # fmt: skip
+        return on_device(Trajectory.cat(list(_pieces(draws, batch, how))), torch.device("cpu"))
+    sampled = _plan(draws, batch, CREDIT[draws.config.credit.method], how)
     return sampled_on_device(sampled.on_host(), torch.device("cpu"))
 
 
-def sample_paths(
-    loop: Loop, batch: Batch, method: Method, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...],
-    scoring: Scoring, *, keep_means: bool, graphs: KeptGraphs | None = None,
-) -> Sampled:  # fmt: skip
+def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: Scoring) -> Sampled:
     """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`.
 
     Call it without gradient.
     """
     if method.plan == "trajectories" and not method.values:
-        trajectory = sample(loop, batch, kernel, schedule, steps, scoring, keep_means=keep_means, graphs=graphs)
-        sampled = sample_trajectories(trajectory, batch.group, None)
+        sampled = sample_trajectories(sample(loop, batch, how, scoring), batch.group, None)
     elif loop.run.rollouts is None:
-        sampled = _planned(loop, batch, method, kernel, schedule, steps, keep_means=keep_means, graphs=graphs)
+        sampled = _plan(loop, batch, method, how)
     else:
-        after = _steps_after(loop, steps)
-        (found,) = _drawn_elsewhere(loop, batch, steps, after, plan=True, keep_means=keep_means)
+        (found,) = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps), plan=True)
         assert isinstance(found, Sampled)
         sampled = sampled_on_device(found, loop.device)
     if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images
@@ -217,34 +207,26 @@ def sample_paths(
     return sampled
 
 
-def _planned(
-    draws: Draws, batch: Batch, method: Method, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *,
-    keep_means: bool, graphs: KeptGraphs | None,
-) -> Sampled:  # fmt: skip
+def _plan(draws: Draws, batch: Batch, method: Method, how: Paths) -> Sampled:
     """What a method asks for besides plain trajectories, of a whole process at once."""
-    if method.plan == "trajectories":  # images are finished from every step too
-        pieces = _pieces(
-            draws, batch, kernel, schedule, steps, keep_means=keep_means, keep_velocity=True, graphs=graphs
-        )  # fmt: skip
-        return _completed(draws, batch, method, Trajectory.cat(list(pieces)), schedule)
-    plan = _branches if method.plan == "branches" else _trees
-    return plan(draws, batch, kernel, schedule, steps, keep_means=keep_means)
-
-
-def _completed(draws: Draws, batch: Batch, method: Method, trajectory: Trajectory, schedule: Schedule) -> Sampled:
-    """The transitions of trajectories, with their states finished by the ODE."""
-    with draws.network.counting("completion"):
+    if method.plan == "branches":
+        return _branches(draws, batch, how)
+    if method.plan == "tree":
+        return _trees(draws, batch, how)
+    trajectory = Trajectory.cat(list(_pieces(draws, batch, how, keep_velocity=True)))
+    mode, size = draws.config.credit.completion or method.completion, draws.geometry.rollout_batch_size
+    with draws.network.counting("completion"):  # images are finished from every step too, by the ODE
         completed = complete(
-            lambda index: draws.velocity(batch.asked.cond_of(batch.group[index.cpu()])), trajectory, schedule,
-            mode=draws.config.credit.completion or method.completion,
-            batch_size=draws.geometry.rollout_batch_size,
-        )  # fmt: skip
+            lambda index: draws.velocity(batch.asked.cond_of(batch.group[index.cpu()])),
+            trajectory,
+            how.schedule,
+            mode=mode,
+            batch_size=size,
+        )
     return sample_trajectories(trajectory, batch.group, completed)
 
 
-def _branches(
-    draws: Draws, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
-) -> Sampled:
+def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
     config, groups = draws.config, batch.asked.groups
     branches = config.credit.branches or config.group_size
     seeds = config.group_size // branches
@@ -254,39 +236,47 @@ def _branches(
         return draws.normals("branch", batch, [(*anchor, k, step) for anchor in anchors for k in range(branches)])
 
     return sample_branches(
-        _velocity_of(draws, batch),
+        lambda index: draws.velocity(batch.asked.cond[index.cpu()]),
         draws.normals("start", batch, [(group, 0 if config.same_latent else k) for group, k in anchors]),
-        torch.arange(len(groups)).repeat_interleave(seeds), groups.repeat_interleave(seeds), schedule, kernel, noise,
-        steps=steps, branches=branches, strides=config.credit.strides, batch_size=draws.geometry.rollout_batch_size,
-        keep_means=keep_means,
-    )  # fmt: skip
+        torch.arange(len(groups)).repeat_interleave(seeds),
+        groups.repeat_interleave(seeds),
+        how.schedule,
+        how.kernel,
+        noise,
+        steps=how.steps,
+        branches=branches,
+        strides=config.credit.strides,
+        batch_size=draws.geometry.rollout_batch_size,
+        keep_means=how.keep_means,
+    )
 
 
-def _trees(
-    draws: Draws, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
-) -> Sampled:
+def _trees(draws: Draws, batch: Batch, how: Paths) -> Sampled:
     credit, groups = draws.config.credit, batch.asked.groups.tolist()
-    splits, stochastic = tree_steps(draws.config, schedule.num_steps, batch.iteration, steps)
+    splits, stochastic = tree_steps(draws.config, how.schedule.num_steps, batch.iteration, how.steps)
 
-    def drawn(tag: str) -> Callable[[int, int], Tensor]:
+    def normals(tag: str) -> Callable[[int, int], Tensor]:
         return lambda step, nodes: draws.normals(
             tag, batch, [(group, number, step) for group in groups for number in range(nodes // len(groups))]
         )
 
-    own = drawn("node")
+    noise, children = normals("node"), credit.children
     if credit.split_noise is not None:
-        own = sibling_noise(
-            own, drawn("siblings"), splits=splits, children=credit.children, scale=credit.split_noise
-        )  # fmt: skip
+        noise = sibling_noise(noise, normals("siblings"), splits=splits, children=children, scale=credit.split_noise)
     return sample_tree(
-        _velocity_of(draws, batch), draws.normals("start", batch, [(group, 0) for group in groups]),
-        torch.arange(len(groups)), batch.asked.groups, schedule, kernel, own, splits=splits, children=credit.children,
-        stochastic=stochastic, batch_size=draws.geometry.rollout_batch_size, keep_means=keep_means,
-    )  # fmt: skip
-
-
-def _velocity_of(draws: Draws, batch: Batch) -> Callable[[Tensor], Velocity]:
-    return lambda index: draws.velocity(batch.asked.cond[index.cpu()])
+        lambda index: draws.velocity(batch.asked.cond[index.cpu()]),
+        draws.normals("start", batch, [(group, 0) for group in groups]),
+        torch.arange(len(groups)),
+        batch.asked.groups,
+        how.schedule,
+        how.kernel,
+        noise,
+        splits=splits,
+        children=children,
+        stochastic=stochastic,
+        batch_size=draws.geometry.rollout_batch_size,
+        keep_means=how.keep_means,
+    )
 
 
 def tree_steps(
@@ -336,13 +326,13 @@ def check_graphs(config: TrainConfig) -> None:
         ValueError: names the key.
     """
     geometry, sampler = config.resolve_batch(data_ranks(config)), config.sampler
+    micro, rollout_batch = geometry.micro_batch_size, geometry.rollout_batch_size
     reasons = {
         f"updates_per_rollout is {config.updates_per_rollout}": config.updates_per_rollout > 1,
-        f"micro_batch_size is {geometry.micro_batch_size} and rollout_batch_size {geometry.rollout_batch_size}":
-            geometry.micro_batch_size != geometry.rollout_batch_size,
+        f"micro_batch_size is {micro} and rollout_batch_size {rollout_batch}": micro != rollout_batch,
         f"sampler.trained_fraction is {sampler.trained_fraction:g}": sampler.trained_fraction < 1,
         f"curriculum.max_rounds is {config.curriculum.max_rounds}": config.curriculum.max_rounds > 1,
-    }  # fmt: skip
+    }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(
             "keep_graphs walks the rollout's own evaluations back, batch by batch and once, but "
@@ -378,18 +368,21 @@ def check_plan(config: TrainConfig, method: Method) -> None:
             f"group_size ({size}) must be start noises times credit.branches ({credit.branches}): change one of them"
         )
     if method.plan == "tree":
-        splits = len(credit.splits) if credit.splits is not None else tree_depth(size, credit.children)
-        if splits < 1 or credit.children**splits != size:
-            raise ValueError(
-                f"a tree of {credit.children} children per split has {credit.children}^splits leaves, and group_size "
-                f"is {size}: choose credit.splits, credit.children and group_size so that they agree"
-            )
-        if credit.splits is None:
-            window_law(sampler.num_steps, splits, _TREE_WINDOW_RATIO)
-        given_splits = credit.splits or ()
-        outside = [step for step in given_splits if not 0 <= step < sampler.num_steps - 1]
-        if outside or len(set(given_splits)) != len(given_splits):
-            raise ValueError(
-                f"credit.splits {list(given_splits)} must be distinct and lie in 0 .. {sampler.num_steps - 2}: the "
-                "last step adds no noise"
-            )
+        _check_tree(config)
+
+
+def _check_tree(config: TrainConfig) -> None:
+    credit, size, num_steps = config.credit, config.group_size, config.sampler.num_steps
+    splits = len(credit.splits) if credit.splits is not None else tree_depth(size, credit.children)
+    if splits < 1 or credit.children**splits != size:
+        raise ValueError(
+            f"a tree of {credit.children} children per split has {credit.children}^splits leaves, and group_size "
+            f"is {size}: choose credit.splits, credit.children and group_size so that they agree"
+        )
+    if credit.splits is None:
+        window_law(num_steps, splits, _TREE_WINDOW_RATIO)
+    given = credit.splits or ()
+    if len(set(given)) != len(given) or any(not 0 <= step < num_steps - 1 for step in given):
+        raise ValueError(
+            f"credit.splits {list(given)} must be distinct and lie in 0 .. {num_steps - 2}: the last step adds no noise"
+        )

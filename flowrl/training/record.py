@@ -72,10 +72,11 @@ class Record:
 
     def in_step(self, rows: Rows, blocks: Sequence[Tensor]) -> Iterator[tuple[Tensor, bool]]:
         """Blocks of row indexes, each of one step, with True; between them idle ones with False, see `in_step`."""
-        return in_step(
-            self.loop.shards, blocks, key=lambda index: int(rows.step[index[0]]),
-            idle=lambda step: torch.nonzero(rows.step == step)[0],
-        )  # fmt: skip
+
+        def idle(step: int) -> Tensor:
+            return torch.nonzero(rows.step == step)[0]
+
+        return in_step(self.loop.shards, blocks, idle, key=lambda index: int(rows.step[index[0]]))
 
     @torch.no_grad()
     def rescore(self, rows: Rows, blocks: list[Tensor]) -> tuple[Tensor, Tensor | None]:

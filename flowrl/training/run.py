@@ -28,8 +28,9 @@ from flowrl.runtime.files import locked, replacing, write_atomically
 from flowrl.runtime.interrupts import on_interrupt
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import settings_without_secrets
+from flowrl.training.agreement import difference, loaded_facts, rounding_note
 from flowrl.training.checkpoints import (
-    Found,
+    Continued,
     checkpoints,
     find_checkpoint,
     remove_halves,
@@ -38,7 +39,6 @@ from flowrl.training.checkpoints import (
     state_of,
     write_checkpoint,
 )
-from flowrl.training.processes.agreement import difference, loaded_facts, told_difference
 from flowrl.training.processes.devices import accelerator_of, on_main
 from flowrl.training.processes.mesh import layout_of
 from flowrl.training.seal import ALLOW, changes, digest_of
@@ -124,7 +124,7 @@ class Run:
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed
         self.trackers = Trackers(())  # on the main process, from `begin` on
-        self._first, self._found, self._rows = 0, Found(), MetricRows(folder)
+        self._first, self._found, self._rows = 0, Continued(), MetricRows(folder)
         self._facts = session_facts(self.device, self.processes) if self.main else {}
         self._manifest: dict[str, Any] = {"run": uuid.uuid4().hex, "config_name": name}
         self._inputs, self._changes = dict(inputs), list[str]()
@@ -272,7 +272,7 @@ class Run:
             self._rows = MetricRows(self.folder, self._found.rows)
             if self._found.folder is not None and self._found.lost:
                 reseal(self._found.folder, self._rows.seal())
-            self._found = Found()  # a state may be large
+            self._found = Continued()  # a state may be large
             remove_evaluations(self.folder, after=first)
         self._write()
         self.trackers = open_trackers(self._config, self.folder, run=self._manifest["run"], resumed=self._resumed)
@@ -291,7 +291,7 @@ class Run:
         if self.processes == 1:
             return
         card = torch.cuda.get_device_name() if self.device.type == "cuda" else str(self.device.type)
-        line = told_difference(_gathered([{"attention": str(attention), "card": card}]))
+        line = rounding_note(_gathered([{"attention": str(attention), "card": card}]))
         if line and self.main:
             print(line, flush=True)
 

@@ -68,6 +68,11 @@ class Scorer:
         counters.setdefault("watch", new_history())
         USAGE.take()  # what this process asked before the run is not among its costs
 
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Puts back what jointly trained rewards had learned; one that was added since has nothing to put back."""
+        for key in self.trained.keys() & states.keys():
+            self.trained[key].restore(states[key])
+
     def begin(self) -> None:
         """Forgets the iteration before."""
         self.errors.clear()
@@ -185,9 +190,13 @@ class Scorer:
         images = torch.stack([torch.from_numpy(image) for _, image in rows]).permute(0, 3, 1, 2).float() / 255
         prompts, metadata, group_ids, sample_ids = zip(*(row[0] for row in rows), strict=True)
         inputs = RewardInputs(
-            prompts=list(prompts), images=images.to(self.run.device), metadata=list(metadata),
-            group_ids=torch.tensor(group_ids), sample_ids=torch.tensor(sample_ids), iteration=iteration,
-        )  # fmt: skip
+            prompts=list(prompts),
+            images=images.to(self.run.device),
+            metadata=list(metadata),
+            group_ids=torch.tensor(group_ids),
+            sample_ids=torch.tensor(sample_ids),
+            iteration=iteration,
+        )
         for key, reward in self.trained.items():
             metrics |= {f"reward/{key}/{name}": value for name, value in reward.learn(inputs).items()}
             if self.run.processes > 1:  # devices do not add up alike, and copies would drift apart

@@ -25,7 +25,6 @@ from flowrl.runtime.files import plain
 from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
 
 if TYPE_CHECKING:
-    from flowrl.prompts.loading import Prompt
     from flowrl.rewards.compose import WeightedSum
     from flowrl.training.prompting import RunPrompts
 
@@ -50,8 +49,12 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
     """What a run is made with, as far as it is known before anything loads."""
     from flowrl.pipelines.places.lora_places import folder_of_lora  # with it comes torch
 
-    rows = {"prompts.train": prompts.train, "prompts.eval": prompts.held_out}
-    found = {key: "".join(_prompt_digest(prompt) for prompt in listed) for key, listed in rows.items()}
+    found = dict[str, str]()
+    for key, rows in (("prompts.train", prompts.train), ("prompts.eval", prompts.held_out)):
+        found[key] = "".join(
+            _row_digest([row.noise_name, row.negative, row.metadata], [*row.sources, *row.references, *row.clips])
+            for row in rows
+        )
     pairs = config.objective.options.get("pairs")
     if isinstance(pairs, str):
         from flowrl.prompts.pairs import read_pairs
@@ -61,12 +64,10 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
             for pair in read_pairs(resolve_path(pairs))
         )
     lora = config.policy.init_lora
-    return _as_read({
-        "config": {key: value for key, value, _ in _settings(config)},
-        "prompts": found,
-        "model": model_of(config),
-        "init_lora": {} if lora is None else digests_of(folder_of_lora(resolve_path(lora))),
-    })  # fmt: skip
+    settings = {key: value for key, value, _ in _settings(config)}
+    files = {} if lora is None else digests_of(folder_of_lora(resolve_path(lora)))
+    inputs = {"config": settings, "prompts": found, "model": model_of(config), "init_lora": files}
+    return dict(json.loads(json.dumps(plain(inputs), default=str)))  # as JSON gives it back: tuples are lists
 
 
 def model_of(config: TrainConfig) -> dict[str, str]:
@@ -128,23 +129,31 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
     found = []
     for part in (part for part in now if part in before):
         old, new = before[part], now[part]
-        if part == "model" and not (old and new):
-            continue  # on the hub, and not downloaded at one of the two times
         if part in ("model", "init_lora"):
-            names = [name for name in {**old, **new} if not same_digest(old.get(name), new.get(name))]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            found += [f"{part}: changed are {', '.join(names[:3])}{more}"] if names else []
+            found += _changed_files(part, old, new)
             continue
-        for key in {**old, **new}:
-            was, is_now = old.get(key, _NONE), new.get(key, _NONE)
-            if was == is_now or (was is _NONE and (key in defaults or (part == "rewards" and _FILES in key))):
-                continue
-            if part == "prompts":
-                found.append(f"{key}: {_row_words(str(old.get(key, '')), str(new.get(key, '')))}")
-            else:
-                name = f"config: {key}" if part == "config" else f"{key}: version"
-                found.append(f"{name} {_shown(was)} -> {_shown(is_now)}")
+        for key in [key for key in {**old, **new} if old.get(key, _NONE) != new.get(key, _NONE)]:
+            newly_known = key not in old and (key in defaults or (part == "rewards" and _FILES in key))
+            if not newly_known:
+                found.append(_change(part, key, old.get(key, _NONE), new.get(key, _NONE)))
     return found
+
+
+def _changed_files(part: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """What became of the files of a model or LoRA, in a line; none where nothing did."""
+    if part == "model" and not (old and new):
+        return []  # on the hub, and not downloaded at one of the two times
+    names = [name for name in {**old, **new} if not same_digest(old.get(name), new.get(name))]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"{part}: changed are {', '.join(names[:3])}{more}"] if names else []
+
+
+def _change(part: str, key: str, old: Any, new: Any) -> str:
+    """What became of a setting, of the rows of prompts, or of a reward's version, in a line."""
+    if part == "prompts":
+        return f"{key}: {_row_words(*('' if rows is _NONE else str(rows) for rows in (old, new)))}"
+    shown = ["not there" if value is _NONE else json.dumps(value, ensure_ascii=False) for value in (old, new)]
+    return f"{f'config: {key}' if part == 'config' else f'{key}: version'} {' -> '.join(shown)}"
 
 
 def settings_of(config: TrainConfig) -> dict[str, Any]:
@@ -176,16 +185,6 @@ def _settings(
             yield name, part, bool(part == default)
 
 
-def _as_read(value: Any) -> Any:
-    """As JSON gives it back: tuples are lists."""
-    return json.loads(json.dumps(plain(value), default=str))
-
-
-def _prompt_digest(prompt: Prompt) -> str:
-    files = [*prompt.sources, *prompt.references, *prompt.clips]
-    return _row_digest([prompt.noise_name, prompt.negative, prompt.metadata], files)
-
-
 def _row_digest(words: Sequence[Any], images: Sequence[str]) -> str:
     text = json.dumps([*words, *(digest_of_file(Path(image)) for image in images)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_ROW]
@@ -199,7 +198,3 @@ def _row_words(before: str, now: str) -> str:
     counts = {"changed": both, "added": come - both, "removed": gone - both}
     words = [f"{count} {word}" for word, count in counts.items() if count]
     return f"of {old.total()} rows " + (", ".join(words) or "the order changed")
-
-
-def _shown(value: Any) -> str:
-    return "not there" if value is _NONE else json.dumps(value, ensure_ascii=False)

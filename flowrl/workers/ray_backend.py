@@ -15,6 +15,14 @@ from flowrl.training.draws import Request
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, Done, Failed, Lost, Ready
 
+_GONE = {
+    "ActorDiedError": "its process ended",
+    "ActorUnavailableError": "it does not answer",
+    "NodeDiedError": "its machine is gone",
+    "OutOfMemoryError": "its machine ran out of memory",
+    "ObjectLostError": "what it had drawn is gone with its machine",
+}
+"""Why an actor is gone, in few words, by Ray's error."""
 _IDLE = 0.02  # seconds to the next look where no answer is awaited
 
 
@@ -42,7 +50,8 @@ class RayBackend:
         import ray
 
         self._ray = ray
-        _send_tensors_as_bytes(ray)
+        # Tensors travel as plain memory, which processes of one machine share, rather than through pickle.
+        ray.util.register_serializer(torch.Tensor, serializer=_bytes_of, deserializer=_tensor_of)
         self._class: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(RolloutWorker)
         self._duty = ray.put(duty)
         self._actors: dict[int, Any] = {}
@@ -99,7 +108,8 @@ class RayBackend:
             return Failed(worker, ticket, cause)
         except errors.RayError as error:  # the actor, its node, or what it had sent
             self._forget(worker)
-            return Lost(worker, _in_words(error))
+            name = type(error).__name__
+            return Lost(worker, _GONE.get(name, name))
         return Ready(worker, str(result)) if ticket is None else Done(worker, ticket, result)
 
     def _forget(self, worker: int) -> None:
@@ -111,22 +121,6 @@ class RayBackend:
         self._forget(worker)
         if (actor := self._actors.pop(worker, None)) is not None:
             self._ray.kill(actor)
-
-
-def _in_words(error: BaseException) -> str:
-    """Why an actor is gone, in few words."""
-    name = type(error).__name__
-    known = {
-        "ActorDiedError": "its process ended", "ActorUnavailableError": "it does not answer",
-        "NodeDiedError": "its machine is gone", "OutOfMemoryError": "its machine ran out of memory",
-        "ObjectLostError": "what it had drawn is gone with its machine",
-    }  # fmt: skip
-    return known.get(name, name)
-
-
-def _send_tensors_as_bytes(ray: Any) -> None:
-    """Tensors travel as plain memory, which processes of one machine share, rather than through pickle."""
-    ray.util.register_serializer(torch.Tensor, serializer=_bytes_of, deserializer=_tensor_of)
 
 
 def _bytes_of(tensor: Tensor) -> tuple[np.ndarray[Any, Any], torch.dtype, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from flowrl.runtime.scrubbing import say as print
 from flowrl.training.draws import Drawn, Request
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
-from flowrl.workers.dispatch import Dispatcher, Worker
+from flowrl.workers.dispatch import Dispatcher
 from flowrl.workers.joining import join_cluster
 from flowrl.workers.ray_backend import Order, RayBackend
 
@@ -41,18 +41,14 @@ class Rollouts:
         settings, kind = config.workers, run.device.type
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
         address = join_cluster(config, run)
-        duty = Duty(
-            config=config, learners=run.world, device=kind, threads=torch.get_num_threads(), folder=os.getcwd()
-        )  # fmt: skip
+        threads, folder = torch.get_num_threads(), os.getcwd()
+        duty = Duty(config=config, learners=run.world, device=kind, threads=threads, folder=folder)
         self._say = run.main
         self.backend = RayBackend(duty, gpus=gpus)
-        self.dispatcher = Dispatcher(
-            self.backend, workers=settings.rollouts // run.world, tell=self._tell, who="rollout worker"
-        )  # fmt: skip
-        self.layout = {
-            "rollouts": settings.rollouts, "staleness": settings.staleness, "gpus_each": gpus, "address": address,
-            "own_instance": settings.address is None,
-        }  # fmt: skip
+        share = settings.rollouts // run.world
+        self.dispatcher = Dispatcher(self.backend, workers=share, tell=self._tell, who="rollout worker")
+        self.layout = {"rollouts": settings.rollouts, "staleness": settings.staleness, "gpus_each": gpus}
+        self.layout |= {"address": address, "own_instance": settings.address is None}
         self._waited = 0.0
         self._told = 0  # restarts that are in the log
         self._lock = threading.Condition()
@@ -96,8 +92,14 @@ class Rollouts:
     def lines(self) -> list[str]:
         """What each worker does, in 80 columns; of many those first that are not there."""
         with self._lock:
-            now, size = self.backend.now(), self.dispatcher.workers
-            found = [(worker.state != "here", number, _line(number, worker, now)) for number, worker in enumerate(size)]
+            now, found = self.backend.now(), list[tuple[bool, int, str]]()
+            for number, worker in enumerate(self.dispatcher.workers):
+                what = worker.state if worker.state != "here" else "drawing" if worker.holds else "idle"
+                if worker.state == "away":
+                    what = f"away for {max(0.0, worker.starts_again - now):.0f} s"
+                took = f"{worker.seconds:8.2f} s/piece" if worker.drawn else ""
+                line = f"  worker {number:<5} {what:<16} {worker.drawn:>6} pieces {took}  {worker.place[:14]}"
+                found.append((worker.state != "here", number, line.rstrip()))
         if len(found) <= _LINES:
             return [line for _, _, line in found]
         shown = sorted(found, key=lambda one: (not one[0], one[1]))[: _LINES - 1]
@@ -129,11 +131,3 @@ class Rollouts:
                 with self._lock:
                     self._failed = error
                     self._lock.notify_all()
-
-
-def _line(number: int, worker: Worker, now: float) -> str:
-    what = worker.state if worker.state != "here" else "drawing" if worker.holds else "idle"
-    if worker.state == "away":
-        what = f"away for {max(0.0, worker.starts_again - now):.0f} s"
-    took = f"{worker.seconds:8.2f} s/piece" if worker.drawn else ""
-    return f"  worker {number:<5} {what:<16} {worker.drawn:>6} pieces {took}  {worker.place[:14]}".rstrip()

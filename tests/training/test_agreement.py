@@ -19,9 +19,9 @@ from warm_forks import Started, start_forks
 from flowrl.cli import main
 from flowrl.config.train import load_config
 from flowrl.runtime.failures import explain
+from flowrl.training.agreement import OWN, difference, facts_of, loaded_facts, rounding_note
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes import meeting
-from flowrl.training.processes.agreement import OWN, difference, facts_of, loaded_facts, told_difference
 from flowrl.training.processes.launched import Launched, launched
 from flowrl.training.processes.meeting import Meeting
 from flowrl.training.seal import RESUME_KEYS, inputs_of
@@ -104,8 +104,8 @@ def test_versions_and_models_are_compared(toy: Path) -> None:
 
 def test_what_moves_numbers_by_rounding_is_told(toy: Path) -> None:
     here = {"attention": "native", "card": "A"}
-    assert told_difference([here, here]) == ""
-    assert "card: A in process 0, B in process 1" in told_difference([here, here | {"card": "B"}])
+    assert rounding_note([here, here]) == ""
+    assert "card: A in process 0, B in process 1" in rounding_note([here, here | {"card": "B"}])
 
 
 def test_many_differences_and_long_values_stay_short() -> None:

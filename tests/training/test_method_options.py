@@ -18,7 +18,7 @@ from flowrl.recipes import grpo
 from flowrl.training.assignment import clip_ranges
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
-from flowrl.training.paths import sample_paths, sampler_at
+from flowrl.training.paths import Paths, sample_paths, sampler_at
 
 CALIBRATED = ("credit.method=dense_grpo", "sampler.kernel=dance_sde", "sampler.noise_level=0.7")
 
@@ -94,7 +94,8 @@ def test_dcpos_clip_range_is_wide_for_rare_draws(toy: Path) -> None:
     batch, (kernel, schedule, steps) = loop.batch(0), sampler_at(loop, 0)
     with torch.no_grad():
         scoring = loop.scorer.start(batch)
-        sampled = sample_paths(loop, batch, CREDIT["outcome"], kernel, schedule, steps, scoring, keep_means=True)
+        how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=True)
+        sampled = sample_paths(loop, batch, CREDIT["outcome"], how, scoring)
     low, high = clip_ranges(loop, sampled, kernel, schedule)
     assert sampled.mean is not None
     drawn = torch.stack([

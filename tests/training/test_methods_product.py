@@ -33,7 +33,7 @@ from flowrl.samplers import KERNELS
 from flowrl.training.assignment import advantages, all_ends, credit_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
-from flowrl.training.paths import sample_paths, sampler_at
+from flowrl.training.paths import Paths, sample_paths, sampler_at
 from flowrl.training.record import Record
 
 TREES, MERGED = ("branch_grpo", "tree_grpo"), ("tp_grpo", "vgpo")
@@ -183,7 +183,8 @@ def _sampled(config: TrainConfig) -> tuple[Loop, tuple[Any, ...]]:
     batch = loop.batch(0)
     scoring = loop.scorer.start(batch)
     with torch.no_grad():
-        sampled = sample_paths(loop, batch, method, kernel, schedule, steps, scoring, keep_means=True)
+        how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=True)
+        sampled = sample_paths(loop, batch, method, how, scoring)
     output = scoring.result()
     return loop, (batch, sampled, output, kernel, schedule)
 

@@ -19,7 +19,7 @@ from flowrl.samplers import KERNELS
 from flowrl.session.preflight import check_before_loading
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
-from flowrl.training.paths import sample_paths, sampler_at
+from flowrl.training.paths import Paths, sample_paths, sampler_at
 
 ALL = "flow_sde, dance_sde, cps, ddim_flow, wan_sde, dpm_sde"
 
@@ -120,10 +120,9 @@ def test_the_published_log_probability_of_cps(toy: Path) -> None:
     loop = Loop(config, QuickRun(run), read_run_prompts(config.prompts))  # type: ignore[arg-type]
     kernel, schedule, steps = sampler_at(loop, 0)
     batch = loop.batch(0)
+    how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=True)
     with torch.no_grad():
-        sampled = sample_paths(
-            loop, batch, CREDIT["outcome"], kernel, schedule, steps, loop.scorer.start(batch), keep_means=True
-        )
+        sampled = sample_paths(loop, batch, CREDIT["outcome"], how, loop.scorer.start(batch))
     assert sampled.mean is not None
     deviation = (sampled.states[sampled.produced] - sampled.mean).double().square().flatten(1).sum(1)
     torch.testing.assert_close(sampled.log_prob.double(), -deviation, rtol=1e-6, atol=1e-6)

@@ -101,7 +101,7 @@ def _trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], wa
     prompts = check_before_loading(config)
     inputs = inputs_of(config, prompts)
     if launched() is not None:
-        from flowrl.training.processes.agreement import difference, facts_of
+        from flowrl.training.agreement import difference, facts_of
 
         meet(facts_of(config, inputs, resumed=folder is not None), difference)
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import

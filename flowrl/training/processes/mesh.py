@@ -127,8 +127,13 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
     for given, why in refused.items() if settings.context > 1 else ():
         if why:
             raise ValueError(f"parallel.context is {settings.context} and {given}: {why}, or parallel.context=1")
-    if settings.shard == 1:
-        return
+    if settings.shard > 1:
+        _check_split(config)
+
+
+def _check_split(config: TrainConfig) -> None:
+    """Refuses what split weights cannot do."""
+    pipeline, policy = config.pipeline, config.policy
     refused = {
         f"pipeline.quantize={pipeline.quantize}": pipeline.quantize != "none"
         and "quantised weights are not split: set pipeline.quantize=none; or parallel.shard=1, they may fit",
@@ -147,7 +152,7 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
     }
     for given, why in refused.items():
         if why:
-            raise ValueError(f"parallel.shard is {settings.shard} and {given}: {why}")
+            raise ValueError(f"parallel.shard is {config.parallel.shard} and {given}: {why}")
 
 
 # ---- turns -----------------------------------------------------------------------------------------------------------

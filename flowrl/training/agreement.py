@@ -46,7 +46,8 @@ def facts_of(config: TrainConfig, inputs: Mapping[str, Any], *, resumed: bool) -
     for key, value in settings.items():
         if not key.startswith(("prompts.", "pipeline.model", "policy.init_lora")):  # their content is in the inputs
             found |= {f"content of {key} ({text})": digest for text, digest in _contents(value)}
-    found |= {f"content of {key}": _rows(str(rows)) for key, rows in inputs["prompts"].items()}
+    for key, rows in inputs["prompts"].items():
+        found[f"content of {key}"] = f"{len(str(rows)) // 8} rows ({_digest(str(rows))[:8]})"
     for part in ("model", "init_lora"):
         files = {name: digest for name, digest in inputs[part].items() if name != "commit"}  # it may yet be downloaded
         found |= {f"{part} file {name}": digest for name, digest in files.items()}
@@ -81,7 +82,7 @@ def difference(given: Sequence[Facts]) -> str:
     )
 
 
-def told_difference(given: Sequence[Facts]) -> str:
+def rounding_note(given: Sequence[Facts]) -> str:
     """A line for what may differ, but moves numbers by rounding; empty where nothing does."""
     lines = list(_lines(given))
     return f"Note: processes differ, and their numbers may by rounding: {'; '.join(lines)}." if lines else ""
@@ -93,20 +94,14 @@ def _lines(given: Sequence[Facts]) -> Iterator[str]:
         for rank, facts in enumerate(given):
             ranks.setdefault(facts.get(name, "not there"), []).append(rank)
         if len(ranks) > 1:
-            yield f"{name}: " + ", ".join(f"{_short(value)} in {_where(those)}" for value, those in ranks.items())
+            yield f"{name}: " + ", ".join(_held(value, those) for value, those in ranks.items())
 
 
-def _where(ranks: Sequence[int]) -> str:
+def _held(value: str, ranks: Sequence[int]) -> str:
+    """A value, and the processes that have it."""
+    short = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 16]} ... ({_digest(value)[:8]})"
     shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-    return f"process{'es' if len(ranks) > 1 else ''} {shown}"
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 16]} ... ({_digest(value)[:8]})"
-
-
-def _rows(digests: str) -> str:
-    return f"{len(digests) // 8} rows ({_digest(digests)[:8]})"
+    return f"{short} in process{'es' if len(ranks) > 1 else ''} {shown}"
 
 
 def _contents(value: Any) -> Iterator[tuple[str, str]]:
