@@ -18,8 +18,8 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NoReturn
 
 from flowrl.runtime.call import answering
@@ -67,12 +67,11 @@ FORMER: dict[str, str] = {
 
 @cache
 def _without_notes_on_torchao() -> None:
+    def filter_of(words: str) -> Callable[[logging.LogRecord], bool]:
+        return lambda record: words not in record.getMessage()
+
     for logger, words in NOTES.items():
-        logging.getLogger(logger).addFilter(partial(_lacks, words))
-
-
-def _lacks(words: str, record: logging.LogRecord) -> bool:
-    return words not in record.getMessage()
+        logging.getLogger(logger).addFilter(filter_of(words))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -203,8 +203,10 @@ def _check_rates(prompts: Sequence[int], pass_rates: Sequence[float], total: int
 
 
 CURRICULA: dict[str, type[Shuffled] | type[Replay] | type[Gaussian]] = {
-    "shuffled": Shuffled, "replay": Replay, "gaussian": Gaussian,
-}  # fmt: skip
+    "shuffled": Shuffled,
+    "replay": Replay,
+    "gaussian": Gaussian,
+}
 
 
 def draw_prompts(weight_P: Float[Tensor, " P"], n: int, *counters: Part) -> tuple[int, ...]:

@@ -38,9 +38,8 @@ def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
     unique = list(dict.fromkeys(benchmark))
     exact = tuple(text for text in unique if _plain(text) in known)
     rest = [text for text in unique if _plain(text) not in known]
-    return Overlap(
-        exact=exact, swapped=tuple(text for text in rest if swapped(_plain(text)) in known), total=len(unique)
-    )  # fmt: skip
+    in_other_order = tuple(text for text in rest if swapped(_plain(text)) in known)
+    return Overlap(exact=exact, swapped=in_other_order, total=len(unique))
 
 
 def overlap_of_rows(train: Iterable[Prompt], held_out: Iterable[Prompt]) -> Overlap:

@@ -122,9 +122,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
         ) from error
-    raylet = None
-    if folder is not None:
-        raylet = next((child for child in _psutil().Process().children() if child.name() == "raylet"), None)
+    raylet = None if folder is None else _raylet()
     address = ray.get_runtime_context().gcs_address
     made = Connection(address=address, folder=folder, own=True, lock=lock, raylet=raylet)
     _connection.append(made)
@@ -156,6 +154,10 @@ def _is_over(made: Connection) -> bool:
         return made.raylet is not None and made.raylet.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def _raylet() -> Any:
+    return next((child for child in _psutil().Process().children() if child.name() == "raylet"), None)
 
 
 def disconnect() -> None:
@@ -235,8 +237,8 @@ def _refuse_silent(address: str) -> None:
 
 
 def _own_folder() -> tuple[Path, IO[bytes]]:
-    """A new folder for Ray's files, with a name that leaves room for those of sockets, and the file that marks it as one
-    of a process that lives; folders left behind go."""
+    """A new folder for Ray's files, with a name that leaves room for those of sockets, and the open file that marks it
+    as one of a process that lives; folders left behind go."""
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"
     for folder in Path(parent).glob(f"{_PREFIX}*"):

@@ -227,10 +227,8 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
         The file; None where neither place can be written.
     """
     rank = os.environ.get("RANK", "0")
-    text = "\n".join([
-        time.strftime("%Y-%m-%dT%H:%M:%S%z"), call_words(),
-        f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
-    ])  # fmt: skip
+    head = [time.strftime("%Y-%m-%dT%H:%M:%S%z"), call_words(), f"{version_text()} on {platform.platform()}", ""]
+    text = "\n".join([*head, *traceback.format_exception(error)])
     data = without_secrets(text).encode("utf-8", "backslashreplace")
     if folder is not None and folder.is_dir():
         path = folder / (LOG if rank == "0" else f"error-{rank}.log")

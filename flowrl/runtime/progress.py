@@ -120,10 +120,8 @@ def progress(
     if not (enabled and shown()):
         yield lambda note: None
     elif sys.stderr.isatty():
-        columns = (
-            TextColumn("{task.description}"), BarColumn(bar_width=18), MofNCompleteColumn(),
-            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-        )  # fmt: skip
+        label_and_bar = (TextColumn("{task.description}"), BarColumn(bar_width=18), MofNCompleteColumn())
+        columns = (*label_and_bar, TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
         with _WithLines(*columns, console=Console(stderr=True), more=more) as bar:
             task = bar.add_task(printable(label), total=total, completed=done, note="")
             _bars.append(bar)

@@ -51,10 +51,8 @@ def credit_of(loop: Loop, sampled: Sampled, output: RewardOutput, kernel: Kernel
     if config.reward_aggregation == "log_tame":  # of rewards: what credit makes of them may have any sign
         tamed, first = log_tame(run.gather(reward_KF.T).T), run.rank * len(sampled.finished)
         reward_KF = combine(tamed[:, first : first + len(sampled.finished)], weights.float())[None]
-    context = Context(
-        step_std=step_stds(kernel, schedule), per_dim=sampled.states[0].numel(), rank=run.rank,
-        gather=run.gather, iteration=loop.iteration,
-    )  # fmt: skip
+    std, size, now = step_stds(kernel, schedule), sampled.states[0].numel(), loop.iteration
+    context = Context(step_std=std, per_dim=size, rank=run.rank, gather=run.gather, iteration=now)
     return credit_options(config)(sampled, reward_KF, context)
 
 
@@ -72,9 +70,8 @@ def calibrated(loop: Loop, sampled: Sampled, output: RewardOutput) -> dict[str, 
 
 def reward_channels(loop: Loop, output: RewardOutput) -> tuple[Tensor, Tensor]:
     """[K, F] rewards as advantages take them, and their weights [K] now."""
-    channels, weights = trained_channels(
-        loop.config.reward_aggregation, loop.scorer.reward, loop.iteration, output
-    )  # fmt: skip
+    how = loop.config.reward_aggregation
+    channels, weights = trained_channels(how, loop.scorer.reward, loop.iteration, output)
     return torch.stack(channels), torch.tensor(weights, dtype=torch.float64)
 
 
@@ -124,10 +121,17 @@ def normalised(config: TrainConfig, raw_KM: Tensor, norm_M: Tensor, weights_K: T
     if how in (*MERGED, "log_tame"):  # one reward; its granularities are normalised each, then added up
         how = "sum" if len(raw_KM) == 1 else "each"
     return aggregate(
-        raw_KM, norm_M, weights_K, how=cast(Aggregation, how), scope=config.adv_std, eps=config.adv_eps,
-        correction=config.adv_correction, baseline=config.adv_baseline, virtual_max=config.adv_virtual_max,
+        raw_KM,
+        norm_M,
+        weights_K,
+        how=cast(Aggregation, how),
+        scope=config.adv_std,
+        eps=config.adv_eps,
+        correction=config.adv_correction,
+        baseline=config.adv_baseline,
+        virtual_max=config.adv_virtual_max,
         min_std=config.adv_min_std,
-    )  # fmt: skip
+    )
 
 
 def trained_steps(loop: Loop, sampled: Sampled) -> Tensor:

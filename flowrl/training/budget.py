@@ -59,7 +59,5 @@ class Budget:
 
     def row(self) -> dict[str, Any]:
         """What was spent, for the log."""
-        return {
-            "nfe/total": evaluations(self.counters), "images": self.counters["images"],
-            "seconds/total": round(self.counters["seconds"], 4),
-        }  # fmt: skip
+        seconds = round(self.counters["seconds"], 4)
+        return {"nfe/total": evaluations(self.counters), "images": self.counters["images"], "seconds/total": seconds}

@@ -119,12 +119,9 @@ def encoders_digest(model: str, others: Sequence[str]) -> str:
                 "folder that it was downloaded to, or remove prompts.cache"
             )
         return f"{model}@{commit}"
-    digest = hashlib.sha256()
-    add_files(digest, {
-        name: path
-        for name, path in files_of(Path(model)).items()
-        if name.partition("/")[0] not in others or path.suffix == ".json"
-    })  # fmt: skip
+    digest, files = hashlib.sha256(), files_of(Path(model))
+    left_out = [name for name, path in files.items() if name.partition("/")[0] in others and path.suffix != ".json"]
+    add_files(digest, {name: path for name, path in files.items() if name not in left_out})
     return digest.hexdigest()
 
 

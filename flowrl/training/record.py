@@ -113,10 +113,16 @@ class Record:
         columns = (rows.old_log_prob, rows.advantage, rows.clip_low, rows.clip_high)
         old_log_prob, advantage, low, high = (sent(column, produced.device) for column in columns)
         return Scored(
-            log_ratio=(self.kernel.log_prob(produced, new) - old_log_prob) / self.dims, advantage=advantage,
-            clip_low=low, clip_high=high, new=new, old_mean=None if mean is None else taken(mean, index),
-            produced=produced, step_size=float(now - after), sensitivity=kernel_sensitivity(self.kernel, now, after),
-        )  # fmt: skip
+            log_ratio=(self.kernel.log_prob(produced, new) - old_log_prob) / self.dims,
+            advantage=advantage,
+            clip_low=low,
+            clip_high=high,
+            new=new,
+            old_mean=None if mean is None else taken(mean, index),
+            produced=produced,
+            step_size=float(now - after),
+            sensitivity=kernel_sensitivity(self.kernel, now, after),
+        )
 
     def reference(self, rows: Rows) -> Transition:
         """The transition that the policy of `kl_reference` gives."""

@@ -50,15 +50,13 @@ def check_workers(config: TrainConfig, *, here: bool = True) -> None:
 
 def _check_staleness(config: TrainConfig) -> None:
     """Refuses to draw ahead what depends on the iteration that is not over."""
-    curriculum, calibration = config.curriculum, config.sampler.calibration
+    way, rounds = config.curriculum.sampling, config.curriculum.max_rounds
+    calibrates = config.sampler.calibration.iterations
     reasons = {
-        f"curriculum.sampling={curriculum.sampling} chooses prompts by the rewards of the iteration before":
-            curriculum.sampling != "shuffled",
-        f"curriculum.max_rounds={curriculum.max_rounds} samples again by the rewards of a round":
-            curriculum.max_rounds > 1,
-        f"sampler.calibration.iterations={calibration.iterations} moves noise levels by the rewards before":
-            calibration.iterations > 0,
-    }  # fmt: skip
+        f"curriculum.sampling={way} chooses prompts by the rewards of the iteration before": way != "shuffled",
+        f"curriculum.max_rounds={rounds} samples again by the rewards of a round": rounds > 1,
+        f"sampler.calibration.iterations={calibrates} moves noise levels by the rewards before": calibrates > 0,
+    }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(
             f"workers.staleness=1 draws an iteration while the one before is scored, but {' and '.join(found)}: set "

@@ -91,11 +91,9 @@ class MetricRows:
         self._packed += self._packer.flush(zlib.Z_SYNC_FLUSH)
         with replacing(self.path) as stream:
             stream.write(zlib.decompressobj().decompress(bytes(self._packed)))
-        print(
-            f"{self.path} {what} while the run is at work: all rows were put back{kept}. Leave the file alone until "
-            "the run has ended",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        advice = "Leave the file alone until the run has ended"
+        said = f"{self.path} {what} while the run is at work: all rows were put back{kept}. {advice}"
+        print(said, file=sys.stderr, flush=True)
 
 
 def rows_fault(data: bytes | None, sealed: Sealed) -> str:

@@ -53,10 +53,8 @@ class Trackers:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Hands on a row of `metrics.jsonl`; what is no finite number stays there alone."""
-        numbers = {
-            key: value for key, value in row.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and key != "iteration"
-        }  # fmt: skip
+        finite = {key: value for key, value in row.items() if isinstance(value, int | float)}
+        numbers = {key: value for key, value in finite.items() if not isinstance(value, bool) and key != "iteration"}
         self._each(lambda tracker: tracker.log(int(row["iteration"]), numbers))
 
     def show(self, folder: Path, iteration: int) -> None:

@@ -22,9 +22,15 @@ class TrackioTracker:
 
         self._trackio: Any = trackio
         self._run: Any = trackio.init(
-            project=project, name=folder.name, space_id=None if space == LOCAL else space, config=dict(config),
-            resume="allow" if resumed else "never", embed=False, auto_log_gpu=False, auto_log_cpu=False,
-        )  # fmt: skip
+            project=project,
+            name=folder.name,
+            space_id=None if space == LOCAL else space,
+            config=dict(config),
+            resume="allow" if resumed else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
 
     def log(self, iteration: int, numbers: Numbers) -> None:
         self._run.log(dict(numbers), step=iteration)

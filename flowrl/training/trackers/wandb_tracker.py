@@ -29,9 +29,16 @@ class WandbTracker:
             console="off", silent=True, disable_git=True, disable_code=True, save_code=False, disable_job_creation=True
         )
         self._run: Any = wandb.init(
-            project=project, entity=entity, dir=str(folder), id=run, name=folder.name, config=dict(config),
-            mode="online" if online else "offline", resume="allow" if online else None, settings=settings,
-        )  # fmt: skip
+            project=project,
+            entity=entity,
+            dir=str(folder),
+            id=run,
+            name=folder.name,
+            config=dict(config),
+            mode="online" if online else "offline",
+            resume="allow" if online else None,
+            settings=settings,
+        )
         self._run.define_metric("iteration")
         self._run.define_metric("*", step_metric="iteration")
 
