@@ -227,8 +227,10 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
         The file; None where neither place can be written.
     """
     rank = os.environ.get("RANK", "0")
-    head = [time.strftime("%Y-%m-%dT%H:%M:%S%z"), call_words(), f"{version_text()} on {platform.platform()}", ""]
-    text = "\n".join([*head, *traceback.format_exception(error)])
+    text = "\n".join([
+        time.strftime("%Y-%m-%dT%H:%M:%S%z"), call_words(),
+        f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
+    ])  # fmt: skip
     data = without_secrets(text).encode("utf-8", "backslashreplace")
     if folder is not None and folder.is_dir():
         path = folder / (LOG if rank == "0" else f"error-{rank}.log")

@@ -28,8 +28,10 @@ def curriculum_of(config: TrainConfig) -> Shuffled | Replay | Gaussian:
 def choose_prompts(loop: Loop, iteration: int, round: int) -> Sequence[int] | None:
     """Prompt numbers of an iteration's groups; None for the next ones of the shuffled pass."""
     config, curriculum = loop.config, curriculum_of(loop.config)
-    memory, total, count = loop.memory.get(curriculum.memory), len(loop.prompts.train), config.prompts_per_step
-    return curriculum.choose(memory, total=total, count=count, seed=config.seed, iteration=iteration, round=round)
+    return curriculum.choose(
+        loop.memory.get(curriculum.memory), total=len(loop.prompts.train), count=config.prompts_per_step,
+        seed=config.seed, iteration=iteration, round=round,
+    )  # fmt: skip
 
 
 def enough(loop: Loop, ends: list[Ends]) -> bool:
