@@ -71,10 +71,6 @@ class Pairs:
     cond: Conditioning
 
 
-LossOf = Callable[[Pairs, Tensor, Tensor], PairLoss]
-"""From pairs, and a pair and a draw of each row, to the loss of the rows."""
-
-
 def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
     options = objective_of(config)
@@ -137,6 +133,10 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             loop.policy.blend("old", 0.0)
         loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
     return loop.finished
+
+
+LossOf = Callable[[Pairs, Tensor, Tensor], PairLoss]
+"""From pairs, and a pair and a draw of each row, to the loss of the rows."""
 
 
 def descend(

@@ -6,8 +6,8 @@
         dispatcher.handle(answers_of_workers)      # and gives them what comes next
     results = [dispatcher.take(ticket) for ticket in tickets]
 
-It knows pieces by number alone and reaches workers through a `Backend`, so that it can be run without any. Of n workers
-and m messages it takes time of order m log m; all n are looked at once every `_LOOK_EVERY` seconds.
+It knows pieces by number alone and reaches workers through a `WorkerBackend`, so that it can be run without any. Of n
+workers and m messages it takes time of order m log m; all n are looked at once every `_LOOK_EVERY` seconds.
 
 | what happens | what is done |
 |---|---|
@@ -42,7 +42,7 @@ class WorkersLost(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """A worker has loaded and waits for pieces; `place` says in words where it runs."""
 
     worker: int
@@ -50,7 +50,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class PieceDone:
     """A worker has drawn a piece."""
 
     worker: int
@@ -59,7 +59,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class PieceFailed:
     """Drawing a piece, or loading where `ticket` is None, raised an error; the worker is still there."""
 
     worker: int
@@ -68,24 +68,24 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class WorkerGone:
     """A worker is gone, with all that it was given."""
 
     worker: int
     reason: str
 
 
-Answer = Ready | Done | Failed | Lost
+Answer = WorkerReady | PieceDone | PieceFailed | WorkerGone
 
 
-class Backend(Protocol):
+class WorkerBackend(Protocol):
     """What workers are reached through."""
 
     def start(self, worker: int) -> None:
-        """Starts a worker, in the place of what is left of an earlier one; a `Ready`, `Failed` or `Lost` follows."""
+        """Starts a worker, in the place of what is left of an earlier one; an answer without a ticket follows."""
 
     def submit(self, worker: int, ticket: int, piece: Any) -> None:
-        """Gives a worker a piece, after those that it has; a `Done`, `Failed` or `Lost` follows."""
+        """Gives a worker a piece, after those that it has; an answer follows."""
 
     def now(self) -> float:
         """The time in seconds, from any start."""
@@ -121,7 +121,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: WorkerBackend,
         *,
         workers: int,
         tell: Callable[[str], None],
@@ -195,11 +195,11 @@ class Dispatcher:
         now = self.backend.now()
         for answer in answers:
             self.messages += 1
-            if isinstance(answer, Done):
+            if isinstance(answer, PieceDone):
                 self._done(answer, now)
-            elif isinstance(answer, Ready):
+            elif isinstance(answer, WorkerReady):
                 self._ready(answer, now)
-            elif isinstance(answer, Lost):
+            elif isinstance(answer, WorkerGone):
                 self._gone(answer.worker, answer.reason, now)
             elif answer.ticket is not None or self.workers[answer.worker].losses == 0:
                 raise answer.error
@@ -217,7 +217,7 @@ class Dispatcher:
             self._look_for_anybody(now)
         self._give()
 
-    def _done(self, answer: Done, now: float) -> None:
+    def _done(self, answer: PieceDone, now: float) -> None:
         worker = self.workers[answer.worker]
         if answer.ticket not in worker.holds:
             return  # an answer of before it was lost
@@ -232,7 +232,7 @@ class Dispatcher:
             self._lost.pop(answer.ticket, None)
         self._let_go(answer.worker, answer.ticket)
 
-    def _ready(self, answer: Ready, now: float) -> None:
+    def _ready(self, answer: WorkerReady, now: float) -> None:
         worker = self.workers[answer.worker]
         if worker.losses:
             self.tell(f"{self.who} {answer.worker} is there again{f', on {answer.place}' if answer.place else ''}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrl.training.draws import Request
 from flowrl.workers.actor import Duty, RolloutWorker
-from flowrl.workers.dispatch import Answer, Done, Failed, Lost, Ready
+from flowrl.workers.dispatch import Answer, PieceDone, PieceFailed, WorkerGone, WorkerReady
 
 _GONE = {
     "ActorDiedError": "its process ended",
@@ -27,7 +27,7 @@ _IDLE = 0.02  # seconds to the next look where no answer is awaited
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class PolicyWeights:
     """A version of the policy's tensors, and Ray's reference to it."""
 
     version: int
@@ -39,11 +39,11 @@ class Order:
     """A piece as it is given to a worker."""
 
     request: Request
-    weights: Weights
+    weights: PolicyWeights
 
 
 class RayBackend:
-    """A `Backend` whose workers are actors; Ray is connected."""
+    """A `WorkerBackend` whose workers are actors; Ray is connected."""
 
     def __init__(self, duty: Duty, *, gpus: float) -> None:
         """`gpus` is the share of one that each worker is given; 0 on a CPU."""
@@ -62,10 +62,10 @@ class RayBackend:
         """The time."""
         return time.monotonic()
 
-    def weights(self, tensors: Mapping[str, Tensor]) -> Weights:
+    def weights(self, tensors: Mapping[str, Tensor]) -> PolicyWeights:
         """Hands a version of the weights to Ray, from which workers fetch it once each."""
         self._versions += 1
-        return Weights(self._versions, self._ray.put(dict(tensors)))
+        return PolicyWeights(self._versions, self._ray.put(dict(tensors)))
 
     def start(self, worker: int) -> None:
         """Starts an actor in the place of the one before."""
@@ -105,12 +105,12 @@ class RayBackend:
             result = self._ray.get(reference)
         except errors.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
-            return Failed(worker, ticket, cause)
+            return PieceFailed(worker, ticket, cause)
         except errors.RayError as error:  # the actor, its node, or what it had sent
             self._forget(worker)
             name = type(error).__name__
-            return Lost(worker, _GONE.get(name, name))
-        return Ready(worker, str(result)) if ticket is None else Done(worker, ticket, result)
+            return WorkerGone(worker, _GONE.get(name, name))
+        return WorkerReady(worker, str(result)) if ticket is None else PieceDone(worker, ticket, result)
 
     def _forget(self, worker: int) -> None:
         """Drops what a worker still owes."""

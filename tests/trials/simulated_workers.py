@@ -21,7 +21,7 @@ from typing import Any
 from origin import origin
 
 from flowrl.runtime.randomness import counter_integers
-from flowrl.workers.dispatch import Answer, Dispatcher, Done, Lost, Ready
+from flowrl.workers.dispatch import Answer, Dispatcher, PieceDone, WorkerGone, WorkerReady
 
 _PARTS = 10_000  # a share is drawn as an integer below it
 _LONGEST = 100_000.0  # seconds on the workers' clock that an iteration may take
@@ -66,7 +66,7 @@ class SimulatedBackend:
     def start(self, worker: int) -> None:
         self.incarnation[worker] = self.incarnation.get(worker, 0) + 1
         self.free_at[worker] = self.clock + self.course.loading
-        self._at(self.free_at[worker], worker, Ready(worker))
+        self._at(self.free_at[worker], worker, WorkerReady(worker))
 
     def submit(self, worker: int, ticket: int, piece: Any) -> None:
         course, number = self.course, self.submitted
@@ -79,9 +79,9 @@ class SimulatedBackend:
             self.free_at[worker] = math.inf
             return
         if self._share("death", number) < course.deaths:
-            self._at(begun + took / 2, worker, Lost(worker, "it died"))
+            self._at(begun + took / 2, worker, WorkerGone(worker, "it died"))
         self.free_at[worker] = begun + took
-        self._at(begun + took, worker, Done(worker, ticket, piece))
+        self._at(begun + took, worker, PieceDone(worker, ticket, piece))
 
     def wait(self, seconds: float) -> list[Answer]:
         """The next answer, or none where it comes later than that; the clock moves there."""
@@ -91,7 +91,7 @@ class SimulatedBackend:
         self.clock, _, incarnation, answer = heapq.heappop(self.events)
         if incarnation != self.incarnation[answer.worker]:
             return []  # of a worker that died before
-        if isinstance(answer, Lost):
+        if isinstance(answer, WorkerGone):
             self.deaths += 1
             self.incarnation[answer.worker] += 1
         return [answer]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from simulated_workers import Course, course_of
 
-from flowrl.workers.dispatch import Answer, Dispatcher, Done, Failed, Lost, Ready, WorkersLost
+from flowrl.workers.dispatch import Answer, Dispatcher, PieceDone, PieceFailed, WorkerGone, WorkerReady, WorkersLost
 
 
 class Scripted:
@@ -34,7 +34,7 @@ def dispatcher_of(workers: int, *, here: int | None = None) -> tuple[Dispatcher,
     """A dispatcher, its backend and what it tells; `here` of its workers have loaded, all by default."""
     backend, told = Scripted(), list[str]()
     dispatcher = Dispatcher(backend, workers=workers, tell=told.append, patience=100.0)
-    dispatcher.handle([Ready(worker) for worker in range(workers if here is None else here)])
+    dispatcher.handle([WorkerReady(worker) for worker in range(workers if here is None else here)])
     return dispatcher, backend, told
 
 
@@ -65,9 +65,9 @@ def test_the_least_loaded_worker_comes_first_and_only_many_pieces_wait_at_worker
     dispatcher.add("abcdefgh")
     # Three idle ones, then one each ahead while more wait than there are workers.
     assert backend.new() == [(0, 0, "a"), (1, 1, "b"), (2, 2, "c"), (0, 3, "d"), (1, 4, "e")]
-    assert answered(dispatcher, backend, 1, Done(2, 2, "C")) == [(2, 5, "f")]
-    assert answered(dispatcher, backend, 1, Done(0, 0, "A")) == []  # it holds one, and two wait
-    assert answered(dispatcher, backend, 1, Done(0, 3, "D")) == [(0, 6, "g")]
+    assert answered(dispatcher, backend, 1, PieceDone(2, 2, "C")) == [(2, 5, "f")]
+    assert answered(dispatcher, backend, 1, PieceDone(0, 0, "A")) == []  # it holds one, and two wait
+    assert answered(dispatcher, backend, 1, PieceDone(0, 3, "D")) == [(0, 6, "g")]
     assert [dispatcher.holds(ticket) for ticket in range(4)] == [True, False, True, True]
     assert dispatcher.take(2) == "C"
     with pytest.raises(KeyError):
@@ -78,11 +78,11 @@ def test_pieces_of_a_dead_worker_come_before_all_others() -> None:
     dispatcher, backend, told = dispatcher_of(2)
     dispatcher.add("abcde")
     assert backend.new() == [(0, 0, "a"), (1, 1, "b"), (0, 2, "c")]
-    assert answered(dispatcher, backend, 1, Lost(0, "its process ended")) == [(1, 0, "a")]
+    assert answered(dispatcher, backend, 1, WorkerGone(0, "its process ended")) == [(1, 0, "a")]
     assert "worker 0 was lost (its process ended), 2 of its pieces go to others; it starts again in 1 s" in told
-    assert answered(dispatcher, backend, 1, Done(1, 1, "B")) == [(1, 2, "c")]
+    assert answered(dispatcher, backend, 1, PieceDone(1, 1, "B")) == [(1, 2, "c")]
     assert backend.started == [0, 1, 0]
-    assert answered(dispatcher, backend, 1, Ready(0, "node-7")) == [(0, 3, "d")]
+    assert answered(dispatcher, backend, 1, WorkerReady(0, "node-7")) == [(0, 3, "d")]
     assert told[-1] == "worker 0 is there again, on node-7"
 
 
@@ -90,7 +90,7 @@ def test_a_worker_that_dies_again_waits_twice_as_long() -> None:
     dispatcher, backend, _ = dispatcher_of(2)
     waits = []
     for _ in range(9):
-        answered(dispatcher, backend, 0, Lost(0, "x"))
+        answered(dispatcher, backend, 0, WorkerGone(0, "x"))
         started, before = len(backend.started), backend.clock
         while len(backend.started) == started:
             answered(dispatcher, backend, 0.5)
@@ -102,14 +102,14 @@ def test_a_slow_piece_is_drawn_by_another_and_the_first_answer_counts() -> None:
     dispatcher, backend, told = dispatcher_of(2)
     dispatcher.add("ab")
     backend.new()
-    answered(dispatcher, backend, 2, Done(0, 0, "A"))
+    answered(dispatcher, backend, 2, PieceDone(0, 0, "A"))
     assert answered(dispatcher, backend, 7) == []  # 9 s: below ten no piece is slow
     assert answered(dispatcher, backend, 2) == [(0, 1, "b")]
     assert "takes 11 s for a piece, usual are 2.0 s" in told[-1]
     assert answered(dispatcher, backend, 20) == []  # it is asked for twice, not more often
-    answered(dispatcher, backend, 1, Done(0, 1, "B"))
+    answered(dispatcher, backend, 1, PieceDone(0, 1, "B"))
     assert dispatcher.take(1) == "B"
-    answered(dispatcher, backend, 1, Done(1, 1, "late"))
+    answered(dispatcher, backend, 1, PieceDone(1, 1, "late"))
     assert not dispatcher.holds(1)
     dispatcher.add("c")
     assert len(backend.new()) == 1  # both are free again
@@ -125,15 +125,15 @@ def test_a_worker_that_never_answers_is_taken_for_lost() -> None:
     assert "worker 0 was lost (no answer for 2 minutes), 1 of its pieces go to others; it starts again in 1 s" in told
     answered(dispatcher, backend, 1)
     assert backend.started == [0, 0]
-    answered(dispatcher, backend, 0, Done(0, 0, "too late"))  # what the process before had sent
+    answered(dispatcher, backend, 0, PieceDone(0, 0, "too late"))  # what the process before had sent
     assert not dispatcher.holds(0)
-    assert answered(dispatcher, backend, 1, Ready(0)) == [(0, 0, "a")]
+    assert answered(dispatcher, backend, 1, WorkerReady(0)) == [(0, 0, "a")]
 
 
 def test_pieces_that_take_long_anyway_are_waited_for() -> None:
     dispatcher, backend, _ = dispatcher_of(1)
     dispatcher.add("ab")
-    answered(dispatcher, backend, 50, Done(0, 0, "A"))
+    answered(dispatcher, backend, 50, PieceDone(0, 0, "A"))
     answered(dispatcher, backend, 999)
     assert dispatcher.workers[0].state == "here"
     answered(dispatcher, backend, 2)
@@ -150,23 +150,23 @@ def test_workers_that_hang_are_started_again_until_nothing_else_happens() -> Non
 def test_without_a_worker_the_run_pauses_and_goes_on() -> None:
     dispatcher, backend, told = dispatcher_of(1)
     dispatcher.add("a")
-    answered(dispatcher, backend, 0, Lost(0, "its machine is gone"))
-    answered(dispatcher, backend, 0, Lost(0, "again"))
+    answered(dispatcher, backend, 0, WorkerGone(0, "its machine is gone"))
+    answered(dispatcher, backend, 0, WorkerGone(0, "again"))
     for _ in range(60):
         answered(dispatcher, backend, 1)
         if backend.started[-1:] == [0] and dispatcher.workers[0].state == "loading":
             break
-    assert answered(dispatcher, backend, 1, Ready(0)) == [(0, 0, "a")]
+    assert answered(dispatcher, backend, 1, WorkerReady(0)) == [(0, 0, "a")]
     dispatcher.add("bcd")
     for ticket in range(4):  # as long as somebody answers nobody is impatient
-        answered(dispatcher, backend, 60, Done(0, ticket, "x"))
+        answered(dispatcher, backend, 60, PieceDone(0, ticket, "x"))
     assert not any("minutes" in line for line in told[2:])
 
 
 def test_without_a_worker_for_too_long_the_run_ends_in_words() -> None:
     dispatcher, backend, told = dispatcher_of(2)
     dispatcher.add("a")
-    answered(dispatcher, backend, 0, Lost(0, "x"), Lost(1, "x"))
+    answered(dispatcher, backend, 0, WorkerGone(0, "x"), WorkerGone(1, "x"))
     backend.clock += 0.9
     for worker in (0, 1):
         dispatcher.workers[worker].starts_again += 500  # the cluster has nothing to give
@@ -181,27 +181,27 @@ def test_a_piece_that_ends_every_worker_ends_the_run() -> None:
     dispatcher, backend, _ = dispatcher_of(1)
     dispatcher.add("a")
     for _ in range(4):
-        answered(dispatcher, backend, 0, Lost(0, "it ran out of memory"))
+        answered(dispatcher, backend, 0, WorkerGone(0, "it ran out of memory"))
         while dispatcher.workers[0].state == "away":
             answered(dispatcher, backend, 1)
-        answered(dispatcher, backend, 0, Ready(0))
+        answered(dispatcher, backend, 0, WorkerReady(0))
     with pytest.raises(WorkersLost, match=r"lost 5 times, so that it would end any worker.*out of memory"):
-        answered(dispatcher, backend, 0, Lost(0, "it ran out of memory"))
+        answered(dispatcher, backend, 0, WorkerGone(0, "it ran out of memory"))
 
 
 def test_an_error_of_drawing_or_of_the_first_load_is_the_runs() -> None:
     dispatcher, backend, _ = dispatcher_of(2, here=1)
     dispatcher.add("a")
     with pytest.raises(ZeroDivisionError):
-        answered(dispatcher, backend, 1, Failed(0, 0, ZeroDivisionError()))
+        answered(dispatcher, backend, 1, PieceFailed(0, 0, ZeroDivisionError()))
     with pytest.raises(FileNotFoundError):
-        answered(dispatcher, backend, 1, Failed(1, None, FileNotFoundError("no such model")))
+        answered(dispatcher, backend, 1, PieceFailed(1, None, FileNotFoundError("no such model")))
 
 
 def test_a_worker_that_cannot_load_where_it_starts_again_is_only_away() -> None:
     dispatcher, backend, told = dispatcher_of(2)
-    answered(dispatcher, backend, 0, Lost(0, "its machine is gone"))
+    answered(dispatcher, backend, 0, WorkerGone(0, "its machine is gone"))
     answered(dispatcher, backend, 1)
-    answered(dispatcher, backend, 1, Failed(0, None, FileNotFoundError("no such model")))
+    answered(dispatcher, backend, 1, PieceFailed(0, None, FileNotFoundError("no such model")))
     assert "worker 0 was lost (it could not load: no such model); it starts again in 2 s" in told
     assert dispatcher.alive == 1

@@ -18,9 +18,9 @@ from unlisted_case import Case, Outcome, Silent, refused, refused_call, same
 
 from flowrl.config.train import load_config
 from flowrl.rewards.user_file import user_file_options
+from flowrl.training.agreement import difference, facts_of
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes import meeting
-from flowrl.training.agreement import difference, facts_of
 from flowrl.training.processes.launched import Launched, launched
 from flowrl.training.processes.meeting import Meeting
 from flowrl.training.seal import inputs_of
