@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.samplers import Velocity, ode_rollout
-from flowrl.training.heldout import Made, decoded
+from flowrl.training.heldout import Made, decode
 from flowrl.training.processes.devices import check_device
 from flowrl.training.prompting import device_of
 from flowrl.trajectory import Schedule
@@ -60,4 +60,4 @@ def draw_made(
     pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " b *latent"], schedule: Schedule
 ) -> Made:
     """As `draw`, with the sound of videos that have any."""
-    return decoded(pipeline, ode_rollout(make(prompts), x.to(device_of(pipeline)), schedule))
+    return decode(pipeline, ode_rollout(make(prompts), x.to(device_of(pipeline)), schedule))

@@ -69,7 +69,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                     elif loop.shards is not None:  # its calls are walked back with those of the other processes
                         gradient.add(latents[:0].sum())
                     live = live + output.valid.sum()  # where it is: reading it would wait for the device
-                outputs.append(detached(output))
+                outputs.append(detach(output))
 
             # 2. Update: the mean over the images that have a reward, on all processes.
             with loop.clock("update"):
@@ -96,7 +96,7 @@ def sample(loop: Loop, batch: Batch, index: range, schedule: Schedule, path: Pat
     )  # fmt: skip
 
 
-def detached(output: RewardOutput) -> RewardOutput:
+def detach(output: RewardOutput) -> RewardOutput:
     """The numbers without their graph."""
     parts = {name: part.detach() for name, part in output.parts.items()}
     return RewardOutput(values=output.values.detach(), valid=output.valid, parts=parts)

@@ -46,7 +46,7 @@ from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
-from flowrl.training.assignment import normalised, reward_channels
+from flowrl.training.assignment import normalise, reward_channels
 from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
@@ -95,7 +95,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 output = scoring.result()
 
         # 2. Group-relative advantages, over the images of all processes.
-        images, row = judged(loop, batch, clean, output, best_only=objective.method.best_only)
+        images, row = judge(loop, batch, clean, output, best_only=objective.method.best_only)
         if not loop.trains_policy(iteration):  # only a jointly trained reward learns
             loop.log(iteration, row | {"live_rows": 0})
             continue
@@ -136,7 +136,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
 
-def judged(
+def judge(
     loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput, *, best_only: bool
 ) -> tuple[Images, dict[str, Any]]:
     """Rewards and advantages of this process's images, and the log's means over those of all processes.
@@ -154,7 +154,7 @@ def judged(
     if config.reward_aggregation == "log_tame":
         members_KB, weights = combine(log_tame(members_KB.double()), weights)[None], weights.new_ones(1)
     valid_B = ~reward_B.isnan()
-    advantage_B = normalised(config, members_KB.double(), group_B, weights)
+    advantage_B = normalise(config, members_KB.double(), group_B, weights)
     advantage_B = advantage_B.clamp(-config.adv_clip_range, config.adv_clip_range)
     keep_B = valid_B.clone()
     if best_only:

@@ -41,7 +41,7 @@ from flowrl.training.assignment import (
     all_compared,
     all_ends,
     best_samples,
-    calibrated,
+    calibrate,
     check_assignment,
     clip_ranges,
     credit_of,
@@ -78,7 +78,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             continue
 
         if iteration < config.sampler.calibration.iterations:  # DenseGRPO: only noise levels are found
-            row = reward_metrics(loop, record.sampled, output) | calibrated(loop, record.sampled, output)
+            row = reward_metrics(loop, record.sampled, output) | calibrate(loop, record.sampled, output)
             loop.log(iteration, row | {"live_rows": 0})
             continue
 
@@ -197,7 +197,7 @@ def update(
     several = config.updates_per_rollout > 1 or len(record.asked.groups) > config.prompts_per_step // run.world
     stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
     if stale or subset or (several and not method.whole_paths) or micro != loop.geometry.rollout_batch_size:
-        rows, record = record.rescored(rows, blocks)
+        rows, record = record.with_old_of_updates(rows, blocks)
     first_update = True
     for own_blocks in blocks:
         weight_M = loss_weights(loop, rows, counted_M, own_blocks)
@@ -246,8 +246,8 @@ def descend(
         with uncounted(not live):
             reference = record.reference(part) if kl_coef > 0 else None
             with loop.network.counting("update"):
-                new = record.trained(part)
-        scored = record.scored(part, index, new)
+                new = record.transition(part)
+        scored = record.scored_rows(part, index, new)
         device = new.mean.device
         if whole is None:
             policy_loss = descended = loss_of(scored)

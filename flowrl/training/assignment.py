@@ -56,7 +56,7 @@ def credit_of(loop: Loop, sampled: Sampled, output: RewardOutput, kernel: Kernel
     return credit_options(config)(sampled, reward_KF, context)
 
 
-def calibrated(loop: Loop, sampled: Sampled, output: RewardOutput) -> dict[str, float]:
+def calibrate(loop: Loop, sampled: Sampled, output: RewardOutput) -> dict[str, float]:
     """Moves the noise level of each step by how often it gained, in the run's memory; the levels for the log."""
     settings, run = loop.config.sampler, loop.run
     reward = torch.where(output.valid, output.values, torch.nan).cpu()
@@ -97,14 +97,14 @@ def advantages(
     if config.reward_aggregation == "log_tame":
         weights = weights.new_ones(1)  # credit was assigned to the sum of tamed rewards
     weights = weights.repeat_interleave(count // len(weights))
-    advantage = normalised(config, raw_KM.double(), norm_M, weights)[first : first + len(sampled)]
+    advantage = normalise(config, raw_KM.double(), norm_M, weights)[first : first + len(sampled)]
     if method.back_up is not None:
         advantage = method.back_up(sampled, advantage, per_dim=sampled.states[0].numel())
     if credit.offset is not None:
         advantage = advantage + credit.offset
     if credit.scale is not None:
         advantage = advantage * credit.scale
-    advantage = shaped(loop, asked, sampled, advantage, output, ends)
+    advantage = shape_advantages(loop, asked, sampled, advantage, output, ends)
     known = advantage.isfinite()
     advantage = torch.where(known, advantage, 0.0).clamp(-config.adv_clip_range, config.adv_clip_range).float()
     # A set may be spread over processes.
@@ -115,7 +115,7 @@ def advantages(
     return advantage, keep & trained_steps(loop, sampled), signal, float((moved == 0).double().mean())
 
 
-def normalised(config: TrainConfig, raw_KM: Tensor, norm_M: Tensor, weights_K: Tensor) -> Tensor:
+def normalise(config: TrainConfig, raw_KM: Tensor, norm_M: Tensor, weights_K: Tensor) -> Tensor:
     """[M] advantages of the credit of all processes, as the run's settings normalise and aggregate it."""
     how = config.reward_aggregation
     if how in (*MERGED, "log_tame"):  # one reward; its granularities are normalised each, then added up
@@ -221,7 +221,9 @@ def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
     return rates[torch.searchsorted(found, group)]
 
 
-def shaped(loop: Loop, asked: Asked, sampled: Sampled, advantage_M: Tensor, output: RewardOutput, ends: Ends) -> Tensor:
+def shape_advantages(
+    loop: Loop, asked: Asked, sampled: Sampled, advantage_M: Tensor, output: RewardOutput, ends: Ends
+) -> Tensor:
     """Advantages after the configured change of shape."""
     shaping = shaping_options(loop.config)
     if shaping is None:

@@ -72,10 +72,10 @@ def made_of(
     pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
 ) -> Made:
     """As `generate`, with the sound of videos that have any."""
-    return decoded(pipeline, _final(pipeline, prompts, x, schedule, guidance_scale))
+    return decode(pipeline, _final(pipeline, prompts, x, schedule, guidance_scale))
 
 
-def decoded(pipeline: Pipeline, final: Tensor) -> Made:
+def decode(pipeline: Pipeline, final: Tensor) -> Made:
     """Images or videos of finished latents, with the sound of videos that have any."""
     heard = pipeline.sound_rate is not None
     return Made(images=pipeline.decode(final), sounds=pipeline.decode_sound(final) if heard else None)

@@ -334,7 +334,7 @@ class Loop(Draws):
         Raises:
             ValueError: the weights are not finite, or absurd.
         """
-        row = row | self.scorer.learned(iteration) | self.scorer.image_row() | self.scorer.judge_row() | self._costs()
+        row = row | self.scorer.learn(iteration) | self.scorer.image_row() | self.scorer.judge_row() | self._costs()
         largest = largest_weight(self.policy.parameters.values()) / self.policy.scale
         watched, reward_B = self.counters["watch"], self.scorer.reward_B
         found = iteration_warnings(watched, row, reward_B, self.config, largest_weight=largest)

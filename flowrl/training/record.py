@@ -64,7 +64,7 @@ class Record:
         predicted = velocity(taken(states, sources), sigma, self.schedule.timestep[int(rows.step[0])])
         return self.kernel(taken(states, rows.source), taken(predicted, place), sigma, sigma_next)
 
-    def trained(self, rows: Rows) -> Transition:
+    def transition(self, rows: Rows) -> Transition:
         """The transition with its graph under the policy, from a graph that the rollout kept or replayed."""
         if self.graphs is None:
             return self.replay(rows)
@@ -98,7 +98,7 @@ class Record:
             log_prob[torch.cat(order)] = torch.cat(found).to(log_prob)
         return log_prob, mean
 
-    def rescored(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Record]:
+    def with_old_of_updates(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Record]:
         """Old log-densities and means as the update's own micro-batches give them.
 
         Networks answer a little differently at another batch size; the ratio must not see that.
@@ -106,7 +106,7 @@ class Record:
         old, mean = self.rescore(rows, [block for part in blocks for block in part])
         return Rows(**{**rows.columns(), "old_log_prob": old}), replace(self, sampled=replace(self.sampled, mean=mean))
 
-    def scored(self, rows: Rows, index: Tensor, new: Transition) -> Scored:
+    def scored_rows(self, rows: Rows, index: Tensor, new: Transition) -> Scored:
         """A micro-batch, rows `index` of the table, as objectives take it."""
         now, after = self.levels(rows)
         produced, mean = taken(self.sampled.states, rows.produced), self.sampled.mean

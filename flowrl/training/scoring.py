@@ -169,7 +169,7 @@ class Scorer:
                 row[f"{name}/invalid_ratio"] = 1 - len(numbers) / len(part)
         return row | {"invalid_ratio": float((~valid).double().mean())}
 
-    def learned(self, iteration: int) -> dict[str, float]:
+    def learn(self, iteration: int) -> dict[str, float]:
         """Updates jointly trained rewards on this iteration's images of all processes; numbers for the log."""
         metrics: dict[str, float] = {}
         seen, self.seen = self.seen, []

@@ -205,7 +205,7 @@ def _check_objectives(loop: Loop, batch: Any, sampled: Any, output: Any, kernel:
         with torch.no_grad():
             new = record.replay(rows[index])
         leaf = replace(new, mean=new.mean.clone().requires_grad_())
-        scored = record.scored(rows[index], index, leaf)
+        scored = record.scored_rows(rows[index], index, leaf)
         assert not scored.log_ratio.detach().any()
         for name, objective in OBJECTIVES.items():
             loss = objective.options()(scored)

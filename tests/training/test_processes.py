@@ -218,7 +218,7 @@ scorer = Scorer(run, None, reward, group_size=2, counters={}, stages=Stages(run.
 for iteration in range(2):
     scorer.seen = [RewardInputs(prompts=["a", "b"], images=torch.zeros(2, 3, 2, 2), metadata=[{}, {}],
                    group_ids=torch.zeros(2, dtype=torch.long), sample_ids=torch.arange(2) + 2 * run.rank)]
-    scorer.learned(iteration)
+    scorer.learn(iteration)
 found = accelerator.gather(scorer.trained["learning"].weight[None])
 assert found.tolist() == [[8.0, 8.0], [8.0, 8.0]], found
 accelerator.end_training()  # else gloo's threads may outlive what they use, and the process aborts at its end

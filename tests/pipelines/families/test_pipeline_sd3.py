@@ -145,7 +145,7 @@ def test_the_recipes_replay_gives_ratio_one_at_its_own_and_at_another_batch_size
         blocks = grpo.micro_batches(rows, size, 1)
         old = rows
         if size != 4:
-            old, again = record.rescored(rows, blocks)
+            old, again = record.with_old_of_updates(rows, blocks)
             assert again.sampled.mean is None  # the rollout kept none
         (indexes,) = blocks
         assert sorted(torch.cat(indexes).tolist()) == list(range(12))  # every row once
