@@ -103,19 +103,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"flowrl: {_no_command(name)}", file=sys.stderr)
         return 1
     parsed = parse(name, words[len(group) + 1 :])
-    try:
-        with answering(shlex.join(["flowrl", *words])):
+    with answering(shlex.join(["flowrl", *words])):
+        try:
             code = int(command_module(name, "run").run(parsed))
-        if sys.stdout is not None:  # it was closed from the start
-            sys.stdout.flush()
-        return code
-    except KeyboardInterrupt as stop:
-        print(f"\n{str(stop) or 'Stopped.'}", file=sys.stderr)
-        return 130
-    except BaseException as error:  # the one place where a traceback would reach the terminal
-        if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
-            print(f"{speaker()}: {in_flags(describe_error(error), name)}", file=sys.stderr)
-        return 1
+            if sys.stdout is not None:  # it was closed from the start
+                sys.stdout.flush()
+            return code
+        except KeyboardInterrupt as stop:
+            print(f"\n{str(stop) or 'Stopped.'}", file=sys.stderr)
+            return 130
+        except BaseException as error:  # the one place where a traceback would reach the terminal
+            if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
+                print(f"{speaker()}: {in_flags(describe_error(error), name)}", file=sys.stderr)
+            return 1
 
 
 def overview(group: str = "") -> str:
