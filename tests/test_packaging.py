@@ -207,13 +207,14 @@ def test_wheel_works_from_another_folder(installed: Path, tmp_path: Path) -> Non
         "assert 'flow_sde' in KERNELS\n"
         "root = importlib.resources.files('flowrl')\n"
         "print(pathlib.Path(flowrl.__file__).parent)\n"
-        "print(sum(1 for f in (root / 'configs').iterdir() if f.name.endswith('.yaml')))\n"
+        "from flowrl.config.base import config_files\n"
+        "print(len(config_files()))\n"
         "print(sum(1 for f in (root / 'assets').iterdir()))\n"
         "assert not {'rewards', 'samplers', 'pipelines', 'configs'} & set(sys.modules)\n"
     )
     where, configs, assets = run(installed, script, cwd=tmp_path).split()
     assert Path(where).is_relative_to(installed.parents[1])
-    assert int(configs) == len(list((ROOT / "configs").glob("*.yaml"))) > 0
+    assert int(configs) == len(list((ROOT / "configs").rglob("*.yaml"))) > 0
     assert int(assets) == len([p for p in (ROOT / "assets").iterdir() if not p.name.startswith((".", "__"))]) > 0
     assert "train" in run(installed, "-m", "flowrl", "--help", cwd=tmp_path.parent)
     assert "train" in run(installed.with_name("flowrl"), "--help", cwd=tmp_path.parent)

@@ -108,6 +108,7 @@ def test_every_choice_is_on_the_site() -> None:
 
 def test_every_reward_method_family_recipe_and_command_is_on_the_site() -> None:
     from flowrl.cli import COMMANDS
+    from flowrl.config.base import config_files
     from flowrl.credit import CREDIT
     from flowrl.objectives.forward_losses import FORWARD
     from flowrl.objectives.gradient_paths import PATHS
@@ -122,7 +123,7 @@ def test_every_reward_method_family_recipe_and_command_is_on_the_site() -> None:
     assert headings("reference/families.md") == set(PIPELINES)
     assert headings("reference/commands.md") == set(COMMANDS)
     recipes = made()["reference/configurations.md"]
-    for path in (ROOT / "configs").glob("*.yaml"):
+    for path in config_files().values():
         assert f"[`{path.stem}`](configurations/{path.stem}.md)" in recipes
         assert path.read_text().strip() in made()[f"reference/configurations/{path.stem}.md"]
 

@@ -16,7 +16,8 @@ from site_syntax import ROOT, Option, cell, class_text, escaped, markdown, names
 
 from flowrl.cli import COMMANDS
 from flowrl.commands.init.foreign_tables import FATE_OF, REWARDS, TABLES
-from flowrl.commands.list.entries import METHODS, config_files, head_of
+from flowrl.commands.list.entries import METHODS, head_of
+from flowrl.config.base import config_files
 from flowrl.config.bounds import MOST
 from flowrl.config.source_syntax import class_of, classes_in, tree_of, value_of
 from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from flowrl.commands.list.entries import config_files
+from flowrl.config.base import config_files
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 

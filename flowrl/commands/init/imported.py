@@ -13,9 +13,8 @@ from flowrl.commands.init.foreign_files import read_foreign
 from flowrl.commands.init.foreign_tables import Fate
 from flowrl.commands.init.translated import Line, Translated, translate
 from flowrl.commands.init.written import WIDTH, written_keys
-from flowrl.commands.list.entries import config_files
 from flowrl.commands.terminal_text import COLUMNS
-from flowrl.config.base import read_with_base
+from flowrl.config.base import config_files, read_with_base
 
 FATES: tuple[Fate, ...] = ("translated", "without counterpart", "dropped")
 

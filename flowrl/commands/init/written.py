@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from flowrl.commands.init.bases import Wish
-from flowrl.commands.list.entries import config_files, head_of
+from flowrl.commands.list.entries import head_of
 from flowrl.commands.terminal_text import cut
-from flowrl.config.base import read_with_base
+from flowrl.config.base import config_files, read_with_base
 from flowrl.config.key_docs import first_sentence, key_docs
 from flowrl.config.strict_yaml import apply_override
 from flowrl.config.train import TrainConfig

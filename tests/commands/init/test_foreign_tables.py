@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl.commands.init.foreign_tables import DEFAULTS, ELSEWHERE, MODELS, REWARDS, TABLES
-from flowrl.commands.list.entries import config_files
+from flowrl.config.base import config_files
 from flowrl.config.source_syntax import table_of
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig

@@ -13,7 +13,8 @@ import pytest
 
 from flowrl import cli
 from flowrl.commands.eval.benchmark import BENCHMARKS
-from flowrl.commands.list.entries import METHODS, config_files, entries
+from flowrl.commands.list.entries import METHODS, entries
+from flowrl.config.base import config_files
 from flowrl.config.key_docs import first_sentence, key_docs
 from flowrl.config.source_syntax import classes_in
 from flowrl.config.strict_yaml import dotted_keys
@@ -70,7 +71,10 @@ def test_one_in_full_and_all_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["list", "configs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert len(lines) == len(config_files()) + 2
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(config_files())
+    folders = [line for line in lines[:-2] if not line.startswith("  ")]
+    assert folders == list(dict.fromkeys(path.parent.name for path in config_files().values()))
+    assert folders[0] == "embedded"
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
