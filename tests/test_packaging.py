@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("assets", "configs", "pipelines", "rewards", "samplers")
 LARGEST_ARCHIVE = 48e6
-"""Bytes; docs/trials.md has what they are. Indexes take 100 MB."""
+"""Bytes; docs/research/trials.md has what they are. Indexes take 100 MB."""
 
 
 def settings() -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_requirements_are_names_and_versions_and_lower_bounds_are_what_is_tested
         have = [int(part) for part in pinned[name].split(".")]
         assert have >= [int(part) for part in bound.split(".")], f"{name}: pinned {pinned[name]}, needs {bound}"
         assert above is None or have[0] < int(above), f"{name}: pinned {pinned[name]}, needs less than {above}"
-    oldest = json.loads((ROOT / "docs" / "trials" / "oldest_versions.json").read_text())["installed"]
+    oldest = json.loads((ROOT / "docs" / "research" / "trials" / "oldest_versions.json").read_text())["installed"]
     for wanted in project["dependencies"] + packages:
         name, bound, _ = bounds(wanted)
         tested = {pinned[name], oldest.get(name, pinned[name])}

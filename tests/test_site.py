@@ -27,7 +27,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.config.vocabulary import FOREIGN_KEYS
 from flowrl.training.metric_names import METRICS, meaning_of
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @cache
@@ -216,7 +216,7 @@ def test_what_is_no_metric_has_no_meaning() -> None:
 # ---- pages and links -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_anchors_of_a_page_resolve(path: Path) -> None:
     assert broken_links([path]) == []
 
@@ -224,7 +224,7 @@ def test_links_and_anchors_of_a_page_resolve(path: Path) -> None:
 def test_links_of_made_pages_resolve(tmp_path: Path) -> None:
     write_sources(tmp_path)
     assert broken_links([*sorted((tmp_path / "reference").rglob("*.md")), tmp_path / "index.md"]) == []
-    assert (tmp_path / "docs" / "rlg" / "sweep.png").is_file()
+    assert (tmp_path / "docs" / "research" / "rlg" / "sweep.png").is_file()
 
 
 def test_every_page_is_in_the_navigation_and_pages_that_are_not_there_are_left_out() -> None:
@@ -246,8 +246,9 @@ def test_words_of_other_toolkits_are_put_where_the_page_wants_them() -> None:
 
 
 def test_linked_files_are_found() -> None:
-    pages = {"docs/memory.md": "[a](trials/kills.json) `[b](c.json)` [c](https://e.org/x.json) ![d](rlg/sweep.png)"}
-    assert list(linked_files(pages)) == ["docs/rlg/sweep.png", "docs/trials/kills.json"]
+    text = "[a](research/trials/kills.json) `[b](c.json)` [c](https://e.org/x.json) ![d](research/rlg/sweep.png)"
+    pages = {"docs/memory.md": text}
+    assert list(linked_files(pages)) == ["docs/research/rlg/sweep.png", "docs/research/trials/kills.json"]
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:

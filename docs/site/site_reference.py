@@ -132,7 +132,7 @@ def methods_page() -> str:
     out = [
         "# Methods and their formulas",
         "A method is a setting. What each computes, from the text of the code that computes it; measured side by side "
-        "in [Methods compared](../docs/methods.md).",
+        "in [Methods compared](../docs/research/methods.md).",
     ]
     for heading, module in FORMULAS.items():
         out += [f"## {heading}", _module_text(module), _functions_list(module)]
