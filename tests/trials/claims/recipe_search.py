@@ -6,8 +6,9 @@ Three rungs of successive halving, each training of about `BUDGET` network evalu
 prompts that are taken out of the training prompts by what they ask for, so that the held-out ones choose nothing. Then,
 on all training prompts and measured on the held-out ones as they go: Flow-GRPO at the rate of
 `docs/research/methods.md`, the search's winner as it was chosen, and the `tiny_recommended` of that time. What counts
-is how many times less they cost, in network evaluations and in seconds of training, until the mean of the seeds reaches the final score of the mean
-of Flow-GRPO's, with the interval of `flowrl compare` (`flowrl.statistics.crossed.speed_up`).
+is how many times less they cost, in network evaluations and in seconds of training, until the mean of the seeds
+reaches the final score of the mean of Flow-GRPO's, with the interval of `flowrl compare`
+(`flowrl.statistics.crossed.speed_up`).
 
 Earlier searches, with the commits that made them, in docs/research/methods: recipe_first.json, whose prompts for
 choosing differed in wording alone, and recipe_second.json. Flow-GRPO's first four trainings and `tiny_recommended`'s
