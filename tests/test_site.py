@@ -21,10 +21,9 @@ from site_links import broken_links, faults_of_site, markdown_links
 from site_reference import CHOICES, keys
 from site_syntax import ROOT, markdown, names_in, options_of
 
-from flowrl.commands.init.foreign_tables import TABLES
+from flowrl.config.foreign import foreign_words
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
-from flowrl.config.vocabulary import FOREIGN_KEYS
 from flowrl.training.metric_names import METRICS, meaning_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -240,9 +239,9 @@ def test_every_page_is_in_the_navigation_and_pages_that_are_not_there_are_left_o
 def test_words_of_other_toolkits_are_put_where_the_page_wants_them() -> None:
     by_hand, page = (ROOT / "docs" / "migrating.md").read_text(), made()["docs/migrating.md"]
     assert all(mark in by_hand and mark not in page for mark in MADE)
-    assert all(f"| `{theirs}` |" in page for theirs in FOREIGN_KEYS)
-    for table in TABLES.values():
-        assert all(f"| `{key}{'…' if key.endswith('.') else ''}` |" in page for key in table)
+    assert all(f"| `{theirs}` |" in page for theirs in foreign_words().keys)
+    for toolkit in foreign_words().toolkits.values():
+        assert all(f"| `{key}{'…' if key.endswith('.') else ''}` |" in page for key in toolkit.keys)
 
 
 def test_linked_files_are_found() -> None:

@@ -15,12 +15,12 @@ from typing import Any
 from site_syntax import ROOT, Option, cell, class_text, escaped, markdown, names_in, options_of
 
 from flowrl.cli import COMMANDS
-from flowrl.commands.init.foreign_tables import FATE_OF, REWARDS, TABLES
+from flowrl.commands.init.translated import FATE_OF
 from flowrl.commands.list.entries import METHODS, head_of
 from flowrl.config.base import config_files
 from flowrl.config.bounds import MOST
+from flowrl.config.foreign import foreign_words
 from flowrl.config.source_syntax import class_of, classes_in, tree_of, value_of
-from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
 from flowrl.files import read_json
 from flowrl.training.metric_names import METRICS
 
@@ -217,18 +217,19 @@ def commands_page() -> str:
 
 def vocabulary_tables() -> str:
     """What other toolkits call our keys and values, as tables."""
+    words = foreign_words()
     out = [
         "### Keys",
-        _table(("there", "here"), [(f"`{theirs}`", ours) for theirs, ours in sorted(FOREIGN_KEYS.items())]),
+        _table(("there", "here"), [(f"`{theirs}`", ours) for theirs, ours in sorted(words.keys.items())]),
     ]
-    if ABSENT_KEYS:
+    if words.absent:
         out += [
             "### Without counterpart",
-            _table(("there", ""), [(f"`{key}`", said) for key, said in ABSENT_KEYS.items()]),
+            _table(("there", ""), [(f"`{key}`", said) for key, said in words.absent.items()]),
         ]
     rows = [
         (f"`{key}`", f"`{theirs}`", f"`{ours}`")
-        for key, table in FOREIGN_VALUES.items()
+        for key, table in words.values.items()
         for theirs, ours in table.items()
     ]
     return _joined([*out, "### Values", _table(("key", "there", "here"), rows)])
@@ -237,15 +238,17 @@ def vocabulary_tables() -> str:
 def import_tables() -> str:
     """What `flowrl init --from` makes of each toolkit's keys and rewards."""
     out = []
-    for kind, table in TABLES.items():
-        rows = [(f"`{key}…`" if key.endswith(".") else f"`{key}`", _becomes(entry)) for key, entry in table.items()]
-        names = ", ".join(f"`{name}` is `{reward['name']}`" for name, reward in REWARDS[kind].items())
+    for kind, toolkit in foreign_words().toolkits.items():
+        rows = [
+            (f"`{key}…`" if key.endswith(".") else f"`{key}`", _becomes(entry)) for key, entry in toolkit.keys.items()
+        ]
+        names = ", ".join(f"`{name}` is `{reward['name']}`" for name, reward in toolkit.rewards.items())
         out += [f"### Keys of {kind}", _table(("there", "here"), rows), f"Its rewards: {names}."]
     return _joined(out)
 
 
 def _becomes(entry: str) -> str:
-    """An entry of a table of `flowrl.commands.init.foreign_tables` in words."""
+    """What `foreign_words.yaml` says of a key, in words."""
     sign, said = entry[:2], entry[2:]
     if sign in FATE_OF:
         return f"{FATE_OF[sign]}: {said}"

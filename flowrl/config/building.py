@@ -259,14 +259,15 @@ def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
 def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, prefix: str) -> str:
     """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
     start = f"unknown key '{prefix}{key}'"
-    if key in source.absent_keys:
-        return f"{start}: {source.absent_keys[key]}"
+    elsewhere = source.elsewhere()
+    if key in elsewhere.absent:
+        return f"{start}: {elsewhere.absent[key]}"
     near = closest(key, siblings)
     slip = near is not None and edit_distance(key, near) <= 1
     inner = value.value if isinstance(value, Override) else value
     leaves = {} if slip else {key: _ours(key, source)}
     if isinstance(inner, dict):  # a section of another toolkit: translate what it holds
-        leaves |= {leaf: source.foreign_keys.get(leaf) if slip else _ours(leaf, source) for leaf in inner}
+        leaves |= {leaf: elsewhere.keys.get(leaf) if slip else _ours(leaf, source) for leaf in inner}
     names = ", ".join(f"'{leaf}' is called '{ours}' here" for leaf, ours in leaves.items() if ours is not None)
     if names:
         return f"{start}: {names}"
@@ -278,14 +279,14 @@ def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, 
 def _ours(key: str, source: Source) -> str | None:
     """Our own key that was written in the wrong section, and what we call a term that another toolkit uses."""
     own = next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
-    found = [name for name in (own, source.foreign_keys.get(key)) if name is not None]
+    found = [name for name in (own, source.elsewhere().keys.get(key)) if name is not None]
     return "' or '".join(found) or None
 
 
 def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
     start = f"{source.of(dotted)}: {dotted} must be {described(hint)}, got {shown(value)}"
     if not isinstance(value, (dict, list)):
-        ours = source.foreign_values.get(dotted, {}).get(str(value))
+        ours = source.elsewhere().values.get(dotted, {}).get(str(value))
         allowed = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
         near = closest(str(value), allowed) if ours is None else ours
         if near is not None:

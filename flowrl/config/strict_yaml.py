@@ -65,6 +65,21 @@ class Override:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Elsewhere:
+    """What other programs call our keys and values.
+
+    Attributes:
+        keys: their key, by its last part -> ours, or a sentence about it.
+        absent: their key for what there is not here -> a sentence that says so.
+        values: our dotted key -> their value -> ours.
+    """
+
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """Where values come from, for messages, and what other programs call our keys."""
 
@@ -72,12 +87,8 @@ class Source:
     """Path of the configuration file as given."""
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Dotted key -> the override argument as typed."""
-    foreign_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Key of another toolkit (last component) -> our dotted key."""
-    foreign_values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """Our dotted key -> value of another toolkit -> our value."""
-    absent_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Key of another toolkit for what there is not here -> a sentence that says so."""
+    elsewhere: Callable[[], Elsewhere] = Elsewhere
+    """What other programs call our keys; asked only where one is unknown or a value wrong."""
     remedy: str = ""
     """What helps where required keys are missing, as a sentence."""
     own_keys: tuple[str, ...]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from flowrl.config.base import SETTINGS, find_config, read_with_base
 from flowrl.config.bounds import IMAGES, check_most
 from flowrl.config.building import build
+from flowrl.config.foreign import foreign_words
 from flowrl.config.methods import (
     BudgetConfig,
     CreditConfig,
@@ -45,7 +46,6 @@ from flowrl.config.sections import (
 )
 from flowrl.config.spelling import closest
 from flowrl.config.strict_yaml import ConfigError, Source, all_at_once, apply_override, dotted_keys, dump
-from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
 
 __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
@@ -323,9 +323,8 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     data = read_with_base(path)
     origins = {apply_override(data, argument): argument for argument in overrides}
     config: TrainConfig = build(TrainConfig, data, Source(
-        file=SETTINGS if isinstance(path, Mapping) else str(path), overrides=origins,
-        foreign_keys=FOREIGN_KEYS, foreign_values=FOREIGN_VALUES,
-        absent_keys=ABSENT_KEYS, own_keys=_own_keys(), remedy=REMEDY,
+        file=SETTINGS if isinstance(path, Mapping) else str(path), overrides=origins, elsewhere=foreign_words,
+        own_keys=_own_keys(), remedy=REMEDY,
     ))  # fmt: skip
     return config
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from flowrl.commands.init.bases import Wish, base_for
 from flowrl.commands.init.foreign_files import read_foreign
-from flowrl.commands.init.foreign_tables import Fate
-from flowrl.commands.init.translated import Line, Translated, translate
+from flowrl.commands.init.translated import Fate, Line, Translated, translate
 from flowrl.commands.init.written import WIDTH, written_keys
 from flowrl.commands.terminal_text import COLUMNS
 from flowrl.config.base import config_files, read_with_base
