@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("assets", "configs", "pipelines", "rewards", "samplers")
@@ -245,6 +246,12 @@ def test_no_index_addresses_and_no_machine_paths_in_tooling() -> None:
         text = (ROOT / name).read_text()
         assert "://" not in text, name
         assert not re.search(r"(?m)(?<![\w.])/(?:opt|var|home|root)/", text), name
+
+
+def test_what_runs_before_a_commit_is_make_lint() -> None:
+    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == re.findall(r"^\t@(.+)$", lint, re.MULTILINE)
 
 
 def test_nothing_tells_to_install_the_name_from_an_index() -> None:
