@@ -51,6 +51,16 @@ def all_at_once(*checks: Callable[[], object]) -> None:
         raise ConfigError(*found)
 
 
+def refuse(*wrong: tuple[object, str]) -> None:
+    """Refuses what is wrong: each a condition, which settings that can work do not meet, and what is said of it.
+
+    Raises:
+        ConfigError: all that is said of conditions that are met.
+    """
+    if found := [said for condition, said in wrong if condition]:
+        raise ConfigError(*found)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Override:
     """The value of one ``key=value`` argument: the text as typed and what YAML makes of it."""
@@ -285,23 +295,23 @@ def dotted_items(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", value
 
 
-def described(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """An annotation in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(described(choice) for choice in arguments)
+        return " or ".join(describe_type(choice) for choice in arguments)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple:
         inner = arguments[0]
         if arguments[-1] is Ellipsis:
-            return "a list of mappings" if dataclasses.is_dataclass(inner) else f"a list ({described(inner)} each)"
-        return f"a list of {len(arguments)} values ({described(inner)} each)"
+            return "a list of mappings" if dataclasses.is_dataclass(inner) else f"a list ({describe_type(inner)} each)"
+        return f"a list of {len(arguments)} values ({describe_type(inner)} each)"
     words = {int: "an integer", float: "a finite number", bool: "true or false", str: "text", type(None): "null"}
     return words.get(hint, "a mapping of keys to values")
 
 
-def shown(value: Any) -> str:
+def write_value(value: Any) -> str:
     """A value as Python writes it, cut where it is long."""
     try:
         text = repr(value)
