@@ -178,7 +178,7 @@ def configurations_page() -> str:
         text = path.read_text(encoding="utf-8")
         first = head_of(text).partition("\n\n")[0]
         base = found[1] if (found := re.search(r"^base: *(\S+)", text, re.MULTILINE)) else ""
-        group = "Embedded models, on a CPU" if path.stem.startswith(("tiny_", "toy")) else "Real checkpoints"
+        group = "Embedded models, on a CPU" if path.parent.name == "embedded" else "Real checkpoints"
         link = f"[`{path.stem}`](configurations/{path.stem}.md)"
         rows[group].append((link, cell(first), f"[`{base}`](configurations/{base}.md)" if base else ""))
     out = [

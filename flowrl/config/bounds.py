@@ -66,8 +66,9 @@ def check_most(config: Any) -> None:
         numbers = (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int | float))
         found += [
             f"{dotted} must be at most {_write(most)}, got {_write(number)}: lower it"
-            for number in numbers if abs(number) > most
-        ]  # fmt: skip
+            for number in numbers
+            if abs(number) > most
+        ]
     if found:
         raise ConfigError(*found)
 

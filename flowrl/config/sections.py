@@ -317,13 +317,16 @@ class PromptsConfig:
     """Folder that keeps prompts' embeddings for other processes and later runs; null keeps them in memory alone."""
 
     def __post_init__(self) -> None:
-        refuse(*(
-            (
-                place is not None and re.fullmatch(r"dataset:.*[^:].*|.*\.(txt|jsonl|csv)", place, re.DOTALL) is None,
-                f"prompts.{key} must be a .txt, .jsonl or .csv file or dataset:ID_OR_FOLDER[:SPLIT], got '{place}'",
+        refuse(
+            *(
+                (
+                    place is not None
+                    and re.fullmatch(r"dataset:.*[^:].*|.*\.(txt|jsonl|csv)", place, re.DOTALL) is None,
+                    f"prompts.{key} must be a .txt, .jsonl or .csv file or dataset:ID_OR_FOLDER[:SPLIT], got '{place}'",
+                )
+                for key, place in (("train", self.train), ("eval", self.eval))
             )
-            for key, place in (("train", self.train), ("eval", self.eval))
-        ))  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

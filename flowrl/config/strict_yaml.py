@@ -323,6 +323,11 @@ def write_value(value: Any) -> str:
 def kind(value: Any) -> str:
     """What a YAML value is, in words."""
     words = {
-        dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "an integer", float: "a number",
-    }  # fmt: skip
+        dict: "a mapping",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+    }
     return words.get(type(value), "nothing" if value is None else type(value).__name__)

@@ -300,9 +300,11 @@ class TrainConfig:
         rollout = largest_fitting(self.rollout_batch_size, own)
         micro = largest_fitting(self.micro_batch_size, own // updates)
         return Geometry(
-            images_per_process=own, rollout_batch_size=rollout, micro_batch_size=micro,
+            images_per_process=own,
+            rollout_batch_size=rollout,
+            micro_batch_size=micro,
             micro_batches_per_update=own // micro // updates,
-        )  # fmt: skip
+        )
 
 
 def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
@@ -317,10 +319,17 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     """
     data = read_with_base(path)
     origins = {apply_override(data, argument): argument for argument in overrides}
-    config: TrainConfig = build(TrainConfig, data, Source(
-        file=SETTINGS if isinstance(path, Mapping) else str(path), overrides=origins, elsewhere=foreign_words,
-        own_keys=tuple(dotted_keys(TrainConfig)), remedy=REMEDY,
-    ))  # fmt: skip
+    config: TrainConfig = build(
+        TrainConfig,
+        data,
+        Source(
+            file=SETTINGS if isinstance(path, Mapping) else str(path),
+            overrides=origins,
+            elsewhere=foreign_words,
+            own_keys=tuple(dotted_keys(TrainConfig)),
+            remedy=REMEDY,
+        ),
+    )
     return config
 
 
