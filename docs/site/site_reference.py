@@ -101,7 +101,7 @@ def metrics_page() -> str:
         "`reward/<name>` is `reward/pick_score` where `pick_score` is trained on. What is not finite is `null`.",
     ]
     for group, names in METRICS.items():
-        out += [f"## {group}", _table(("metric", "meaning"), [(f"`{name}`", said) for name, said in names.items()])]
+        out += [f"## `{group}`", _table(("metric", "meaning"), [(f"`{name}`", said) for name, said in names.items()])]
     return _joined(out)
 
 
@@ -173,22 +173,23 @@ def families_page() -> str:
 
 def configurations_page() -> str:
     """Every shipped configuration with the head of its file."""
-    rows: dict[str, list[tuple[str, ...]]] = {"Embedded models, on a CPU": [], "Real checkpoints": []}
+    rows: dict[str, list[tuple[str, ...]]] = {}
     for path in config_files().values():
         text = path.read_text(encoding="utf-8")
         first = head_of(text).partition("\n\n")[0]
         base = found[1] if (found := re.search(r"^base: *(\S+)", text, re.MULTILINE)) else ""
-        group = "Embedded models, on a CPU" if path.parent.name == "embedded" else "Real checkpoints"
         link = f"[`{path.stem}`](configurations/{path.stem}.md)"
-        rows[group].append((link, cell(first), f"[`{base}`](configurations/{base}.md)" if base else ""))
+        rows.setdefault(path.parent.name, []).append(
+            (link, cell(first), f"[`{base}`](configurations/{base}.md)" if base else "")
+        )
     out = [
         "# Recipes: shipped configurations",
         "`flowrl train NAME` runs one, `flowrl plan NAME` says before any download what it needs, `base: NAME` builds "
-        "on it. Files for real checkpoints load in the tests and their networks are built there without weights; they "
-        "have not been trained here.",
+        "on it. A heading is a folder of `configs/`: the bundled models, then one a family. Files for real checkpoints "
+        "load in the tests and their networks are built there without weights; they have not been trained here.",
     ]
     for group, listed in rows.items():
-        out += [f"## {group}", _table(("configuration", "what it is", "builds on"), listed, escape=False)]
+        out += [f"## `{group}`", _table(("configuration", "what it is", "builds on"), listed, escape=False)]
     return _joined(out)
 
 
