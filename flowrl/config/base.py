@@ -96,7 +96,7 @@ def find_config(name: str, *, here: bool = True) -> Path:
     shipped = config_files()
     if name in shipped:
         return shipped[name]
-    near = closest(Path(name).stem, shipped)
+    near = closest(Path(name).stem, list(shipped))
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
         f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(shipped)} that ship: "
