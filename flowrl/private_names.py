@@ -1,9 +1,9 @@
 """Every private or undocumented name of other libraries that flowrl uses; no other file uses one.
 
-Names that are imported stand in `NAMES` and are imported from here (`from flowrl.private_names import BaseTunerLayer`),
-when the importing file is, so that this one loads nothing. Members of foreign objects stand in `MEMBERS` and are read
-and written by the functions below. Each says why it is needed. What a release no longer has is told with the releases
-that have it; `tests/test_private_names.py` looks each up in what is installed, and looks for private names elsewhere.
+Names that are imported stand in `NAMES` and are imported from here, when the importing file is, so that this file loads
+nothing. Members of foreign objects stand in `MEMBERS` and are read and written by the functions below. Each says why it
+is needed. If a release no longer has one, the error names the releases that do. A test looks each up in what is
+installed, and looks for private names elsewhere.
 """
 
 from __future__ import annotations
