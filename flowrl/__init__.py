@@ -14,14 +14,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from flowrl.versions import version_of
+from flowrl.runtime.versions import version_of
 
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _CALLS = "flowrl.interface.python_calls"
 _PLACES: dict[str, str] = {
     **dict.fromkeys(("compare", "evaluate", "plan", "read_run", "sample", "train"), _CALLS),
-    "FlowrlError": "flowrl.failures",
+    "FlowrlError": "flowrl.runtime.failures",
 }
 """Name -> the module that it is imported from when it is first asked for."""
 

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from flowrl.failures import speaker, told
-from flowrl.private_names import NOTES, flags_of
-from flowrl.process_settings import before_libraries_load
+from flowrl.runtime.failures import speaker, told
+from flowrl.runtime.private_names import NOTES, flags_of
+from flowrl.runtime.process_settings import before_libraries_load
 from flowrl.runtime.scrubbing import say as print
-from flowrl.versions import version_text
+from flowrl.runtime.versions import version_text
 
 COMMANDS: dict[str, str] = {
     "init": "write a first configuration for a model and a card",

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from flowrl.placement import taken
+from flowrl.runtime.placement import taken
 
 Index = int | slice | Sequence[int] | Tensor
 

@@ -35,8 +35,8 @@ from flowrl.pipelines.weights.later_parts import Later
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.pipelines.weights.stock_loading import Read
-from flowrl.placement import Resting, awake
-from flowrl.precision import in_arithmetic, refuse_unable
+from flowrl.runtime.placement import Resting, awake
+from flowrl.runtime.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.pipelines.weights.trained_weights import changed, move_towards
-from flowrl.placement import widest
-from flowrl.private_names import switch_adapters
-from flowrl.randomness import counter_normal
+from flowrl.runtime.placement import widest
+from flowrl.runtime.private_names import switch_adapters
+from flowrl.runtime.randomness import counter_normal
 
 ADAPTER = "default"
 
@@ -98,7 +98,7 @@ class Policy:
         from peft import LoraConfig  # seconds, which what only plans or checks does without
 
         from flowrl.pipelines.arithmetic.lora_linear import add_lora
-        from flowrl.private_names import LoraLayer
+        from flowrl.runtime.private_names import LoraLayer
 
         check_targets(network, targets)
         self.network = network
@@ -241,7 +241,7 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
     Raises:
         ValueError: names the first layer and both shapes.
     """
-    from flowrl.private_names import LoraLayer
+    from flowrl.runtime.private_names import LoraLayer
 
     layers = dict(network.named_modules())
     name, all_of_it = type(network).__name__, f"{len(lora.layers)} layers"

@@ -26,8 +26,8 @@ from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.like_blocks import block_kinds, with_blocks
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.quantize import check_quantize, quantize_blocks
-from flowrl.private_names import TorchDispatchMode, kept_in_float32, part_types
-from flowrl.randomness import counter_normal, counter_seed
+from flowrl.runtime.private_names import TorchDispatchMode, kept_in_float32, part_types
+from flowrl.runtime.randomness import counter_normal, counter_seed
 from flowrl.trajectory import Conditioning
 
 _BIAS_STD = 0.02

@@ -21,7 +21,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, adapters_of
-from flowrl.private_names import BaseTunerLayer, CacheMixin
+from flowrl.runtime.private_names import BaseTunerLayer, CacheMixin
 from flowrl.samplers.guidance import Scale, mix_outputs, needed, scale_at
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 

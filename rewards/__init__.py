@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from flowrl.config.options import build_options, unknown_name
-from flowrl.placement import sent
+from flowrl.runtime.placement import sent
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from flowrl.config.sections import at_least, share
 from flowrl.prompts.loading import Prompt
-from flowrl.randomness import Part, counter_choice, counter_seed
 from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
 from flowrl.rewards.image_files import no_listed
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
@@ -50,6 +49,7 @@ from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
 from flowrl.rewards.prompt_needs import no_fields
 from flowrl.rewards.references import WORLD, References, open_references
+from flowrl.runtime.randomness import Part, counter_choice, counter_seed
 
 _AT_ONCE = 16  # images that are judged in one piece
 _SNAPSHOT = 64  # images of the first iteration that are kept to be scored again and again

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig, check_weights
 from flowrl.config.sections import Precision
-from flowrl.placement import Resting, sent
-from flowrl.precision import arithmetic
 from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.networks.rest import at_rest
 from flowrl.rewards.outputs import check_output, log_words
 from flowrl.rewards.specs import Spec, validate_reward_specs
+from flowrl.runtime.placement import Resting, sent
+from flowrl.runtime.precision import arithmetic
 
 Merge = Literal["sum", "geometric", "harmonic"]
 Partial = Literal["drop", "renormalise"]
@@ -52,7 +52,7 @@ class WeightedSum:
         merge: `sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least.
         partial: an item that is invalid in a reward of nonzero weight is invalid in the whole with `drop`; with
             `renormalise` the others make up for it, in proportion to their weights.
-        dtype: arithmetic of the frozen networks of rewards that do not learn; see `flowrl.precision`.
+        dtype: arithmetic of the frozen networks of rewards that do not learn; see `flowrl.runtime.precision`.
     """
 
     terms: tuple[Term, ...]

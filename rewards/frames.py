@@ -19,9 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.rewards import FramePolicy, FrameReducer, Frames
-from flowrl.placement import widened
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output, joined
+from flowrl.runtime.placement import widened
 
 
 def framewise(reward: Reward, frames: Frames) -> FunctionReward:

@@ -6,10 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flowrl.files import parse_json, read_text
 from flowrl.media.name_order import is_hidden
 from flowrl.media.reading import read_image
 from flowrl.runtime.digests import file_stamp, files_below
+from flowrl.runtime.files import parse_json, read_text
 
 __all__ = ["SUFFIXES", "image_files", "read_image"]
 

@@ -20,12 +20,12 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor, nn
 
-from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.text_limits import TextLimit
+from flowrl.runtime.precision import network_autocast
 
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072

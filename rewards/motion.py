@@ -16,8 +16,8 @@ from torch.nn.functional import avg_pool2d
 
 from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least
-from flowrl.placement import widened
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.runtime.placement import widened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,12 +20,12 @@ from torch.nn.functional import cosine_similarity
 
 from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least, positive
-from flowrl.placement import widened
-from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.motion import check_min_change, videos_of
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
+from flowrl.runtime.placement import widened
+from flowrl.runtime.precision import network_autocast
 
 _OWNER = "reward 'physics'"
 _WINDOWS_PER_CALL = 8

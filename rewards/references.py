@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from flowrl.prompts.loading import spread
-from flowrl.randomness import Part, counter_choice, counter_integers, counter_seed
 from flowrl.rewards.image_files import image_files, read_image
 from flowrl.rewards.networks.discriminators import OWNER, Pixels
+from flowrl.runtime.randomness import Part, counter_choice, counter_integers, counter_seed
 from flowrl.world.scenes import draw_scene, random_scene
 
 WORLD = "world"

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from flowrl.precision import network_autocast
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
@@ -36,6 +35,7 @@ from flowrl.rewards.networks.pretrained import (
     unit,
 )
 from flowrl.rewards.prompt_needs import no_reference
+from flowrl.runtime.precision import network_autocast
 
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from flowrl.config.options import unknown_name
-from flowrl.randomness import Part, counter_seed
+from flowrl.runtime.randomness import Part, counter_seed
 from flowrl.runtime.scrubbing import say as print
 
 IMPORT_SECONDS, CALL_SECONDS = 10.0, 60.0

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flowrl.placement import sent, taken
+from flowrl.runtime.placement import sent, taken
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import Kernel
 from flowrl.samplers.step import Moved, advance, euler

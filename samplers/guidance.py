@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flowrl.placement import sent
+from flowrl.runtime.placement import sent
 from flowrl.samplers.guidance_rules import Rule, linear_cfg
 from flowrl.samplers.parametrization import Sigma, column, working_dtype
 from flowrl.trajectory import Conditioning

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.placement import sent
+from flowrl.runtime.placement import sent
 
 Sigma = float | Tensor
 

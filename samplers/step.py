@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.placement import sent
+from flowrl.runtime.placement import sent
 from flowrl.samplers.kernels import KERNELS, Kernel
 from flowrl.samplers.parametrization import Sigma
 from flowrl.samplers.transition import positive_std

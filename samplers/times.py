@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.randomness import Part, counter_choice, counter_integers
+from flowrl.runtime.randomness import Part, counter_choice, counter_integers
 from flowrl.samplers.schedules import shift_sigma
 from flowrl.trajectory import Schedule
 

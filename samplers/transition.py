@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.placement import widened, widest
+from flowrl.runtime.placement import widened, widest
 from flowrl.samplers.parametrization import Sigma, column
 
 

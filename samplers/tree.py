@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flowrl.randomness import counter_integers
+from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers.branching import (
     VelocityOf,
     check_start,

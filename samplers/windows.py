@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import torch
 
-from flowrl.randomness import counter_integers
+from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers.schedules import linspace_sigmas, shift_sigma
 from flowrl.trajectory import Schedule
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 import pytest
 
 from flowrl.cli import COMMANDS, FORMER, main, parse
-from flowrl.process_settings import before_libraries_load
+from flowrl.runtime.process_settings import before_libraries_load
 
 EXACTLY_ALIKE = (
     "--steps",

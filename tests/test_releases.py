@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import flowrl
-from flowrl import versions
+from flowrl.runtime import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -94,14 +94,14 @@ def test_the_package_says_the_version_that_was_installed() -> None:
 
 def test_the_commit_is_that_of_flowrls_own_checkout(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(repository, "tag", "v1.2.3")
-    inside = repository / "flowrl" / "versions.py"
+    inside = repository / "flowrl" / "runtime/versions.py"
     monkeypatch.setattr(versions, "__file__", str(inside))
     inside.parent.mkdir()
     assert versions.git_commit() == git(repository, "rev-parse", "HEAD")[:12]
     (repository / "pyproject.toml").write_text("")
     assert versions.git_commit() == git(repository, "rev-parse", "HEAD")[:12] + "-dirty"
     installed = (
-        repository / ".venv" / "lib" / "flowrl" / "versions.py"
+        repository / ".venv" / "lib" / "flowrl" / "runtime/versions.py"
     )  # a wheel, in an environment of a user's project
     installed.parent.mkdir(parents=True)
     monkeypatch.setattr(versions, "__file__", str(installed))

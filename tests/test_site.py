@@ -24,7 +24,7 @@ from site_syntax import ROOT, markdown, names_in, options_of
 from flowrl.config.foreign import foreign_words
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
-from flowrl.training.metric_names import METRICS, meaning_of
+from flowrl.runs.metric_names import METRICS, meaning_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -13,7 +13,7 @@ from flowrl.config.source_syntax import find_definition, module_path, text_after
 
 CONTRACTS = (
     "flowrl.rewards", "flowrl.rewards.user_code", "flowrl.pipelines", "flowrl.samplers.kernels", "flowrl.trajectory",
-    "flowrl.randomness", "flowrl.capabilities",
+    "flowrl.runtime.randomness", "flowrl.runtime.capabilities",
 )  # fmt: skip
 """Modules whose public names are for users although they have no `__all__`: what an own reward, family or method is."""
 LOOSE = ("rlg_pipeline", "slot_network")

@@ -15,14 +15,14 @@ from typing import Any
 from site_syntax import ROOT, Option, cell, class_text, escaped, markdown, names_in, options_of
 
 from flowrl.cli import COMMANDS
-from flowrl.commands.init.translated import FATE_OF
-from flowrl.commands.list.entries import METHODS, head_of
 from flowrl.config.base import config_files
 from flowrl.config.bounds import MOST
 from flowrl.config.foreign import foreign_words
 from flowrl.config.source_syntax import class_of, classes_in, tree_of, value_of
-from flowrl.files import read_json
-from flowrl.training.metric_names import METRICS
+from flowrl.migrating.translated import FATE_OF
+from flowrl.planning.catalogue import METHODS, head_of
+from flowrl.runs.metric_names import METRICS
+from flowrl.runtime.files import read_json
 
 CHOICES = {
     "sampler.kernel": [("flowrl.samplers.kernels", "KERNELS")],

@@ -7,7 +7,7 @@ import io
 from collections.abc import Collection
 from pathlib import Path
 
-from flowrl.files import read_text
+from flowrl.runtime.files import read_text
 
 Row = dict[str, str]
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from flowrl.files import parse_json, read_text
+from flowrl.runtime.files import parse_json, read_text
 
 CATEGORIES = ("color", "shape", "texture", "2d_spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 IMAGES_PER_PROMPT = 10

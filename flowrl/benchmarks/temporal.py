@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from flowrl.placement import widened, widest
+from flowrl.runtime.placement import widened, widest
 
 CELL = 8
 STILL = 2 / 255

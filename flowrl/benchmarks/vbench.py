@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.files import parse_json, read_json, read_text
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.files import parse_json, read_json, read_text
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, ends_of, mean_interval, pooled, stratified_score
 

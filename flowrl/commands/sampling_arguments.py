@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from flowrl.config.bounds import GUIDANCE, IMAGES, SIDE, STEPS, THREADS
-from flowrl.private_names import ActionsContainer
+from flowrl.runtime.private_names import ActionsContainer
 
 SAMPLING = {
     "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype",

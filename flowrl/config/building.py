@@ -23,7 +23,7 @@ from flowrl.config.strict_yaml import (
     kind,
     write_value,
 )
-from flowrl.failures import faults_of
+from flowrl.runtime.failures import faults_of
 
 Setting = TypeVar("Setting")
 

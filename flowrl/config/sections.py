@@ -36,7 +36,7 @@ def share(key: str, value: float | None, *, open_end: bool = False) -> None:
 
 
 Precision = Literal["float32", "tf32", "bfloat16"]
-"""Arithmetic of frozen networks; see `flowrl.precision`."""
+"""Arithmetic of frozen networks; see `flowrl.runtime.precision`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

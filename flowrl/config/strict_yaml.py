@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from flowrl.failures import MAX_TOLD as MAX_TOLD
-from flowrl.failures import Faults, found_by
+from flowrl.runtime.failures import MAX_TOLD as MAX_TOLD
+from flowrl.runtime.failures import Faults, found_by
 
 hints_of: Any = functools.lru_cache(maxsize=512)(typing.get_type_hints)  # the slowest part of reading a configuration
 MAX_NODES = 100_000

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from flowrl.files import write_atomically
 from flowrl.generation.folders import DRAWN, IMAGES, ImageFile, read_drawn, read_folder
 from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
 from flowrl.generation.prompt_checks import refuse_sources
@@ -26,10 +25,11 @@ from flowrl.media.images import save_png
 from flowrl.media.lossless import CLIPS, LOSSLESS, save_lossless
 from flowrl.media.videos import save_mp4
 from flowrl.pipelines import Pipeline
-from flowrl.progress import progress
 from flowrl.prompts.identity import contents, distinct, drawn_by
 from flowrl.prompts.loading import Prompt, spread
-from flowrl.randomness import sample_normals
+from flowrl.runtime.files import write_atomically
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import sample_normals
 from flowrl.training.heldout import made_of
 from flowrl.training.prompting import encode_all
 

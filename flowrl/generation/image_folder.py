@@ -34,12 +34,12 @@ from flowrl.media.lossless import clip_size, is_clip, read_clip, read_rate
 from flowrl.media.name_order import check_order, is_hidden, natural_order
 from flowrl.media.reading import image_size, read_rgb
 from flowrl.media.sound_files import has_sound, read_sound
-from flowrl.progress import progress
 from flowrl.prompts.identity import contents, drawn_by
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.rewards.outputs import check_output
 from flowrl.runtime.digests import files_below
+from flowrl.runtime.progress import progress
 from flowrl.runtime.scrubbing import say as print
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")

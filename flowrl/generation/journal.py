@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from flowrl.files import parse_json, write_atomically
+from flowrl.runtime.files import parse_json, write_atomically
 
 Row = dict[str, Any]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config
-from flowrl.files import read_json
 from flowrl.prompts.loading import Prompt
+from flowrl.runtime.files import read_json
 from flowrl.training.model_files import MODEL, add_file, add_files, files_of, hub_commit
 
 # diffusers and peft take seconds to import, and images that exist are judged without them: functions import them.

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from flowrl.failures import Faults
 from flowrl.generation.models import Source
 from flowrl.pipelines import ModelFamily, family_for
 from flowrl.pipelines.family_pipeline import Family
@@ -18,6 +17,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.prompts.prompt_files import REFERENCES, SOURCES
 from flowrl.rewards.prompt_needs import lack_of
 from flowrl.rewards.specs import CheckedReward
+from flowrl.runtime.failures import Faults
 from flowrl.runtime.scrubbing import say as print
 
 _SHOWN = 60  # characters of a prompt in a message

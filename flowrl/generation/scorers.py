@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from flowrl.files import plain
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import check_needs, score_items
 from flowrl.generation.journal import Journal, Row
@@ -20,6 +19,7 @@ from flowrl.rewards import Reward, addresses_of
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.judges.chat import with_identities
 from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
+from flowrl.runtime.files import plain
 from flowrl.training.model_files import named_files
 
 AT_ONCE = 512  # images whose answers are lost at most when a run is cut short

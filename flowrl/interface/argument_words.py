@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from flowrl.config.strict_yaml import dotted_items
-from flowrl.failures import FlowrlError
+from flowrl.runtime.failures import FlowrlError
 
 
 class _Refusing(argparse.ArgumentParser):

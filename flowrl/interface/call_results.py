@@ -10,9 +10,9 @@ from typing import Any
 
 from PIL import Image
 
-from flowrl.html.markup import bounds, code, number, signed
 from flowrl.interface.result_html import curve, heading, images_row, rows_table, scores_table
 from flowrl.media.reading import read_rgb
+from flowrl.rendering.markup import bounds, code, number, signed
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 
 Columns = Mapping[str, tuple[float, ...]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flowrl.commands.plan.plan_text import as_text
 from flowrl.commands.plan.run import Planned
-from flowrl.commands.plan.verdict import verdict
-from flowrl.failures import FlowrlError
 from flowrl.interface.call_results import RunPlan
+from flowrl.planning.plan_text import as_text
+from flowrl.planning.verdict import verdict
+from flowrl.runtime.failures import FlowrlError
 
 
 def plan_of(made: Planned) -> RunPlan:

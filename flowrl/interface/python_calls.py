@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.failures import FlowrlError, told
 from flowrl.interface.argument_words import override_words, parsed_words, texts
-from flowrl.process_settings import before_libraries_load
+from flowrl.runtime.failures import FlowrlError, told
+from flowrl.runtime.process_settings import before_libraries_load
 
 if TYPE_CHECKING:
     from flowrl.interface.call_results import Evaluation, MethodComparison, RunPlan, Samples, TrainedRun
@@ -51,7 +51,7 @@ def train(
 
     >>> flowrl.train("tiny_g2rp")
     Traceback (most recent call last):
-    flowrl.failures.FlowrlError: there is no configuration 'tiny_g2rp': did you mean tiny_g2rpo? ...
+    flowrl.runtime.failures.FlowrlError: there is no configuration 'tiny_g2rp': did you mean tiny_g2rpo? ...
     """
     with _as_own_error(), _shown(show):
         from flowrl.commands.train.run import trained
@@ -167,7 +167,7 @@ def evaluate(
 
     >>> flowrl.evaluate(benchmark="genevil", show=False)
     Traceback (most recent call last):
-    flowrl.failures.FlowrlError: --benchmark genevil: unknown benchmark 'genevil' ... allowed: diversity, ...
+    flowrl.runtime.failures.FlowrlError: --benchmark genevil: unknown benchmark 'genevil' ... allowed: diversity, ...
     """
     with _as_own_error(), _shown(show):
         several = models if isinstance(models, list | tuple) else [models]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from PIL import Image
 
-from flowrl.html.markup import bounds, esc, number, signed
 from flowrl.media.reading import as_rgb
+from flowrl.rendering.markup import bounds, esc, number, signed
 from flowrl.statistics.bootstrap import Interval
 
 WIDE, HIGH = 360, 90

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from flowrl.commands.compare.result import read_results
 from flowrl.commands.compare.run import Compared
 from flowrl.commands.eval.run import Evaluated
-from flowrl.commands.report.run_data import read_run
 from flowrl.commands.sample.run import Drawn
-from flowrl.files import read_json
+from flowrl.comparing.comparison_result import read_results
 from flowrl.generation.folders import is_folder_of_images, read_folder
 from flowrl.interface.call_results import (
     Change,
@@ -26,6 +24,8 @@ from flowrl.interface.call_results import (
     columns,
 )
 from flowrl.media.images import to_pixels
+from flowrl.runs.run_data import read_run
+from flowrl.runtime.files import read_json
 from flowrl.statistics.bootstrap import UNKNOWN, Interval, point
 
 

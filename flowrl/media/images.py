@@ -15,8 +15,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from flowrl.files import replacing
 from flowrl.media.reading import as_rgb
+from flowrl.runtime.files import replacing
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.files import replacing
 from flowrl.media.images import to_pixels
 from flowrl.media.sound_files import add_sound, write_sound
+from flowrl.runtime.files import replacing
 
 LOSSLESS, PLAYED = ".mkv", ".mp4"
 CLIPS = (LOSSLESS, PLAYED, ".webm", ".mov", ".avi", ".gif")

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from flowrl.media.reading import as_rgb
-from flowrl.progress import draw_above, notebook_display, show_below
+from flowrl.runtime.progress import draw_above, notebook_display, show_below
 
 Protocol = Literal["kitty", "sixel", "notebook", "none"]
 

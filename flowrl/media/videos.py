@@ -19,9 +19,9 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from flowrl.files import replacing
 from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fitted, grid, lettering, to_pixels
 from flowrl.media.sound_files import add_sound, write_sound
+from flowrl.runtime.files import replacing
 
 ENCODERS = ("libx264", "libopenh264", "h264_videotoolbox", "h264_mf")
 """H.264 encoders that PyAV may have been built with, best first; those that need a certain GPU are left out."""

@@ -36,7 +36,7 @@ from flowrl.objectives.terms import (
     mean_squared_error,
     optimality,
 )
-from flowrl.placement import widened
+from flowrl.runtime.placement import widened
 from flowrl.samplers.parametrization import column, working_dtype
 
 Weighed = tuple[Tensor, dict[str, Tensor]]

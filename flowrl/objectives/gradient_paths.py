@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from flowrl.randomness import counter_integers
+from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import clean_from_velocity
 from flowrl.samplers.step import euler

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from flowrl.objectives.terms import mean_squared_error
-from flowrl.placement import widened
+from flowrl.runtime.placement import widened
 from flowrl.trajectory import check_columns
 
 PairLoss = tuple[Tensor, dict[str, Tensor]]

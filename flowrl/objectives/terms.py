@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flowrl.placement import sent, widened, widest
+from flowrl.runtime.placement import sent, widened, widest
 
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]

@@ -14,11 +14,11 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from flowrl.progress import progress
 from flowrl.prompts.pairs import Pair
 from flowrl.prompts.source_images import read_image
-from flowrl.randomness import counter_choice
 from flowrl.rewards.networks.preference_features import Features
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import counter_choice
 
 MIN_UNITS = 6  # prompts, or sets of pairs that share images: below this many, three parts cannot be made
 

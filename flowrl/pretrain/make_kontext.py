@@ -38,8 +38,8 @@ from flowrl.pretrain.making import (
 from flowrl.pretrain.network_training import Noised, WrongCaptions, velocity_error
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT
-from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
+from flowrl.runtime.randomness import counter_seed
 from flowrl.world.edits import FAILED, WORDS, edited_scene, failed_scene, random_edit, source_scene
 from flowrl.world.scene_prompts import Record
 from flowrl.world.scenes import SIZE, Shape, draw_scene

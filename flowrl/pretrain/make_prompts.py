@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from flowrl.files import write_atomically
+from flowrl.runtime.files import write_atomically
 from flowrl.world.clips import motion_records
 from flowrl.world.edits import draw_edit, edit_records
 from flowrl.world.scene_grids import grid_records

@@ -30,14 +30,14 @@ from torch.nn import functional as F
 from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
 from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.benchmarks.geneval.wording import position
-from flowrl.files import parse_json, replacing, write_atomically
 from flowrl.pretrain.making import draw, readme_text
 from flowrl.pretrain.network_training import average_weights
 from flowrl.pretrain.scorer_data import corrupt, labels_of, training_scene
-from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt
-from flowrl.randomness import counter_seed
 from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS, AttributeNet, attribute_scores, load_net
+from flowrl.runtime.files import parse_json, replacing, write_atomically
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import counter_seed
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scene_prompts import Record, combinations, split
 from flowrl.world.scenes import SHAPES, Shape, draw_scene, random_scene

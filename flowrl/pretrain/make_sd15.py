@@ -22,8 +22,8 @@ from flowrl.pretrain.making import autoencoder_of, describe, learn, prepare, wri
 from flowrl.pretrain.network_training import WrongCaptions, in_low_precision, some_empty
 from flowrl.pretrain.tiny_families import build_tiny_sd15
 from flowrl.pretrain.tiny_sd3 import CONTEXT
-from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
+from flowrl.runtime.randomness import counter_seed
 from flowrl.world.captions import WRONG
 
 NUM_STEPS, GUIDANCE_SCALE = 20, 2.0

@@ -45,8 +45,8 @@ from flowrl.pretrain.network_training import (
     velocity_error,
 )
 from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
-from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
+from flowrl.runtime.randomness import counter_seed
 from flowrl.world.captions import WRONG, neighbour
 from flowrl.world.scene_prompts import OPENINGS, Record, combinations, worded
 from flowrl.world.scenes import draw_scene, random_scene

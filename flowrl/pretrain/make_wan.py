@@ -41,8 +41,8 @@ from flowrl.pretrain.network_training import (
 )
 from flowrl.pretrain.tiny_families import build_tiny_wan
 from flowrl.pretrain.tiny_sd3 import CONTEXT
-from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
+from flowrl.runtime.randomness import counter_seed
 from flowrl.world.clips import FPS, FRAMES, OPPOSITE_WAY, WORDS, clip_shapes, draw_clip, motion_records
 from flowrl.world.scenes import BACKGROUND, SIZE
 

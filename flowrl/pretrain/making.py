@@ -19,16 +19,16 @@ from torch import Tensor
 from flowrl.config.building import build_settings
 from flowrl.config.options import entry_of
 from flowrl.config.train import resolve_path
-from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.stock_loading import quiet_libraries
 from flowrl.pretrain.label_head import LabelHead
 from flowrl.pretrain.network_training import WrongCaptions, in_low_precision, save_atomically, train_denoiser
-from flowrl.progress import progress
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt, eval_items, read_prompts
-from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward
+from flowrl.runtime.files import read_json
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import sample_normals
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, stratified_score, task_scores
 from flowrl.statistics.paired import best_of_prompt

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flowrl.files import replacing
 from flowrl.pipelines.arithmetic.wide_products import has_products
 from flowrl.pretrain.muon import optimizers
-from flowrl.progress import progress
-from flowrl.randomness import counter_seed
+from flowrl.runtime.files import replacing
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import counter_seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

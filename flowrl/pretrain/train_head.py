@@ -31,11 +31,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowrl.config.building import build_settings
-from flowrl.files import is_taken
 from flowrl.pretrain.head_data import Split, pair_features, split_pairs
-from flowrl.progress import progress
 from flowrl.prompts.pairs import read_pairs
-from flowrl.randomness import counter_seed
 from flowrl.rewards.networks.preference_features import build_features, check_backbone
 from flowrl.rewards.preference_head import (
     CONFIG,
@@ -47,6 +44,9 @@ from flowrl.rewards.preference_head import (
     head_scores,
     head_tensors,
 )
+from flowrl.runtime.files import is_taken
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import counter_seed
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import mean_interval
 

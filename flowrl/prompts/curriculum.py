@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl.advantages.normalise import set_statistics, sets_of
 from flowrl.prompts.loading import prompts_of_iteration
-from flowrl.randomness import Part, counter_integers
+from flowrl.runtime.randomness import Part, counter_integers
 
 
 def informative_groups(reward_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Bool[Tensor, " P"]:
@@ -215,7 +215,7 @@ def draw_prompts(weight_P: Float[Tensor, " P"], n: int, *counters: Part) -> tupl
     Args:
         weight_P: [P], not negative and finite; weight 0 is never drawn.
         n: At most the number of positive weights.
-        *counters: As `flowrl.randomness.counter_seed`, for instance (seed, "prompts", iteration).
+        *counters: As `flowrl.runtime.randomness.counter_seed`, for instance (seed, "prompts", iteration).
 
     Raises:
         ValueError: a weight is negative or not finite, or n is negative or too large.

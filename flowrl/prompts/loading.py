@@ -19,7 +19,7 @@ from flowrl.prompts.datasets import is_dataset, read_dataset
 from flowrl.prompts.identity import keys_of
 from flowrl.prompts.prompt_files import Prompt, read_file
 from flowrl.prompts.source_images import Size, read_image
-from flowrl.randomness import counter_shuffle
+from flowrl.runtime.randomness import counter_shuffle
 
 __all__ = [
     "EvalItem",

@@ -36,10 +36,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flowrl.files import parse_json, read_text
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.source_images import check_image
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.files import parse_json, read_text
 from flowrl.runtime.scrubbing import say as print
 
 SOURCES = ("source", "sources", "source_images")

@@ -27,10 +27,10 @@ from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
-from flowrl.private_names import foreach_mul_
 from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
+from flowrl.runtime.private_names import foreach_mul_
 from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop

@@ -40,10 +40,10 @@ from flowrl.config.train import TrainConfig
 from flowrl.objectives.forward_losses import Matched, noised
 from flowrl.objectives.preference_losses import best_of_group
 from flowrl.objectives.terms import velocity_kl
-from flowrl.placement import sent, taken
-from flowrl.randomness import Part, sample_normals
 from flowrl.recipes.forward_settings import Objective, check, decay_of, micro_batch_size, objective_of, slot_decays
 from flowrl.rewards import RewardOutput
+from flowrl.runtime.placement import sent, taken
+from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalised, reward_channels

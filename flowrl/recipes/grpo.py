@@ -29,9 +29,9 @@ from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl
-from flowrl.placement import sent, taken
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
+from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.training.assignment import (

@@ -29,12 +29,12 @@ from torch import Tensor
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.objectives.forward_losses import noised
 from flowrl.objectives.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
-from flowrl.placement import sent, taken
 from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
-from flowrl.randomness import sample_normals
 from flowrl.recipes.preference_settings import Offline, Steps, check, objective_of
 from flowrl.rewards import RewardOutput
+from flowrl.runtime.placement import sent, taken
+from flowrl.runtime.randomness import sample_normals
 from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import training_times

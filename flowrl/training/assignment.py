@@ -31,8 +31,8 @@ from flowrl.credit.context import Context
 from flowrl.credit.dense import calibrate_noise
 from flowrl.credit.values import gains_of, steps_of
 from flowrl.prompts.curriculum import accuracy_scaled_kl
-from flowrl.randomness import counter_choice
 from flowrl.rewards import RewardOutput
+from flowrl.runtime.randomness import counter_choice
 from flowrl.samplers import Kernel
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.loop import Loop

@@ -21,12 +21,12 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from flowrl.files import make_folder, read_json, sync, sync_tree, write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.weights.saved_model import put_back
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
-from flowrl.training.manifest import read_manifest
+from flowrl.runs.manifest import read_manifest
+from flowrl.runtime.files import make_folder, read_json, sync, sync_tree, write_atomically
 from flowrl.training.model_files import MODEL
 from flowrl.training.optimizers import refuse_other_moments
 from flowrl.training.trackers.metric_rows import ROWS, Sealed, readable, rows_fault, tail_fault

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import Pipeline
-from flowrl.placement import sent
-from flowrl.randomness import Part, sample_normals
+from flowrl.runtime.placement import sent
+from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers import Velocity
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.learner import NetworkCounter

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
-from flowrl.placement import sent, widened
 from flowrl.prompts.loading import EvalItem, Prompt
 from flowrl.prompts.loading import spread as places
-from flowrl.randomness import sample_normals
+from flowrl.runtime.placement import sent, widened
+from flowrl.runtime.randomness import sample_normals
 from flowrl.samplers import Velocity
 from flowrl.samplers.step import euler
 from flowrl.training.prompting import device_of, encode_prompts, guided

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from flowrl.benchmarks.temporal import diagnose
-from flowrl.files import write_atomically
 from flowrl.media.kept import Sounds, write_samples
 from flowrl.pipelines import Pipeline
-from flowrl.progress import progress
 from flowrl.prompts.identity import asked_for
 from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
-from flowrl.randomness import Part, counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
+from flowrl.runs.evaluation_rows import Row, summary
+from flowrl.runtime.files import write_atomically
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import Part, counter_seed, sample_normals
 from flowrl.samplers import ode_rollout
-from flowrl.training.evaluation_rows import Row, summary
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import look_at, stop_on_broken

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
-from flowrl.placement import sent_wide
-from flowrl.private_names import foreach_add_
+from flowrl.runtime.placement import sent_wide
+from flowrl.runtime.private_names import foreach_add_
 from flowrl.samplers import Network
 from flowrl.samplers.guidance import is_uncounted
 from flowrl.training.run import Run

@@ -38,10 +38,10 @@ from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.pipelines.weights.saved_model import save_model
-from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
-from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardOutput
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget

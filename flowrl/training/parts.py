@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flowrl.capabilities import this_machine
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
@@ -22,7 +21,6 @@ from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading, Split
 from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
-from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards import Reward
 from flowrl.rewards.actors.ray_rewards import (
@@ -36,6 +34,8 @@ from flowrl.rewards.actors.ray_rewards import (
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.rewards.networks.text_limits import cut_line
 from flowrl.rewards.specs import checked_reward
+from flowrl.runtime.capabilities import this_machine
+from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Kernel
 from flowrl.training.model_files import encoders_digest, location_of

@@ -12,7 +12,7 @@ from torch import Tensor
 from flowrl.config.sections import SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
-from flowrl.randomness import counter_integers
+from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers import Kernel, Velocity, rollout
 from flowrl.samplers.branching import sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories

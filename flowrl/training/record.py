@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients, sequence_cut
-from flowrl.placement import sent, taken
+from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
 from flowrl.samplers.guidance import uncounted
 from flowrl.training.batch import Asked

@@ -21,8 +21,11 @@ from typing import Any, TypeVar
 import torch
 
 from flowrl.config.train import TrainConfig, to_yaml
-from flowrl.files import locked, replacing, write_atomically
-from flowrl.interrupts import on_interrupt
+from flowrl.runs.evaluation_rows import remove_evaluations
+from flowrl.runs.manifest import read_manifest, session_facts, write_manifest
+from flowrl.runs.run_folder import make_free_folder, refuse_full, refuse_taken
+from flowrl.runtime.files import locked, replacing, write_atomically
+from flowrl.runtime.interrupts import on_interrupt
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import settings_without_secrets
 from flowrl.training.checkpoints import (
@@ -35,12 +38,9 @@ from flowrl.training.checkpoints import (
     state_of,
     write_checkpoint,
 )
-from flowrl.training.evaluation_rows import remove_evaluations
-from flowrl.training.manifest import read_manifest, session_facts, write_manifest
 from flowrl.training.processes.agreement import difference, loaded_facts, told_difference
 from flowrl.training.processes.devices import accelerator_of, on_main
 from flowrl.training.processes.mesh import layout_of
-from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
 from flowrl.training.seal import ALLOW, changes, digest_of
 from flowrl.training.trackers.metric_rows import ROWS, MetricRows, set_aside
 from flowrl.training.trackers.opening import open_trackers

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
-from flowrl.files import plain
+from flowrl.runtime.files import plain
 from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
 
 if TYPE_CHECKING:

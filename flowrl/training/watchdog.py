@@ -27,7 +27,7 @@ from torch.nn.utils import get_total_norm
 
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
-from flowrl.files import sync, sync_tree
+from flowrl.runtime.files import sync, sync_tree
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.learner import total_of
 from flowrl.training.model_files import MODEL

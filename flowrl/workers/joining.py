@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from flowrl.cluster import connect
 from flowrl.config.train import TrainConfig
+from flowrl.runtime.cluster import connect
 from flowrl.training.processes.devices import on_main
 from flowrl.training.run import Run
 from flowrl.workers.layout import local_gpus

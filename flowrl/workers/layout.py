@@ -6,8 +6,8 @@ import os
 
 import torch
 
-from flowrl.cluster import check_extra
 from flowrl.config.train import TrainConfig
+from flowrl.runtime.cluster import check_extra
 from flowrl.training.processes.launched import num_launched
 
 

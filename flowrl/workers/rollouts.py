@@ -12,8 +12,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from flowrl.cluster import RayEnded, refuse_ended
 from flowrl.config.train import TrainConfig
+from flowrl.runtime.cluster import RayEnded, refuse_ended
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.draws import Drawn, Request
 from flowrl.training.run import Run

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flowrl.capabilities import this_machine
 from flowrl.pipelines.arithmetic.attention_words import KERNELS, Known, Mask, check_here, check_word, chosen, usable
-from flowrl.private_names import (
+from flowrl.runtime.capabilities import this_machine
+from flowrl.runtime.private_names import (
     HUB_KERNELS,
     Attention,
     AttentionBackendName,

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from flowrl.capabilities import Machine, at_least_version
 from flowrl.config.options import entry_of
 from flowrl.pipelines.cards import Card
+from flowrl.runtime.capabilities import Machine, at_least_version
 
 Mask = Literal["none", "keys", "bias"]
 

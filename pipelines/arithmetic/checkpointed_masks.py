@@ -12,7 +12,7 @@ from typing import Any
 from diffusers import ChromaTransformer2DModel
 from torch import nn
 
-from flowrl.private_names import ChromaSingleTransformerBlock
+from flowrl.runtime.private_names import ChromaSingleTransformerBlock
 
 Recompute = Callable[..., Any]
 """What calls a block (first) with its arguments, so that it is recomputed."""

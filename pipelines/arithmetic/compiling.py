@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from flowrl.pipelines.common import first_expert
-from flowrl.private_names import repeated_classes, rounding_options
-from flowrl.progress import clock
+from flowrl.runtime.private_names import repeated_classes, rounding_options
+from flowrl.runtime.progress import clock
 from flowrl.runtime.scrubbing import say as print
 
 _UNNAMED: Mapping[str, tuple[str, ...]] = {
@@ -80,7 +80,7 @@ def check_compile(compile: str, device: torch.device | str) -> None:
 @cache
 def _told() -> None:
     """Has it said on standard error, from now on in this process, that time goes into compiling."""
-    from flowrl.private_names import callback_handler  # seconds to import
+    from flowrl.runtime.private_names import callback_handler  # seconds to import
 
     spent = _Clock()
     callback_handler.register_start_callback(spent.begin)

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear, WholeNumberLinear
 from flowrl.pipelines.arithmetic.wide_products import has_products
-from flowrl.private_names import PeftLoraLinear, register_layers
+from flowrl.runtime.private_names import PeftLoraLinear, register_layers
 
 
 def add_lora(network: nn.Module, config: LoraConfig, name: str) -> None:

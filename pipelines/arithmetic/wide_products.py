@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from flowrl.private_names import products_by_dtype
+from flowrl.runtime.private_names import products_by_dtype
 
 _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
     F.linear, F.conv1d, F.conv2d, F.conv3d, torch.matmul, torch.bmm, torch.baddbmm, Tensor.matmul, Tensor.bmm,

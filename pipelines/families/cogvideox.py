@@ -18,7 +18,7 @@ from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.families import sd
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.private_names import get_3d_rotary_pos_embed
+from flowrl.runtime.private_names import get_3d_rotary_pos_embed
 from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")

@@ -42,7 +42,7 @@ def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
 
 def _own_size(card: Card) -> Size:
     """The stock pipeline's shape nearest to 16:9 of as many pixels as a square with the checkpoint's `target_size`."""
-    from flowrl.private_names import HunyuanVideo15ImageProcessor
+    from flowrl.runtime.private_names import HunyuanVideo15ImageProcessor
 
     shapes = HunyuanVideo15ImageProcessor(vae_scale_factor=card.factors[0])
     height, width = shapes.calculate_default_height_width(9, 16, card.network.target_size)

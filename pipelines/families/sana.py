@@ -23,7 +23,7 @@ from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, given, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.private_names import sana_instruction
+from flowrl.runtime.private_names import sana_instruction
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")

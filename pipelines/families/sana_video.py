@@ -25,7 +25,7 @@ from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given
 from flowrl.pipelines.families import sana, wan
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.private_names import sana_instruction
+from flowrl.runtime.private_names import sana_instruction
 from flowrl.trajectory import Conditioning, Schedule
 
 _STOCK = "SanaVideoPipeline"

@@ -20,7 +20,7 @@ from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.placement import widest
+from flowrl.runtime.placement import widest
 from flowrl.samplers.flow_coordinates import (
     flow_levels,
     prediction_of,

@@ -28,7 +28,7 @@ from flowrl.pipelines.families import cogvideox
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
 from flowrl.pipelines.weights.parallelize import needed
-from flowrl.private_names import TimestepEmbedding
+from flowrl.runtime.private_names import TimestepEmbedding
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, uncounted
 from flowrl.samplers.parametrization import Sigma, column
 from flowrl.trajectory import Conditioning, Schedule

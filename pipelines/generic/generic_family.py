@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from flowrl.config.options import build_options
-from flowrl.failures import out_of_memory
 from flowrl.pipelines import cards
 from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
@@ -35,7 +34,8 @@ from flowrl.pipelines.places.model_folders import check_index, check_parts, no_p
 from flowrl.pipelines.stock_schedules import check_diffusion_scheduler
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
-from flowrl.precision import refuse_unable
+from flowrl.runtime.failures import out_of_memory
+from flowrl.runtime.precision import refuse_unable
 
 
 def denoiser_parts(index: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.files import replacing
 from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
@@ -20,7 +19,8 @@ from flowrl.pipelines.generic.stock_classes import call_arguments, scale_argumen
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
 from flowrl.pipelines.prompt_embeddings import Sources, check_sources, num_cut
-from flowrl.precision import in_arithmetic
+from flowrl.runtime.files import replacing
+from flowrl.runtime.precision import in_arithmetic
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, conditioned
 from flowrl.trajectory import Conditioning, Schedule
 

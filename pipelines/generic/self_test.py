@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.trajectory import Schedule, start_state
 
 PROMPTS = ("a photo of a red fox", "two blue squares on a table beside a cup of tea")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.config.locations import split_revision
-from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN, checkpoints
+from flowrl.runtime.files import read_json
 
 INDEX = "model_index.json"
 TIMEOUT = 5.0

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.prompts.tokenizer_checks import check_tokenizer_files
+from flowrl.runtime.files import read_json
 
 _NETWORKS = re.compile(r"(vae|unet|transformer|text_encoder|image_encoder)(_\d+)?")
 _PARTS = re.compile(

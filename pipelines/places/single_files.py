@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN, published
 from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.runtime.files import read_json
 
 ENDING = ".safetensors"
 _SMALL = ("*.json", "**/*.json", "*.txt", "**/*.txt", "**/*.model")
@@ -167,7 +167,7 @@ def header(model: str) -> dict[str, SimpleNamespace]:
 @functools.cache
 def _hub_id(model: str) -> str:
     """The hub id whose configuration diffusers takes for a file's keys."""
-    from flowrl.private_names import DIFFUSERS_DEFAULT_PIPELINE_PATHS, infer_diffusers_model_type
+    from flowrl.runtime.private_names import DIFFUSERS_DEFAULT_PIPELINE_PATHS, infer_diffusers_model_type
 
     found = header(model)
     kind = infer_diffusers_model_type(found)

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from flowrl.pipelines.arithmetic.attention import give_within
 from flowrl.pipelines.cards import Size, tokens
 from flowrl.pipelines.common import first_expert
-from flowrl.private_names import (
+from flowrl.runtime.private_names import (
     ContextParallelConfig,
     ParallelConfig,
     ReadsParallel,

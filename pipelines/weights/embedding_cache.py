@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from flowrl.files import replacing
+from flowrl.runtime.files import replacing
 from flowrl.runtime.scrubbing import say as print
 from flowrl.trajectory import Conditioning
 

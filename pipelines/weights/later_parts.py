@@ -14,7 +14,7 @@ from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.stock_loading import Read
-from flowrl.placement import Resting
+from flowrl.runtime.placement import Resting
 
 
 def _present(p: Any, names: Sequence[str]) -> list[str]:

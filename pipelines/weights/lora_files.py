@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flowrl.files import parse_json, read_json
 from flowrl.pipelines.places.lora_places import CARD, PEFT_FILE, lora_files
 from flowrl.pipelines.weights.lora_names import Stock, plain_name, portable
+from flowrl.runtime.files import parse_json, read_json
 
 _FREE = frozenset({
     "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "task_type",  # no numbers
@@ -134,7 +134,7 @@ def _alpha(
         stated = {**stated, "lora_alpha": _defaults()["lora_alpha"]}
     alpha = of_layers.get(layer, stated.get("lora_alpha", rank))
     if pattern := stated.get("alpha_pattern"):
-        from flowrl.private_names import get_pattern_key
+        from flowrl.runtime.private_names import get_pattern_key
 
         alpha = pattern.get(get_pattern_key(list(pattern), layer), alpha)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):

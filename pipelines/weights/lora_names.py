@@ -206,7 +206,7 @@ def _reader(stock: Stock) -> Any:
     """What converts names for a stock class; None where it has none."""
     import diffusers
 
-    from flowrl.private_names import LoraBaseMixin
+    from flowrl.runtime.private_names import LoraBaseMixin
 
     cls: Any = getattr(diffusers, stock.name, None)
     if not issubclass(cls or object, LoraBaseMixin):

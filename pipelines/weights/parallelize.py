@@ -26,9 +26,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from flowrl.failures import explain
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.weights.loading_choices import Split
+from flowrl.runtime.failures import explain
 
 _ANYWHERE: WeakKeyDictionary[nn.Module, Callable[[list[bool]], list[bool]]] = WeakKeyDictionary()
 

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrl.config.locations import split_revision
-from flowrl.files import read_json, sync, sync_tree
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.runtime.digests import files_below
+from flowrl.runtime.files import read_json, sync, sync_tree
 
 INDEX = "model_index.json"
 SMALL = 2**28

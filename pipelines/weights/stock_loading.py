@@ -18,8 +18,6 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from flowrl.config.locations import split_revision
-from flowrl.failures import out_of_memory
-from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.meta_masks import callable_on_meta
@@ -30,6 +28,8 @@ from flowrl.pipelines.weights.parallelize import done_by_first, split_over, with
 from flowrl.pipelines.weights.quantize import quantize_blocks
 from flowrl.pipelines.weights.stock_parts import first_line, lacks, read_networks
 from flowrl.prompts.tokenizer_checks import check_fits, check_tokenizer
+from flowrl.runtime.failures import out_of_memory
+from flowrl.runtime.files import read_json
 
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.placement import sent
-from flowrl.precision import arithmetic, refuse_unable
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output, moved
 from flowrl.rewards.specs import checked_reward
+from flowrl.runtime.placement import sent
+from flowrl.runtime.precision import arithmetic, refuse_unable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

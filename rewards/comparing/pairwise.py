@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.randomness import counter_choice
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of, output_of
 from flowrl.rewards.comparing.comparators import comparator_options
 from flowrl.rewards.comparing.tournaments import (
@@ -45,6 +44,7 @@ from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group
 from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.networks.text_limits import TextLimit, limit_of
 from flowrl.rewards.prompt_needs import lack_of
+from flowrl.runtime.randomness import counter_choice
 
 _CACHE = 65536  # verdicts; some 10 MB
 

@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
-from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardInputs, to_uint8
 from flowrl.rewards.comparing.comparators import Comparator, Pairs
+from flowrl.runtime.randomness import counter_seed
 
 Orders = Literal["single", "random", "both"]
 

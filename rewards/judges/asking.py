@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import frame_places
 from flowrl.rewards.judges.answers import yes_no
 from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, is_server
+from flowrl.runtime.randomness import counter_seed
 
 MISSING = "missing_field"
 UNPARSED = "unparsed"

@@ -23,7 +23,6 @@ import torch
 from jaxtyping import Float64
 
 from flowrl.prompts.pairs import Pair, read_pairs
-from flowrl.randomness import counter_choice
 from flowrl.rewards.judges.asking import check_answer_options
 from flowrl.rewards.judges.chat import build_chat, check_chat
 from flowrl.rewards.judges.rubric import Rule, save_rubric
@@ -40,6 +39,7 @@ from flowrl.rewards.judges.rubric_fit import (
     select_rules,
 )
 from flowrl.rewards.judges.templates import Template, load_templates
+from flowrl.runtime.randomness import counter_choice
 
 OWNER = "rubric training"
 

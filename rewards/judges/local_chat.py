@@ -14,8 +14,6 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from flowrl.placement import sent_wide, widened
-from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.networks.pretrained import (
@@ -26,6 +24,8 @@ from flowrl.rewards.networks.pretrained import (
     load_network,
     load_processor,
 )
+from flowrl.runtime.placement import sent_wide, widened
+from flowrl.runtime.randomness import counter_seed
 
 
 def load_vision_language(

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.config.options import build_options
-from flowrl.files import parse_json, read_text, replacing
 from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     UNPARSED,
@@ -33,6 +32,7 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
+from flowrl.runtime.files import parse_json, read_text, replacing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

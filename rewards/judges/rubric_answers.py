@@ -17,12 +17,12 @@ import numpy as np
 from jaxtyping import Float64
 
 from flowrl.media.reading import read_image
-from flowrl.progress import Advance, progress
 from flowrl.prompts.pairs import Pair
 from flowrl.rewards.judges.asking import UNPARSED, probability_of_yes
 from flowrl.rewards.judges.chat import Chat, Pixels, Question
 from flowrl.rewards.judges.rubric import rule_question
 from flowrl.rewards.judges.templates import Template
+from flowrl.runtime.progress import Advance, progress
 
 QUESTIONS_AT_ONCE = 256  # between two lines of the cache: what a broken-off run asks again at most
 MAX_TOKENS = 1024

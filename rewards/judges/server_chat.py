@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.call_limits import Limits, Pace
 from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, Chat, JudgeImageFormat, Question
@@ -28,6 +27,7 @@ from flowrl.rewards.judges.server_lines import DOWN, Line, Lines
 from flowrl.rewards.judges.usage import USAGE
 from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.retries import Failed, await_with_retries, check_calls, check_server
+from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import remember_secret
 
 OWN_KEYS = frozenset({

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flowrl.placement import widened
 from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import (
@@ -47,6 +46,7 @@ from flowrl.rewards.networks.clip_encoder import (
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.outputs import check_output, joined
 from flowrl.rewards.prompt_needs import lack_of, no_cells, no_grid
+from flowrl.runtime.placement import widened
 
 Shape = tuple[int, int]
 DEFAULT_MODEL = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"

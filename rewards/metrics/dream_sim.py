@@ -26,8 +26,6 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
-from flowrl.files import read_json
-from flowrl.precision import network_autocast
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, to_uint8
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
@@ -35,6 +33,8 @@ from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import fingerprint, first_line, read_weights, shared_network
+from flowrl.runtime.files import read_json
+from flowrl.runtime.precision import network_autocast
 
 OWNER = "reward 'dreamsim'"
 SIDE = 224

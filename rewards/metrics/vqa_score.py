@@ -22,12 +22,12 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from flowrl.files import read_json
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import IMAGE, read_template, template_name
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.qwen_vl import DTYPES, PROMPT, Dtype
+from flowrl.runtime.files import read_json
 
 LONGEST = 2048  # tokens of a question
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

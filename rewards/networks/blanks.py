@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from flowrl.private_names import IMPORT_MAPPING, NAME_MAPPING
+from flowrl.runtime.private_names import IMPORT_MAPPING, NAME_MAPPING
 
 _ALLOWED = {
     "collections.OrderedDict", "collections.Counter", "_codecs.encode", "builtins.bytearray", "builtins.set",

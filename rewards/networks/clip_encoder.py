@@ -18,7 +18,6 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
 from flowrl.rewards.networks.pretrained import (
     clip_fingerprint,
@@ -31,6 +30,7 @@ from flowrl.rewards.networks.pretrained import (
     shared_network,
     unit,
 )
+from flowrl.runtime.precision import network_autocast
 
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
-from flowrl.randomness import counter_normal
 from flowrl.rewards.embedded.attributes import GRID, load_net, shipped_weights
 from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD, load_dinov2
 from flowrl.rewards.networks.pretrained import (
@@ -37,6 +36,7 @@ from flowrl.rewards.networks.pretrained import (
     load_network,
     load_processor,
 )
+from flowrl.runtime.randomness import counter_normal
 
 Backbone = Literal["dinov2", "clip", "attributes"]
 Loss = Literal["hinge", "logistic", "pairwise"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowrl.files import safetensors_parameters
 from flowrl.rewards import Model
+from flowrl.runtime.files import safetensors_parameters
 
 PARAMETERS = {
     "openai/clip-vit-large-patch14": 427_616_513,

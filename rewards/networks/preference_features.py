@@ -19,12 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.precision import network_autocast
 from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.embedded.attributes import PAIRS, load_net, shipped_weights
 from flowrl.rewards.networks.clip_encoder import Preprocess, transformers_clip
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, IMAGENET_MEAN, IMAGENET_STD, load_dinov2
 from flowrl.rewards.networks.pretrained import check_model, fingerprint
+from flowrl.runtime.precision import network_autocast
 
 Backbone = Literal["clip", "dinov2", "attributes"]
 

@@ -32,11 +32,11 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from flowrl.failures import out_of_memory
-from flowrl.precision import network_autocast
 from flowrl.prompts.tokenizer_checks import check_tokenizer
 from flowrl.rewards.networks.blanks import blanked
 from flowrl.rewards.networks.looked_for import look_for_model
+from flowrl.runtime.failures import out_of_memory
+from flowrl.runtime.precision import network_autocast
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowrl.placement import Resting
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.runtime.placement import Resting
 
 
 def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, holds: bool) -> Reward:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from flowrl.files import read_json
+from flowrl.runtime.files import read_json
 
 CLIP_TOKENS = 77
 # Of a word with a mark before it, or of marks alone, every tokenizer makes a token at least.

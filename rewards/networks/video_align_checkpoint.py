@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flowrl.files import read_json
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.qwen_vl import newer_name
+from flowrl.runtime.files import read_json
 
 DIMENSIONS = ("VQ", "MQ", "TA")
 OWNER = "reward 'video_align'"

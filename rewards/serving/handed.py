@@ -1,6 +1,6 @@
 """Connections that another process accepted: how one of several servers behind one port gets and counts them.
 
-The process that listens (`flowrl.commands.serve.replicas`) sends an open socket with each byte on a Unix socket. Back
+The process that listens (`flowrl.serving.replicas`) sends an open socket with each byte on a Unix socket. Back
 go lines of JSON: what is served, once it is, and null for each connection that has ended, so that it knows how many are
 open.
 """

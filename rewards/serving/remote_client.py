@@ -10,7 +10,6 @@ from typing import Any
 
 import requests
 
-from flowrl.randomness import counter_seed
 from flowrl.rewards.serving.retries import (
     Failed,
     call_with_retries,
@@ -24,6 +23,7 @@ from flowrl.rewards.serving.wire import Item, Reply
 from flowrl.rewards.serving.wire_adapters import Adapter
 from flowrl.rewards.serving.wire_bodies import Room, Way
 from flowrl.rewards.serving.wire_images import short
+from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import one_line
 
 # What repeating cannot help and no item is to blame for: the run should stop and say so.

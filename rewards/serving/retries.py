@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 
-from flowrl.randomness import counter_seed
+from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import remember_secret
 
 T = TypeVar("T")

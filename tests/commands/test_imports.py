@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flowrl import cli
-from flowrl.commands.plan.light_libraries import _NUMBERS, _stand_in
 from flowrl.commands.plan.run import run as plan
-from flowrl.private_names import SIZES
+from flowrl.planning.light_libraries import _NUMBERS, _stand_in
+from flowrl.runtime.private_names import SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "numpy", "diffusers", "transformers", "peft", "scipy", "accelerate", "torchvision", "PIL", "sympy"}

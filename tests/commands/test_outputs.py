@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from flowrl.cli import main
-from flowrl.files import refuse_foreign
+from flowrl.runtime.files import refuse_foreign
 
 MINE = "mine\n"
 

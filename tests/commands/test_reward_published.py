@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from flowrl import cli
-from flowrl.commands.eval.benchmark import BENCHMARKS, REPRODUCES
 from flowrl.commands.reward.published.run import page
 from flowrl.config.rewards import RewardConfig
+from flowrl.evaluation.benchmark import BENCHMARKS, REPRODUCES
 from flowrl.rewards import REWARDS, build_reward, reproduced_by
 from flowrl.rewards.compose import sum_of
 from flowrl.training.seal import reproduced_in

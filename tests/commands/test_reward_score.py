@@ -17,10 +17,10 @@ from PIL import Image
 
 from flowrl import cli
 from flowrl.commands.reward.score.run import run as score
-from flowrl.commands.terminal_text import aligned, cut
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import batched, check_needs, read_items, score_items
 from flowrl.generation.named_rewards import reward_specs
+from flowrl.rendering.terminal_text import aligned, cut
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.jpeg import jpeg_bytes
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.commands.list.entries import families
 from flowrl.config.base import config_files, read_with_base
 from flowrl.config.strict_yaml import ConfigError
 from flowrl.config.train import find_config, load_config, to_yaml
+from flowrl.planning.catalogue import families
 
 BELOW = """
 num_iterations: 4

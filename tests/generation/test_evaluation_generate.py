@@ -23,7 +23,7 @@ from flowrl.generation.generate import choose, draw_folder
 from flowrl.generation.models import Source
 from flowrl.pipelines import PIPELINES
 from flowrl.prompts.loading import Prompt
-from flowrl.randomness import sample_normals
+from flowrl.runtime.randomness import sample_normals
 
 SOURCE = Source(
     model="toy", lora=None, num_steps=3, guidance_scale=1.0, grid="diffusers", max_sequence_length=16, dtype="float32"

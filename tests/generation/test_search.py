@@ -18,8 +18,8 @@ from flowrl.generation.best_of import Found, candidates, prune_steps
 from flowrl.generation.drawing import in_batches
 from flowrl.media.images import save_png
 from flowrl.prompts.loading import Prompt
-from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import Velocity, build_schedule
 from flowrl.samplers.search import Pruning, best, best_of_n_kl, pruning, search, survivors
 from flowrl.training.heldout import generate

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import build_schedule
 from flowrl.trajectory import Schedule
 

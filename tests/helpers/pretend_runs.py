@@ -19,10 +19,10 @@ import torch
 from pretend_gpu import Findings, Kind, pretend_gpu
 from toy_pipeline import write_pairs, write_toy
 
-from flowrl.commands.train.preflight import check_before_loading, recipe_of
 from flowrl.config.train import find_config, load_config
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
+from flowrl.session.preflight import check_before_loading, recipe_of
 from flowrl.training.learner import GradientSum
 from flowrl.training.run import Run
 from flowrl.training.seal import inputs_of

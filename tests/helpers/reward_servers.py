@@ -16,12 +16,12 @@ import numpy as np
 import requests
 import torch
 
-from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.remote import items_of
 from flowrl.rewards.serving.server import make_app, make_server, open_socket
 from flowrl.rewards.serving.server_requests import Service
 from flowrl.rewards.serving.wire import Limits, encode_request
+from flowrl.runtime.randomness import counter_seed
 
 NEEDS = frozenset({"images", "prompts", "metadata"})
 

@@ -31,10 +31,10 @@ from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.parallelize import split_over
-from flowrl.placement import sent
-from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.runtime.placement import sent
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import Network, Velocity, build_schedule
 from flowrl.samplers.guidance import TrainNegative
 from flowrl.training.parts import read_run_prompts

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 import flowrl
-from flowrl import progress
 from flowrl.media.terminal_images import protocol_here, show
+from flowrl.runtime import progress
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))

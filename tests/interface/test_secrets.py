@@ -10,8 +10,8 @@ import pytest
 from tiny_runs import tiny_runs
 
 from flowrl.cli import main
-from flowrl.failures import explain
 from flowrl.rewards.outputs import MOST_WORDS, log_word, log_words
+from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import (
     one_line,
     printable,

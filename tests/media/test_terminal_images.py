@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from flowrl import progress
 from flowrl.media.terminal_images import HEIGHT, escape, line_of, protocol_of
+from flowrl.runtime import progress
 
 
 def image_of(width: int = 70, height: int = 20, colors: int = 5) -> Image.Image:

@@ -19,8 +19,8 @@ from torch import Tensor
 from flowrl.advantages.normalise import aggregate
 from flowrl.credit import CREDIT
 from flowrl.objectives.terms import clipped_surrogate
-from flowrl.randomness import counter_normal
 from flowrl.recipes.grpo import rows_of
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, gaussian_log_prob, rollout
 from flowrl.samplers.completion import sample_trajectories
 from flowrl.trajectory import Schedule

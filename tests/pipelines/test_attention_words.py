@@ -6,8 +6,6 @@ import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
 
-from flowrl.capabilities import Machine, at_least_version
-from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
@@ -21,6 +19,8 @@ from flowrl.pipelines.arithmetic.attention_words import (
     usable,
 )
 from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.runtime.capabilities import Machine, at_least_version
+from flowrl.session.preflight import check_before_loading
 from flowrl.training.parts import attention_text
 
 TINY = find_config("tiny_grpo_geneval")

@@ -16,14 +16,14 @@ from tiny_models import PROMPTS, adapted
 from torch import Tensor, nn
 
 from flowrl.config.sections import PipelineConfig
-from flowrl.failures import explain
 from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks, has_products
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
-from flowrl.randomness import counter_normal
+from flowrl.runtime.failures import explain
+from flowrl.runtime.randomness import counter_normal
 
 # ---- what is compiled ------------------------------------------------------------------------------------------------
 

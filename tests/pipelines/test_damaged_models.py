@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flowrl.files import read_json
 from flowrl.pipelines import family_of
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.stock_loading import load_stock
+from flowrl.runtime.files import read_json
 
 
 class Code:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.pipelines.arithmetic.wide_products import WideProducts, checkpoint_blocks, has_products
 from flowrl.pipelines.common import autocast
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]] = {
     "linear": (F.linear, (5, 7), (3, 7)),

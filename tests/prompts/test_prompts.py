@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flowrl import randomness
 from flowrl.config.train import ConfigError, PromptsConfig, resolve_path
 from flowrl.prompts.loading import (
     Prompt,
@@ -21,7 +20,8 @@ from flowrl.prompts.loading import (
     spread,
 )
 from flowrl.prompts.source_images import read_image
-from flowrl.randomness import counter_choice
+from flowrl.runtime import randomness
+from flowrl.runtime.randomness import counter_choice
 
 
 @pytest.mark.parametrize(("total", "count"), [(7, 3), (5, 5), (4, 6), (1, 2), (12, 1)])

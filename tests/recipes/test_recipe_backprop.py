@@ -19,8 +19,8 @@ from flowrl import rewards
 from flowrl.cli import main
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import prompts_of_iteration
-from flowrl.randomness import counter_integers, sample_normals
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.runtime.randomness import counter_integers, sample_normals
 from flowrl.samplers.guidance import classifier_free_guidance
 from flowrl.training.learner import GradientSum
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor, RobertaTokenizer
 
-from flowrl.randomness import counter_normal
 from flowrl.rewards import RewardInputs, build_reward, reward_options
 from flowrl.rewards.user_file import copied
+from flowrl.runtime.randomness import counter_normal
 
 RATE, FPS, FRAMES = 8000, 8.0, 9
 

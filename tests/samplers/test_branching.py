@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flowrl.credit.branches import G2rpo, TempFlow
 from flowrl.credit.context import Context
-from flowrl.randomness import counter_normal, sample_normals
+from flowrl.runtime.randomness import counter_normal, sample_normals
 from flowrl.samplers import KERNELS, Kernel, Velocity, build_schedule, gaussian_log_prob, rollout
 from flowrl.samplers.branching import sample_branches
 from flowrl.samplers.tree import sample_tree

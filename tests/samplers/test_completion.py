@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Velocity, build_schedule, rollout
 from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.trajectory import Schedule, Trajectory

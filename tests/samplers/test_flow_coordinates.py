@@ -12,7 +12,7 @@ import torch
 from diffusers import DDIMScheduler
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS
 from flowrl.samplers.flow_coordinates import (
     PredictionType,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers.guidance import TrainNegative, classifier_free_guidance, conditioned, is_uncounted
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 from flowrl.trajectory import Conditioning

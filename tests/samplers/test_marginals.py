@@ -11,7 +11,7 @@ import torch
 from gaussian_flow import MEAN, SPREAD, exact_velocity, noise_of, uniform_schedule, velocity
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas, linspace_sigmas
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import build_schedule, ode_rollout
 from flowrl.samplers.multistep import dpm_step, solve
 from flowrl.samplers.parametrization import clean_from_velocity

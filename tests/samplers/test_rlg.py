@@ -12,7 +12,7 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Velocity
 from flowrl.samplers.guidance import (
     by_step,

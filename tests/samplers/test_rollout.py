@@ -11,7 +11,7 @@ import torch
 from gaussian_flow import MEAN, SPREAD, exact_velocity, noise_of, uniform_schedule, velocity
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, gaussian_log_prob, rollout
 from flowrl.samplers.completion import sample_trajectories
 from flowrl.trajectory import Trajectory

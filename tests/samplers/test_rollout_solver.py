@@ -11,7 +11,7 @@ import torch
 from gaussian_flow import MEAN, SPREAD, velocity
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, rollout
 from flowrl.samplers.multistep import solve
 from flowrl.samplers.windows import flash_tail

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Velocity, build_schedule
 from flowrl.samplers.branching import sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories

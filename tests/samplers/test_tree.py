@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.credit.context import Context
 from flowrl.credit.trees import BranchGrpo, DepthWindow, TreeGrpo, back_up, kept_by_width, tree_of
-from flowrl.randomness import counter_normal, sample_normals
+from flowrl.runtime.randomness import counter_normal, sample_normals
 from flowrl.samplers import KERNELS, Velocity, build_schedule
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.trajectory import Credit, Sampled

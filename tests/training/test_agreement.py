@@ -18,7 +18,7 @@ from warm_forks import Started, start_forks
 
 from flowrl.cli import main
 from flowrl.config.train import load_config
-from flowrl.failures import explain
+from flowrl.runtime.failures import explain
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes import meeting
 from flowrl.training.processes.agreement import OWN, difference, facts_of, loaded_facts, told_difference

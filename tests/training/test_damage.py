@@ -15,9 +15,9 @@ from tiny_runs import differences, lasting, lora, metrics
 from toy_pipeline import toy_in_place, write_toy
 
 from flowrl.cli import main
-from flowrl.files import LOCK, at_work, is_taken, leads_out, locked, replacing, sync
+from flowrl.runs.run_folder import refuse_taken
+from flowrl.runtime.files import LOCK, at_work, is_taken, leads_out, locked, replacing, sync
 from flowrl.training.checkpoints import check_newest, checkpoints
-from flowrl.training.run_folder import refuse_taken
 from flowrl.training.trackers.metric_rows import MetricRows
 
 

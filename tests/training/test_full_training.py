@@ -18,7 +18,7 @@ from tiny_models import PROMPTS, load_tiny, sample_ode
 from tiny_runs import TinyRuns, differences, lasting, metrics, state, tiny_runs
 
 from flowrl.cli import main
-from flowrl.commands.compare.measure import measure
+from flowrl.comparing.measure import measure
 from flowrl.generation.models import check_source, find_source, fingerprint, load_source
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.full_weights import FullWeights

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from toy_pipeline import quick_run, reward_list, toy_config, toy_in_place
 
-from flowrl.commands.plan.counts import graph_rows, of_run
+from flowrl.planning.counts import graph_rows, of_run
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.learner import GradientSum, NetworkCounter
 

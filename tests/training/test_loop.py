@@ -14,7 +14,7 @@ from tiny_runs import differences, lasting, lora, metrics, state
 from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_place
 
 from flowrl.cli import main
-from flowrl.files import LOCK
+from flowrl.runtime.files import LOCK
 from flowrl.training.assignment import Ends
 from flowrl.training.batch import Asked
 from flowrl.training.checkpoints import checkpoints

@@ -10,9 +10,9 @@ import pytest
 from torch import Tensor
 from toy_pipeline import QuickRun, toy_config, write_toy
 
-from flowrl.commands.train.preflight import recipe_of
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
+from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import read_run_prompts
 

@@ -17,16 +17,16 @@ from reward_inputs import inputs_of, random_images
 from tiny_folders import SETTINGS, save_tiny
 from torch import Tensor, nn
 
-from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import find_config, load_config
 from flowrl.pipelines import family
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
-from flowrl.placement import Resting
-from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.networks.rest import at_rest, networks_of
+from flowrl.runtime.placement import Resting
+from flowrl.runtime.randomness import counter_normal
+from flowrl.session.preflight import check_before_loading
 
 CUDA = torch.device("cuda", 0)
 OFFLOAD = ("text_encoders", "vae", "rewards")

@@ -16,7 +16,7 @@ import pytest
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start, tiny_runs
 
 from flowrl.cli import main
-from flowrl.files import LOCK
+from flowrl.runtime.files import LOCK
 from flowrl.training import checkpoints as saving
 from flowrl.training import run as run_module
 from flowrl.training.checkpoints import checkpoints

@@ -10,13 +10,13 @@ import torch
 from toy_pipeline import QuickRun, quick_run, toy_config, write_toy
 
 from flowrl.cli import main
-from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.foreign import foreign_words
 from flowrl.config.train import find_config, load_config
 from flowrl.credit import CREDIT
 from flowrl.pipelines import PIPELINES
 from flowrl.recipes import grpo
 from flowrl.samplers import KERNELS
+from flowrl.session.preflight import check_before_loading
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import sample_paths, sampler_at

@@ -19,9 +19,9 @@ from toy_pipeline import PROMPTS, Toy, reward_list, toy_config, write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
-from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.rewards.compose import WeightedSum, weighted_sum
+from flowrl.runtime.randomness import counter_normal
 from flowrl.training import parts
 from flowrl.training import scoring as scoring_module
 from flowrl.training.reward_watch import too_many_failures

@@ -22,9 +22,9 @@ from warm_forks import start_forks
 
 from flowrl.cli import main
 from flowrl.config.train import load_config
-from flowrl.files import LOCK, is_taken, locked
+from flowrl.runs.evaluation_rows import evaluations
+from flowrl.runtime.files import LOCK, is_taken, locked
 from flowrl.training.checkpoints import checkpoints
-from flowrl.training.evaluation_rows import evaluations
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.seal import changes, inputs_of, model_of
 

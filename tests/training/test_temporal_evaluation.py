@@ -12,10 +12,10 @@ import toy_pipeline
 from toy_pipeline import FRAMES, QuickRun, VideoToy, toy_config, write_toy
 
 from flowrl.benchmarks.temporal import NAMES, diagnose
-from flowrl.commands.train.preflight import check_before_loading
 from flowrl.pipelines import PIPELINES
 from flowrl.prompts.loading import EvalItem, Prompt
-from flowrl.training.evaluation_rows import score_rows
+from flowrl.runs.evaluation_rows import score_rows
+from flowrl.session.preflight import check_before_loading
 from flowrl.training.heldout import evaluate
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from origin import origin
 
-from flowrl.progress import progress
+from flowrl.runtime.progress import progress
 
 sys.path += [str(Path(__file__).with_name("bad_input")), str(Path(__file__).resolve().parents[1] / "helpers")]
 

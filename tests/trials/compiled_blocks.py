@@ -26,7 +26,7 @@ from flowrl.pipelines.arithmetic.compiling import compile_blocks, repeated_block
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

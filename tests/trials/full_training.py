@@ -18,9 +18,9 @@ from typing import Any
 
 from origin import origin
 
-from flowrl.files import read_json_lines
+from flowrl.runs.evaluation_rows import read_rows, score_rows
+from flowrl.runtime.files import read_json_lines
 from flowrl.statistics.means import partners, stratified_score
-from flowrl.training.evaluation_rows import read_rows, score_rows
 
 FULL = ("policy.train=full", "policy.lora_rank=null")
 CASES: dict[str, tuple[str, ...]] = {

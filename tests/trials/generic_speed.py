@@ -23,7 +23,7 @@ from tiny_folders import SETTINGS, save_tiny
 
 from flowrl.pipelines import family
 from flowrl.pipelines.lora import Policy
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 
 FAMILIES = ("sd3", "flux", "qwen_image", "wan", "sana")
 PROMPTS = ["a red fox in the snow"] * 2

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from origin import origin
 
-from flowrl.progress import progress
+from flowrl.runtime.progress import progress
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import estimate_of
 from flowrl.statistics.means import CHANGES, SINGLE, VERDICTS, Stratum, score_of

@@ -36,10 +36,10 @@ from scripted_judges import ScriptedJudge  # noqa: E402
 
 from flowrl.benchmarks.judged.gedit_bench import KINDS  # noqa: E402
 from flowrl.benchmarks.judged.score_replies import yes_no_lines  # noqa: E402
-from flowrl.commands.eval.judged import judged_runner as runner  # noqa: E402
-from flowrl.files import write_atomically  # noqa: E402
+from flowrl.evaluation.judged import judged_runner as runner  # noqa: E402
 from flowrl.generation.folders import ImageFile  # noqa: E402
 from flowrl.rewards.judges.chat import Answer, Question  # noqa: E402
+from flowrl.runtime.files import write_atomically  # noqa: E402
 
 MEGFILE = "def smart_open(path, *mode, **more):\n    return open(path, *mode, **more)\n"
 

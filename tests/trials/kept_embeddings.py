@@ -21,7 +21,7 @@ import torch
 from origin import origin
 
 from flowrl.pipelines.weights.embedding_cache import EmbeddingCache
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.trajectory import Conditioning
 
 TOKENS, WIDTH, POOLED = 77 + 128, 4096, 2048

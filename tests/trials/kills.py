@@ -37,9 +37,9 @@ from warm_forks import Started, start_forks  # noqa: E402
 
 import flowrl.commands.report.run as report_module  # noqa: E402
 import flowrl.recipes.grpo  # noqa: E402, F401  what a run imports is imported once, here
-from flowrl.commands.terminal_text import aligned  # noqa: E402
-from flowrl.files import LOCK, write_atomically  # noqa: E402
-from flowrl.progress import progress  # noqa: E402
+from flowrl.rendering.terminal_text import aligned  # noqa: E402
+from flowrl.runtime.files import LOCK, write_atomically  # noqa: E402
+from flowrl.runtime.progress import progress  # noqa: E402
 from flowrl.training import loop as loop_module  # noqa: E402
 from flowrl.training import run as run_module  # noqa: E402
 

@@ -5,7 +5,7 @@
 
 `make oldest` resolves the lowest direct versions, installs them into `.venv-oldest` and runs this there. What is
 asked is whether a user with old libraries gets the numbers that stock gives, so that one file of tests for each family
-is enough, and `tests/test_private_names.py`, which is whole whatever is chosen. The record goes into
+is enough, and `tests/runtime/test_private_names.py`, which is whole whatever is chosen. The record goes into
 `docs/research/trials/oldest_versions.json`, which `tests/test_packaging.py` compares with the bounds.
 """
 
@@ -25,12 +25,12 @@ from xml.etree import ElementTree
 
 from origin import origin
 
-from flowrl.files import write_atomically
+from flowrl.runtime.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "research" / "trials" / "oldest_versions.json"
 FAMILIES = sorted((ROOT / "tests" / "pipelines" / "families").glob("test_pipeline_*.py"))
-FIRST = ROOT / "tests" / "test_private_names.py"
+FIRST = ROOT / "tests" / "runtime/test_private_names.py"
 
 
 def bounds() -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from flowrl.versions import git_commit
+from flowrl.runtime.versions import git_commit
 
 
 def origin() -> dict[str, str]:

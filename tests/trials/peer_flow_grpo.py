@@ -37,10 +37,10 @@ from torch import Tensor
 from flowrl.commands.train.run import train
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines.arithmetic.wide_products import has_products
-from flowrl.progress import progress
-from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
 from flowrl.rewards import RewardInputs
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import counter_normal
 from flowrl.training.batch import Batch
 from flowrl.training.loop import Loop
 from flowrl.training.prompting import RunPrompts

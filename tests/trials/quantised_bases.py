@@ -28,7 +28,7 @@ from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.quantize import LIBRARIES, large_layers
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "research" / "trials" / "quantised_bases.json"
 BYTES = {"int8": 1.0, "fp8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / (64 * 256), "int8_bnb": 1.0}  # of a weight

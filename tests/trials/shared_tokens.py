@@ -42,7 +42,7 @@ from flowrl.cli import main as flowrl  # noqa: E402
 from flowrl.pipelines import family  # noqa: E402
 from flowrl.pipelines.lora import Policy  # noqa: E402
 from flowrl.pipelines.weights.context_parallel import share_tokens  # noqa: E402
-from flowrl.randomness import counter_normal  # noqa: E402
+from flowrl.runtime.randomness import counter_normal  # noqa: E402
 from flowrl.training.processes.mesh import Layout, device_mesh  # noqa: E402
 
 PROMPTS = ["a photo of a red circle", "two blue squares and a green star beside them"]

@@ -20,7 +20,7 @@ from typing import Any
 
 from origin import origin
 
-from flowrl.randomness import counter_integers
+from flowrl.runtime.randomness import counter_integers
 from flowrl.workers.dispatch import Answer, Dispatcher, Done, Lost, Ready
 
 _PARTS = 10_000  # a share is drawn as an integer below it

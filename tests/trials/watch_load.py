@@ -25,7 +25,7 @@ import requests
 from origin import origin
 from PIL import Image
 
-from flowrl.files import write_atomically
+from flowrl.runtime.files import write_atomically
 
 REWARDS = ("geneval", "pickscore", "hpsv3")
 EVERY = 100

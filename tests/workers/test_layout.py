@@ -11,7 +11,7 @@ import torch
 from config_files import as_launched
 from toy_pipeline import toy_config, write_toy
 
-from flowrl.commands.train.preflight import recipe_of
+from flowrl.session.preflight import recipe_of
 from flowrl.workers import joining
 from flowrl.workers.joining import join_cluster
 from flowrl.workers.layout import check_workers, local_gpus

@@ -13,9 +13,9 @@ from kept_workers import Kept, without_toy
 from tiny_runs import TinyRuns, lasting, lora, metrics, tiny_runs
 from toy_pipeline import toy_in_place
 
-import flowrl.cluster
+import flowrl.runtime.cluster
 from flowrl.cli import main
-from flowrl.cluster import connect, disconnect
+from flowrl.runtime.cluster import connect, disconnect
 from flowrl.workers import rollouts
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def there() -> Iterator[None]:
         made = connect(None, workers=2)
         assert connect(None, workers=2) is made
         assert signal.getsignal(signal.SIGTERM) is handler
-        patch.setattr(flowrl.cluster, "disconnect", lambda: None)  # at the end of a run
+        patch.setattr(flowrl.runtime.cluster, "disconnect", lambda: None)  # at the end of a run
         patch.setattr(rollouts, "RayBackend", Kept)
         yield
     disconnect()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import flowrl.progress
+import flowrl.runtime.progress
 from flowrl.workers.dispatch import Worker
 from flowrl.workers.rollouts import Rollouts
 
@@ -53,9 +53,9 @@ def test_lines_stand_below_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(
-        flowrl.progress, "Console", lambda **_: Console(file=out, force_terminal=True, width=80, height=20)
+        flowrl.runtime.progress, "Console", lambda **_: Console(file=out, force_terminal=True, width=80, height=20)
     )
-    with flowrl.progress.progress("training", 3, more=lambda: ["  worker 0 draws"]) as advance:
+    with flowrl.runtime.progress.progress("training", 3, more=lambda: ["  worker 0 draws"]) as advance:
         advance("reward 0.5")
     shown = out.getvalue()
     assert "1/3" in shown

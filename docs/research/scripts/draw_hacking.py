@@ -20,9 +20,9 @@ from drawing import COLORS, plain
 from page_parts import fill, table
 from PIL import Image
 
-from flowrl.commands.report.run_data import RunData, read_run
-from flowrl.files import write_atomically
 from flowrl.media.images import as_tensor, grid, save_png
+from flowrl.runs.run_data import RunData, read_run
+from flowrl.runtime.files import write_atomically
 from flowrl.training.watchdog import evaluation_warnings, new_history
 
 matplotlib.use("Agg")

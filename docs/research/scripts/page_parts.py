@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl.files import write_atomically
+from flowrl.runtime.files import write_atomically
 
 
 def fill(page: Path, name: str, text: str) -> None:

@@ -24,8 +24,8 @@ from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
-from flowrl.files import read_json_lines
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.files import read_json_lines
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 SKILLS = ("object", "attribute", "count", "position", "verb")

@@ -21,8 +21,8 @@ from typing import Any
 from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, first_file
 from flowrl.benchmarks.judged.score_replies import labelled_ratings
-from flowrl.files import parse_json, read_json, read_text
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.files import parse_json, read_json, read_text
 
 KINDS = ("add", "adjust", "extract", "replace", "remove", "background", "style", "compose", "action")
 _EDIT = "edit"

@@ -21,8 +21,8 @@ from typing import Any, Literal
 from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, constants, first_file
 from flowrl.benchmarks.judged.score_replies import yes_no_lines
-from flowrl.files import read_json_lines
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.files import read_json_lines
 
 Length = Literal["short", "long"]
 GROUPS: Mapping[str, tuple[str, ...]] = {

@@ -21,8 +21,8 @@ from typing import Any
 from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.benchmarks.judged.published_words import first_file, messages
 from flowrl.benchmarks.judged.score_replies import named_ratings, verdict
-from flowrl.files import parse_json, read_text
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.files import parse_json, read_text
 
 LEGACY_WEIGHTS = {"culture": 0.4, "time": 0.167, "space": 0.133, "biology": 0.1, "physics": 0.1, "chemistry": 0.1}
 VERIFIED_WEIGHTS = {"culture": 0.4, "time": 0.12, "space": 0.12, "biology": 0.12, "physics": 0.12, "chemistry": 0.12}

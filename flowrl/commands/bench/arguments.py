@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flowrl.commands.bench.result import SECTIONS
 from flowrl.commands.sampling_arguments import count
+from flowrl.profiling.bench_result import SECTIONS
 
 REPEATS = 5
 MINUTES = 10.0

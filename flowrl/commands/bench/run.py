@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.commands.bench.arguments import MINUTES, REPEATS
-from flowrl.commands.bench.result import OUT_OF_MEMORY, PAGE, SECTIONS, Bench, Phase, read_bench, write_bench
 from flowrl.commands.train.run import DEFAULT_CONFIG
 from flowrl.config.train import TrainConfig, find_config, load_config, to_yaml
-from flowrl.failures import out_of_memory
-from flowrl.files import LOCK, is_taken, locked, write_atomically
+from flowrl.profiling.bench_result import OUT_OF_MEMORY, PAGE, SECTIONS, Bench, Phase, read_bench, write_bench
+from flowrl.runs.run_folder import make_free_folder
+from flowrl.runtime.failures import out_of_memory
+from flowrl.runtime.files import LOCK, is_taken, locked, write_atomically
 from flowrl.runtime.scrubbing import say as print
-from flowrl.training.run_folder import make_free_folder
 
 if TYPE_CHECKING:
-    from flowrl.commands.bench.bench_subject import Subject
-    from flowrl.commands.bench.stopwatch import Stopwatch
+    from flowrl.profiling.bench_subject import Subject
+    from flowrl.profiling.stopwatch import Stopwatch
 
 _WARM_UPS = {"cpu": 1, "cuda": 3}
 COMPARISON = "compare.html"
@@ -91,10 +91,10 @@ def _folder(wanted: Path | None, name: str) -> Iterator[Path]:
 def _measure(parsed: argparse.Namespace, config: TrainConfig, name: str, sections: Sequence[str], folder: Path) -> int:
     import torch
 
-    from flowrl.commands.bench.bench_subject import prepare
-    from flowrl.commands.bench.bench_text import as_text, progress_line
-    from flowrl.commands.bench.page import render
-    from flowrl.commands.bench.stopwatch import Stopwatch, storages
+    from flowrl.pages.bench_page import render
+    from flowrl.profiling.bench_subject import prepare
+    from flowrl.profiling.bench_text import as_text, progress_line
+    from flowrl.profiling.stopwatch import Stopwatch, storages
 
     deadline = time.monotonic() + 60 * parsed.minutes
     if config.threads is not None:
@@ -132,7 +132,7 @@ def _measure(parsed: argparse.Namespace, config: TrainConfig, name: str, section
 
 def _section(name: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Iterator[Phase]:
     """The phases of a section, as they are measured."""
-    from flowrl.commands.bench import bench_subject, ceilings, compiled_phases, iterations, network_phases, part_phases
+    from flowrl.profiling import bench_subject, ceilings, compiled_phases, iterations, network_phases, part_phases
 
     pace = None if bench.throughput is None else bench.throughput[0]
     found: dict[str, Callable[[Subject, Stopwatch], Iterator[Phase]]] = {
@@ -153,8 +153,8 @@ def _section(name: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Ite
 
 def _facts(subject: Subject, parsed: argparse.Namespace) -> dict[str, Any]:
     """The machine, the software and what was measured."""
-    from flowrl.commands.bench.bench_text import size
-    from flowrl.training.manifest import session_facts
+    from flowrl.profiling.bench_text import size
+    from flowrl.runs.manifest import session_facts
 
     facts = session_facts(subject.device, 1)
     pipeline, network = subject.config.pipeline, subject.network
@@ -174,8 +174,8 @@ def _facts(subject: Subject, parsed: argparse.Namespace) -> dict[str, Any]:
 
 def _compare(parsed: argparse.Namespace) -> int:
     """Prints two benches beside each other, and writes their page."""
-    from flowrl.commands.bench.bench_text import as_comparison
-    from flowrl.commands.bench.page import render_comparison
+    from flowrl.pages.bench_page import render_comparison
+    from flowrl.profiling.bench_text import as_comparison
 
     if parsed.arguments:
         raise ValueError(f"--compare measures nothing, so {parsed.arguments[0]!r} has no place beside it")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import __version__
-from flowrl.commands.compare.question import (
+from flowrl.comparing.question import (
     JOURNAL,
     Question,
     ask,
@@ -23,11 +23,11 @@ from flowrl.commands.compare.question import (
     run_name,
     settings_of,
 )
-from flowrl.commands.compare.report import write
-from flowrl.commands.compare.trainings import Comparison
-from flowrl.commands.train.preflight import check_before_loading
-from flowrl.files import refuse_unwritable
-from flowrl.training.evaluation_rows import GENEVAL, REWARD
+from flowrl.comparing.trainings import Comparison
+from flowrl.pages.comparison_files import write
+from flowrl.runs.evaluation_rows import GENEVAL, REWARD
+from flowrl.runtime.files import refuse_unwritable
+from flowrl.session.preflight import check_before_loading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

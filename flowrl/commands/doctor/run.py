@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from flowrl.commands.doctor.result import Check, Diagnosis, as_data
-from flowrl.files import plain
+from flowrl.health.diagnosis import Check, Diagnosis, as_data
+from flowrl.runtime.files import plain
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -32,14 +32,14 @@ def run(parsed: argparse.Namespace) -> int:
     for make in _examinations(parsed, subject, folder):
         diagnosis = make()
         if not parsed.json:
-            from flowrl.commands.doctor.doctor_text import as_text
+            from flowrl.health.doctor_text import as_text
 
             print(("\n" if found else "") + as_text(diagnosis, getattr(sys.stdout, "encoding", None)), flush=True)
         found.append(diagnosis)
     if parsed.json:
         print(json.dumps(plain(as_data(found)), indent=1))
     else:
-        from flowrl.commands.doctor.doctor_text import last_words
+        from flowrl.health.doctor_text import last_words
 
         if folder is None:
             print(f"\n{last_words([check for one in found for check in one.checks])}")
@@ -50,13 +50,13 @@ def _examinations(
     parsed: argparse.Namespace, subject: str | None, folder: Path | None
 ) -> Iterator[Callable[[], Diagnosis]]:
     if folder is not None:
-        from flowrl.commands.doctor.run_findings import diagnose_run
+        from flowrl.health.run_findings import diagnose_run
 
         yield lambda: diagnose_run(folder)
         return
     yield lambda: _machine(offline=parsed.offline, out=Path("runs"))
     if subject is not None:
-        from flowrl.commands.doctor.configuration_checks import diagnose_configuration
+        from flowrl.health.configuration_checks import diagnose_configuration
 
         yield lambda: diagnose_configuration(
             subject, parsed.arguments[1:], step=not parsed.no_step, offline=parsed.offline
@@ -74,9 +74,9 @@ def _machine(*, offline: bool, out: Path) -> Diagnosis:
 
     import torch
 
-    from flowrl.commands.doctor.gpu_checks import attention_check, driver_check, gpu_facts, kernel_check
-    from flowrl.commands.doctor.hub_check import hub_check
-    from flowrl.commands.doctor.machine_checks import (
+    from flowrl.health.gpu_checks import attention_check, driver_check, gpu_facts, kernel_check
+    from flowrl.health.hub_check import hub_check
+    from flowrl.health.machine_checks import (
         disk_check,
         processes_check,
         shared_memory_check,

@@ -1,1 +1,1 @@
-"""`flowrl eval`: measures models and folders of images on a benchmark; see `flowrl.commands.eval.benchmark`."""
+"""`flowrl eval`: measures models and folders of images on a benchmark; see `flowrl.evaluation.benchmark`."""

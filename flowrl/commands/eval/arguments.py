@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flowrl.commands.eval.benchmark import BENCHMARKS
 from flowrl.commands.sampling_arguments import add_sampling_arguments, count
+from flowrl.evaluation.benchmark import BENCHMARKS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,12 +15,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowrl.commands.eval.benchmark import BENCHMARKS, OF_ONE_IMAGE, OF_OWN_NAMES, OF_VIDEOS, USUAL_SAMPLES, Result
 from flowrl.commands.eval.board.run_board import card, compare
-from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_result, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
+from flowrl.evaluation.benchmark import BENCHMARKS, OF_ONE_IMAGE, OF_OWN_NAMES, OF_VIDEOS, USUAL_SAMPLES, Result
+from flowrl.evaluation.evaluation_result import (
+    as_text,
+    over_models,
+    refuse_foreign_result,
+    with_notes,
+    write,
+    write_result,
+)
 from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import IMAGES, is_folder_of_images, read_folder
 from flowrl.generation.models import (

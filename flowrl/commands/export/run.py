@@ -13,12 +13,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from flowrl.config.locations import hub_id, split_revision
-from flowrl.files import refuse_foreign, replacing, write_atomically
 from flowrl.generation.models import Source, check_source, find_source, label_of, lora_of
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.lora import VARIANTS
 from flowrl.pipelines.places.lora_places import LORA_FILE
-from flowrl.pipelines.weights.lora_exports import (
+from flowrl.publishing.lora_exports import (
     SavedLora,
     comfyui_tensors,
     finite_loras,
@@ -26,6 +25,7 @@ from flowrl.pipelines.weights.lora_exports import (
     peft_tensors,
     stock_files,
 )
+from flowrl.runtime.files import refuse_foreign, replacing, write_atomically
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.parts import DTYPES
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.commands.list.entries import entries
 from flowrl.config.spelling import closest, edit_distance
 from flowrl.config.train import ConfigError, resolve_path
+from flowrl.planning.catalogue import entries
 from flowrl.runtime.scrubbing import say as print
 
 

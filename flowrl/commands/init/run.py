@@ -10,13 +10,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.commands.init.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for, prompts_are_here
-from flowrl.commands.init.imported import imported, text_of_import, told
 from flowrl.commands.init.questions import QUESTIONS, ask, card_fault
-from flowrl.commands.init.written import text_of
-from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
 from flowrl.config.train import TrainConfig, is_here, load_config
-from flowrl.files import write_atomically
+from flowrl.migrating.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for, prompts_are_here
+from flowrl.migrating.imported import imported, text_of_import, told
+from flowrl.migrating.written import text_of
+from flowrl.planning.light_libraries import import_lightly, without_compiler
+from flowrl.runtime.files import write_atomically
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -130,7 +130,7 @@ def _loaded(text: str, path: Path) -> TrainConfig:
 
 def _misfits(config: TrainConfig) -> list[str]:
     """What prompts that are here lack for model and rewards: of an import they may be the base's, and are changed."""
-    from flowrl.commands.train.preflight import look
+    from flowrl.session.preflight import look
 
     return look(config, here=False, only_here=True).of_prompts
 
@@ -146,12 +146,12 @@ def _sized(
     Raises:
         ValueError: `flowrl plan` refuses the configuration.
     """
-    from flowrl.commands.plan.fits import fit
-    from flowrl.commands.plan.gather import gather
-    from flowrl.commands.plan.plan_words import in_bytes
-    from flowrl.commands.plan.refusals import obstacles
-    from flowrl.commands.plan.throughput import pace
-    from flowrl.commands.plan.verdict import in_the_way
+    from flowrl.planning.fits import fit
+    from flowrl.planning.gather import gather
+    from flowrl.planning.plan_words import in_bytes
+    from flowrl.planning.refusals import obstacles
+    from flowrl.planning.throughput import pace
+    from flowrl.planning.verdict import in_the_way
     from flowrl.training.parts import model_family
 
     family = model_family(config.pipeline)

@@ -7,9 +7,9 @@ import itertools
 import json
 import textwrap
 
-from flowrl.commands.list.entries import Entry, entries
-from flowrl.commands.terminal_text import COLUMNS, cut
 from flowrl.config.options import unknown_name
+from flowrl.planning.catalogue import Entry, entries
+from flowrl.rendering.terminal_text import COLUMNS, cut
 from flowrl.runtime.scrubbing import say as print
 
 

@@ -9,19 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.commands.list.entries import families
-from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
-from flowrl.commands.plan.throughput import pace
-from flowrl.commands.train.preflight import load_checked
 from flowrl.config.base import named_config
 from flowrl.config.locations import is_path, split_revision
 from flowrl.config.train import TrainConfig
-from flowrl.files import read_json
+from flowrl.planning.catalogue import families
+from flowrl.planning.light_libraries import import_lightly, without_compiler
+from flowrl.planning.throughput import pace
+from flowrl.runtime.files import read_json
 from flowrl.runtime.scrubbing import say as print
+from flowrl.session.preflight import load_checked
 
 if TYPE_CHECKING:
-    from flowrl.commands.plan.gather import Plan
-    from flowrl.commands.plan.refusals import Obstacles
+    from flowrl.planning.gather import Plan
+    from flowrl.planning.refusals import Obstacles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ def run(parsed: argparse.Namespace) -> int:
         ValueError: as `planned`.
     """
     made = planned(parsed)
-    from flowrl.commands.plan.plan_text import as_text  # it imports what `planned` imports in its own way
+    from flowrl.planning.plan_text import as_text  # it imports what `planned` imports in its own way
 
     if made.plan is None:
         for reason in made.found.refused:
@@ -78,9 +78,9 @@ def planned(parsed: argparse.Namespace) -> Planned:
 
 
 def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> Planned:
-    from flowrl.commands.plan.gather import gather
-    from flowrl.commands.plan.refusals import obstacles
-    from flowrl.commands.plan.verdict import card_of
+    from flowrl.planning.gather import gather
+    from flowrl.planning.refusals import obstacles
+    from flowrl.planning.verdict import card_of
     from flowrl.training.parts import model_family
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.mesh import layout_of

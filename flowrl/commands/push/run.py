@@ -10,20 +10,20 @@ from pathlib import Path
 import yaml
 from safetensors.torch import save
 
-from flowrl.commands.eval.board.finished import Entry, find_entries
-from flowrl.commands.eval.board.model_card import add_to_card
 from flowrl.commands.export.run import exported
-from flowrl.commands.push.base_licences import said_by_hand, terms_of
-from flowrl.commands.push.hub_upload import check_target, upload
-from flowrl.commands.push.model_card_text import Card, card_text, task_of_run
-from flowrl.commands.push.places import settings_without_places
-from flowrl.commands.push.shared_files import README, Shared, image_files, listed, write_files
-from flowrl.commands.report.result import held_out
-from flowrl.commands.report.run_data import RunData, read_run
 from flowrl.config.locations import hub_id
+from flowrl.evaluation.board.finished import Entry, find_entries
 from flowrl.generation.models import Source, check_source, find_source, lora_of
 from flowrl.pipelines import stock_of
-from flowrl.pipelines.weights.lora_exports import SavedLora, finite_loras
+from flowrl.publishing.base_licences import said_by_hand, terms_of
+from flowrl.publishing.hub_upload import check_target, upload
+from flowrl.publishing.lora_exports import SavedLora, finite_loras
+from flowrl.publishing.model_card import add_to_card
+from flowrl.publishing.model_card_text import Card, card_text, task_of_run
+from flowrl.publishing.places import settings_without_places
+from flowrl.publishing.shared_files import README, Shared, image_files, listed, write_files
+from flowrl.runs.held_out_result import held_out
+from flowrl.runs.run_data import RunData, read_run
 from flowrl.runtime.scrubbing import say as print
 
 

@@ -6,9 +6,9 @@ import argparse
 import re
 from pathlib import Path
 
-from flowrl.commands.report.page import FOOTER, render
-from flowrl.commands.report.run_data import read_run
-from flowrl.files import refuse_foreign, replacing
+from flowrl.pages.run_page import FOOTER, render
+from flowrl.runs.run_data import read_run
+from flowrl.runtime.files import refuse_foreign, replacing
 from flowrl.runtime.scrubbing import say as print
 
 _REPORT = re.compile(f"<footer><p>{re.escape(FOOTER)}</p>")

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from flowrl.commands.sampling_arguments import sampling_options
 from flowrl.config.train import resolve_path
-from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import draw_made, find_device
 from flowrl.generation.models import Source, check_lora, check_source, find_source, load_source, schedule_of
 from flowrl.generation.prompt_checks import refuse_sources
 from flowrl.generation.rlg import RLG, add_experts, rlg_settings, rlg_velocity
-from flowrl.html.markup import plural
 from flowrl.media.images import grid, save_png
 from flowrl.media.videos import contact_sheet, save_mp4
 from flowrl.pipelines import Pipeline, stock_of
-from flowrl.progress import progress
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.prompts.source_images import check_image
-from flowrl.randomness import counter_normal
+from flowrl.rendering.markup import plural
+from flowrl.runtime.files import refuse_foreign
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import counter_normal
 from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Velocity
 from flowrl.training.prompting import encode_prompts, guided

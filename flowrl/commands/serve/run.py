@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 
-from flowrl.commands.serve.environments import Environments, has_places
-from flowrl.commands.serve.replicas import Replicas
-from flowrl.commands.serve.served import Rows, hosts_of, limits_of, load_app
 from flowrl.generation.drawing import find_device
 from flowrl.generation.named_rewards import reward_label, reward_list
 from flowrl.rewards.serving import server
@@ -20,6 +17,9 @@ from flowrl.rewards.serving.front_door import make_door
 from flowrl.rewards.specs import validate_reward_specs
 from flowrl.runtime.scrubbing import remember_secret
 from flowrl.runtime.scrubbing import say as print
+from flowrl.serving.environments import Environments, has_places
+from flowrl.serving.replicas import Replicas
+from flowrl.serving.served import Rows, hosts_of, limits_of, load_app
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -18,24 +18,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.sweep.draw import Judges, Model, draw_prompts, drift, load_features
-from flowrl.commands.sweep.page import render
-from flowrl.commands.sweep.prepare import Sweep, prepare
-from flowrl.commands.sweep.result import Results, as_json, columns_of, results_of, sentence
-from flowrl.commands.sweep.settings import Setting, trained_on
-from flowrl.commands.sweep.sweep_figures import StripRows
-from flowrl.commands.terminal_text import COLUMNS, aligned, cut
-from flowrl.files import locked, refuse_foreign, write_atomically
+from flowrl.comparing.sweep.sweep_draw import Judges, Model, draw_prompts, drift, load_features
+from flowrl.comparing.sweep.sweep_prepare import Sweep, prepare
+from flowrl.comparing.sweep.sweep_result import Results, as_json, columns_of, results_of, sentence
+from flowrl.comparing.sweep.sweep_settings import Setting, trained_on
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import fingerprint, load_source, schedule_of
 from flowrl.generation.rlg import add_experts
 from flowrl.generation.scorers import load_rewards, said_by
 from flowrl.media.images import save_png
+from flowrl.pages.sweep_figures import StripRows
+from flowrl.pages.sweep_page import render
 from flowrl.pipelines import stock_of
-from flowrl.progress import Advance, progress
 from flowrl.prompts.identity import contents
 from flowrl.prompts.loading import Prompt, spread
+from flowrl.rendering.terminal_text import COLUMNS, aligned, cut
 from flowrl.rewards import Reward
+from flowrl.runtime.files import locked, refuse_foreign, write_atomically
+from flowrl.runtime.progress import Advance, progress
 from flowrl.runtime.scrubbing import say as print
 
 STRIP = 6  # prompts whose images the page shows

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.commands.train.batch_sizes import sizes_line
-from flowrl.commands.train.preflight import check_before_loading, load_checked, recipe_of
 from flowrl.config.base import named_config
 from flowrl.config.train import TrainConfig, to_yaml
-from flowrl.failures import explain, lost_process, told
-from flowrl.files import LOCK, plain, refuse_unwritable
+from flowrl.runs.run_folder import RUNS, refuse_no_run, refuse_taken
+from flowrl.runtime.failures import explain, lost_process, told
+from flowrl.runtime.files import LOCK, plain, refuse_unwritable
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
+from flowrl.runtime.versions import untested_line, versions
+from flowrl.session.batch_sizes import sizes_line
+from flowrl.session.preflight import check_before_loading, load_checked, recipe_of
 from flowrl.training.processes.launched import launched
 from flowrl.training.processes.meeting import meet, telling_others, words_left
-from flowrl.training.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
-from flowrl.versions import untested_line, versions
 
 if TYPE_CHECKING:
     from flowrl.training.prompting import RunPrompts
@@ -148,7 +148,7 @@ def _run(
     run.finish(finished=finished)
     if run.main:
         from flowrl.commands.report.run import write_report
-        from flowrl.commands.train.result import print_summary
+        from flowrl.session.summary import print_summary
 
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
@@ -163,7 +163,7 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
     if not (workers.rollouts or workers.rewards):
         yield
         return
-    from flowrl.cluster import disconnect
+    from flowrl.runtime.cluster import disconnect
     from flowrl.workers.joining import join_cluster
     from flowrl.workers.rollouts import Rollouts
 
@@ -298,9 +298,9 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     Raises:
         ValueError: as `find_checkpoint`; or rows of an evaluation, which the report reads, are damaged.
     """
+    from flowrl.runs.evaluation_rows import evaluations, read_rows
     from flowrl.training.budget import share_spent
     from flowrl.training.checkpoints import find_checkpoint
-    from flowrl.training.evaluation_rows import evaluations, read_rows
 
     state = find_checkpoint(folder, changed=config.resume_changed).state
     if state is None:

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.commands.watch.followed_runs import Followed, Watched
-from flowrl.commands.watch.run_view import list_row
-from flowrl.html.markup import plural
+from flowrl.pages.live.followed_runs import Followed, Watched
+from flowrl.pages.live.run_view import list_row
+from flowrl.rendering.markup import plural
 from flowrl.rewards.serving.server import open_socket
 from flowrl.runtime.scrubbing import say as print
 
@@ -78,7 +78,7 @@ def make_server(watched: Watched, port: int) -> tuple[uvicorn.Server, str, socke
             ) from error
     import uvicorn
 
-    from flowrl.commands.watch.watch_app import make_app
+    from flowrl.pages.live.watch_app import make_app
     from flowrl.rewards.serving.connections import MOST_HEADER_BYTES, limited_protocol
 
     token = secrets.token_urlsafe(18)

@@ -15,10 +15,10 @@ from typing import Any
 
 from flowrl.config.locations import is_path
 from flowrl.config.train import ConfigError, TrainConfig, resolve_path
+from flowrl.runtime.versions import numbers, versions
 from flowrl.training.model_files import digest_of_file, files_of
 from flowrl.training.processes.devices import device_kind
 from flowrl.training.seal import settings_of
-from flowrl.versions import numbers, versions
 
 OWN = ("out", "progress", "threads", "pipeline.device")
 """Settings that each process may have for itself: process 0's folder and progress are those of the run, threads and

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from flowrl.failures import explain
+from flowrl.runtime.failures import explain
 from flowrl.training.processes.launched import num_launched
 
 if TYPE_CHECKING:  # its import takes a third of a second, and a plan starts no processes

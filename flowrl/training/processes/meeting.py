@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
-from flowrl.failures import explain
+from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import printable, without_secrets
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.processes.launched import Launched, launched

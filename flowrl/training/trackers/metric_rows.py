@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.files import make_folder, opened, parse_json, replacing, sync
+from flowrl.runtime.files import make_folder, opened, parse_json, replacing, sync
 from flowrl.runtime.scrubbing import say as print
 
 ROWS = "metrics.jsonl"

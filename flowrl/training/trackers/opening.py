@@ -7,7 +7,7 @@ from typing import Any
 
 from flowrl.config.sections import LoggingConfig
 from flowrl.config.train import TrainConfig, to_yaml
-from flowrl.files import plain
+from flowrl.runtime.files import plain
 from flowrl.runtime.scrubbing import settings_without_secrets, without_secrets
 from flowrl.training.trackers.tensorboard_tracker import TensorBoardTracker
 from flowrl.training.trackers.tracker import Tracker, Trackers

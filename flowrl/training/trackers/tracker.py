@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from flowrl.failures import explain
+from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import say as print
 
 Numbers = Mapping[str, int | float]

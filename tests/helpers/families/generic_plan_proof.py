@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowrl.commands.plan.network import FewBlocks, without_gradient
-from flowrl.commands.plan.stock_route import StockRoute, stock_decoding, stock_route
 from flowrl.pipelines import family
 from flowrl.pipelines.generic.generic_family import FAMILY
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
 from flowrl.pipelines.generic.stock_recording import WORD
-from flowrl.randomness import counter_normal
+from flowrl.planning.network import FewBlocks, without_gradient
+from flowrl.planning.stock_route import StockRoute, stock_decoding, stock_route
+from flowrl.runtime.randomness import counter_normal
 
 
 def real(name: str, folder: Path) -> Any:

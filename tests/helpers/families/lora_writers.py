@@ -23,7 +23,7 @@ from flowrl.generation.models import Source
 from flowrl.pipelines import family, stock_of
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import add_saved_lora
-from flowrl.pipelines.weights.lora_exports import SavedLora, saved_loras
+from flowrl.publishing.lora_exports import SavedLora, saved_loras
 
 RANK, ALPHA = 2, 3.0
 PROMPTS = ("a red fox", "two blue squares on a table")

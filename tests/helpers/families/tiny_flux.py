@@ -27,7 +27,7 @@ from flowrl.pipelines import ModelFamily, Pipeline
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import Velocity
 from flowrl.trajectory import Conditioning
 

@@ -14,7 +14,7 @@ from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Kernel, Velocity, rollout
 from flowrl.samplers.guidance import classifier_free_guidance
 from flowrl.trajectory import Schedule, Trajectory

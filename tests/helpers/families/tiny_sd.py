@@ -25,7 +25,7 @@ from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import Velocity
 from flowrl.trajectory import Schedule
 

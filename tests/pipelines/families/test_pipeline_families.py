@@ -24,7 +24,7 @@ from flowrl.config.base import config_files
 from flowrl.config.train import load_config
 from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.trajectory import Conditioning
 
 REWARDS = """

@@ -25,7 +25,7 @@ from flowrl.pipelines.common import pack
 from flowrl.pipelines.families.qwen_image_edit import FAMILY, image_tokens, source_size
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import check_targets
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 
 LENGTH = {"one": 48, "several": 480, "newest": 480}
 KINDS = list(LENGTH)

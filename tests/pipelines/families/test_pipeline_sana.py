@@ -26,8 +26,8 @@ from torch import Tensor
 from flowrl.pipelines.arithmetic.attention import LinearAttention, linear_attention
 from flowrl.pipelines.families.sana import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.private_names import sana_instruction
-from flowrl.randomness import counter_normal
+from flowrl.runtime.private_names import sana_instruction
+from flowrl.runtime.randomness import counter_normal
 
 STEPS, CONTEXT = 5, 40
 # The stock scheduler hands a tensor to numpy in a way that numpy 2 warns of.

@@ -20,8 +20,8 @@ from flowrl.pipelines.arithmetic.attention import RotaryLinearAttention, rotary_
 from flowrl.pipelines.cards import Size
 from flowrl.pipelines.families.sana_video import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.private_names import SanaLinearAttnProcessor3_0, sana_instruction
-from flowrl.randomness import counter_normal
+from flowrl.runtime.private_names import SanaLinearAttnProcessor3_0, sana_instruction
+from flowrl.runtime.randomness import counter_normal
 
 NEGATIVE = "jerky"
 # The stock scheduler hands a tensor to numpy in a way that numpy 2 warns of.

@@ -20,7 +20,7 @@ from flowrl.pipelines import STOCK, ModelFamily, Pipeline, family, family_of
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces
 from flowrl.pipelines.generic.stock_classes import check_guider
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")  # stock Chroma's own
 OWN = {"ChromaPipeline": "chroma", "Lumina2Pipeline": "lumina2", "SanaVideoPipeline": "sana_video"}

@@ -14,7 +14,7 @@ from tiny_folders import SETTINGS, save_tiny
 from torch import Tensor
 
 from flowrl.pipelines import common, family
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 
 PROMPTS = ["a red circle", "two big blue squares left of a star"]
 SCALES = {"flux": 3.5}

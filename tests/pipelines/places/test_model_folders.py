@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers
 
-from flowrl.files import read_json
 from flowrl.pipelines import family, family_name
 from flowrl.prompts.tokenizer_checks import check_tokenizer, check_tokenizer_files
+from flowrl.runtime.files import read_json
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from flowrl.generation.models import find_source, fingerprint
 from flowrl.pipelines import Pipeline, family, family_name, family_of
 from flowrl.pipelines.places import single_files
 from flowrl.pipelines.weights.loading_choices import Loading
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 
 UNET = [
     (r"^down_blocks\.(\d+)\.resnets\.(\d+)", lambda b, i: f"input_blocks.{1 + 2 * b + i}.0"),

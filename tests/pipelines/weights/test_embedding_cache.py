@@ -15,7 +15,7 @@ from flowrl.pipelines import family, prompt_embeddings
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.embedding_cache import EmbeddingCache, check_cache
 from flowrl.pipelines.weights.loading_choices import Loading
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.training.model_files import encoders_digest
 from flowrl.trajectory import Conditioning
 

@@ -21,7 +21,7 @@ from flowrl.pipelines import family
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.weights.full_checks import check_full
 from flowrl.pipelines.weights.full_weights import FullWeights, trained_names
-from flowrl.randomness import counter_normal
+from flowrl.runtime.randomness import counter_normal
 from flowrl.training import learner
 from flowrl.training.learner import GradientSum
 

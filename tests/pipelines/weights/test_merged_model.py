@@ -16,10 +16,10 @@ from tiny_models import load_tiny, probe
 from torch import Tensor
 
 from flowrl.pipelines.lora import VARIANTS, Policy, add_saved_lora
-from flowrl.pipelines.weights import merged_model
-from flowrl.pipelines.weights.lora_exports import saved_loras
-from flowrl.pipelines.weights.merged_model import Merged, merge, merged_weight
-from flowrl.randomness import counter_normal
+from flowrl.publishing import merged_model
+from flowrl.publishing.lora_exports import saved_loras
+from flowrl.publishing.merged_model import Merged, merge, merged_weight
+from flowrl.runtime.randomness import counter_normal
 
 RANK = 2
 WEIGHTS = Path("transformer", "diffusion_pytorch_model.safetensors")

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_sd import save_tiny_sd
 from torch import Tensor, nn
 
-from flowrl.files import read_json
 from flowrl.pipelines.families.sd import FAMILY
+from flowrl.runtime.files import read_json
 
 OLDER_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
 """Names of a VAE's attention since diffusers 0.18, and those before it: Stable Diffusion 1 and 2, XL."""

@@ -14,9 +14,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flowrl.files import read_json
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.stock_loading import load_stock
+from flowrl.runtime.files import read_json
 
 Tensors = dict[str, Tensor]
 LAYER = "transformer_blocks.0.attn.to_q"

@@ -25,7 +25,6 @@ pytest.importorskip("ray")
 import ray
 
 from flowrl.cli import main
-from flowrl.cluster import disconnect
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.rewards import RewardInputs, RewardOutput
@@ -41,6 +40,7 @@ from flowrl.rewards.actors.reward_actor import About
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.serving import retries
 from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.runtime.cluster import disconnect
 
 FUNCTIONS = """
 import os, time

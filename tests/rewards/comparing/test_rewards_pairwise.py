@@ -24,10 +24,10 @@ from pairwise_fakes import (
 )
 from scripted_judges import JUDGE, ScriptedJudge, script
 
-from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward, nested, reward_options
 from flowrl.rewards.comparing.verdicts import VerdictCache
 from flowrl.rewards.judges.chat import Answer
+from flowrl.runtime.randomness import counter_seed
 
 NAN = math.nan
 CPU = torch.device("cpu")

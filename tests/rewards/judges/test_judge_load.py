@@ -24,10 +24,9 @@ from served_judge import Served, served_judge
 from toy_pipeline import write_toy
 
 from flowrl.cli import main
-from flowrl.commands.eval.kept_answers import Tries, ask_kept
+from flowrl.evaluation.kept_answers import Tries, ask_kept
 from flowrl.generation.journal import Journal
 from flowrl.pipelines import PIPELINES
-from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
 from flowrl.rewards.judges import call_limits, image_urls
 from flowrl.rewards.judges.call_limits import Limits, Pace
@@ -35,6 +34,7 @@ from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, with_
 from flowrl.rewards.judges.server_chat import ServerJudge, tokens_of
 from flowrl.rewards.judges.usage import USAGE, Usage, usage_row
 from flowrl.rewards.serving import retries
+from flowrl.runtime.randomness import counter_seed
 
 CPU = torch.device("cpu")
 REFUSES = "http://127.0.0.1:9/v1"  # the discard port: nobody listens

@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 from reward_servers import noise
 
-from flowrl.randomness import counter_integers
 from flowrl.rewards import to_uint8
 from flowrl.rewards.serving.batching import inputs_of
 from flowrl.rewards.serving.wire import Item, Limits, Score, decode_reply, decode_request, encode_reply, encode_request
@@ -27,6 +26,7 @@ from flowrl.rewards.serving.wire_adapters import ADAPTERS
 from flowrl.rewards.serving.wire_bodies import Way
 from flowrl.rewards.serving.wire_images import WireError, decode_image, encode_image
 from flowrl.rewards.serving.wire_videos import decode_video, encode_video
+from flowrl.runtime.randomness import counter_integers
 
 ROOMY = Limits()
 RED = np.full((2, 3, 3), (200, 30, 10), dtype=np.uint8)

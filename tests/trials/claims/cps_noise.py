@@ -27,13 +27,13 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from origin import origin  # noqa: E402
 
 from flowrl.config.train import resolve_path  # noqa: E402
-from flowrl.files import write_atomically  # noqa: E402
 from flowrl.generation.models import find_source, load_source  # noqa: E402
 from flowrl.pipelines import Pipeline  # noqa: E402
 from flowrl.prompts.loading import Prompt, read_prompts, spread  # noqa: E402
-from flowrl.randomness import counter_normal  # noqa: E402
 from flowrl.rewards import RewardInputs  # noqa: E402
 from flowrl.rewards.geneval import Geneval, Judge  # noqa: E402
+from flowrl.runtime.files import write_atomically  # noqa: E402
+from flowrl.runtime.randomness import counter_normal  # noqa: E402
 from flowrl.samplers import KERNELS  # noqa: E402
 from flowrl.samplers.rollout import rollout  # noqa: E402
 from flowrl.training.prompting import encode_prompts, guided  # noqa: E402

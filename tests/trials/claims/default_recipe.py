@@ -19,8 +19,8 @@ from pathlib import Path
 
 from recipe_search import BASE, Evaluations, curve, origin, ratio, train, wait_for
 
-from flowrl.commands.report.run_data import read_run
-from flowrl.files import write_atomically
+from flowrl.runs.run_data import read_run
+from flowrl.runtime.files import write_atomically
 
 NAME, SEEDS = "tiny_recommended", (101, 102, 103, 104, 105)
 PACE = ["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=6", "eval_every=0", "threads=1"]

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from recipe_search import curve, origin, train, wait_for
 
-from flowrl.commands.report.run_data import read_run
-from flowrl.files import write_atomically
+from flowrl.runs.run_data import read_run
+from flowrl.runtime.files import write_atomically
 
 SEEDS = (0, 1, 2)
 SETTINGS = ["tiny_dpo", "optim.lr=2e-3", "num_iterations=18", "eval_every=6", "eval.num_prompts=240", "threads=1"]

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from scripted import area, chance, images_of, judge_by, named, origin
 
-from flowrl.files import write_atomically
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.judges.chat import Answer, Question
+from flowrl.runtime.files import write_atomically
 from flowrl.world.edits import draw_edit, edit_verdict, edited_scene, failed_scene, random_edit, source_scene
 from flowrl.world.scenes import COLORS, draw_scene
 

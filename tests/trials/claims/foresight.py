@@ -33,10 +33,10 @@ import transformers
 from scripted import origin
 from torch import Tensor, nn
 
-from flowrl.files import write_atomically
-from flowrl.progress import progress
-from flowrl.randomness import counter_seed
 from flowrl.rewards import Reward, RewardInputs, build_reward
+from flowrl.runtime.files import write_atomically
+from flowrl.runtime.progress import progress
+from flowrl.runtime.randomness import counter_seed
 from flowrl.world.clips import FRAMES, clip_shapes, draw_clip, motion_records
 from flowrl.world.scenes import BACKGROUND, SIZE, Shape
 

@@ -26,8 +26,8 @@ from origin import origin  # noqa: E402
 
 import flowrl  # noqa: E402
 from flowrl.benchmarks.geneval.metadata import RELATIONS  # noqa: E402
-from flowrl.files import write_atomically  # noqa: E402
 from flowrl.prompts.loading import spread  # noqa: E402
+from flowrl.runtime.files import write_atomically  # noqa: E402
 from flowrl.world.scenes import COLORS, SHAPES  # noqa: E402
 
 METHODS = {"grpo": "tiny_flow_grpo", "dpo": "tiny_dpo"}

@@ -34,9 +34,9 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from origin import origin as origin  # noqa: E402
 
-from flowrl.commands.compare.results_file import ratio_numbers  # noqa: E402
-from flowrl.commands.report.run_data import RunData, read_run  # noqa: E402
-from flowrl.files import write_atomically  # noqa: E402
+from flowrl.comparing.results_file import ratio_numbers  # noqa: E402
+from flowrl.runs.run_data import RunData, read_run  # noqa: E402
+from flowrl.runtime.files import write_atomically  # noqa: E402
 from flowrl.statistics.crossed import speed_up  # noqa: E402
 from flowrl.world.scene_prompts import combinations  # noqa: E402
 

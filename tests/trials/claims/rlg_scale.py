@@ -23,7 +23,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from origin import origin  # noqa: E402
 
 from flowrl.cli import main as flowrl  # noqa: E402
-from flowrl.files import read_json, write_atomically  # noqa: E402
+from flowrl.runtime.files import read_json, write_atomically  # noqa: E402
 
 SCALES = (0.0, 0.5, 1.0, 1.5, 2.0)
 TARGET, HELD_OUT = "geneval:official", "attributes"

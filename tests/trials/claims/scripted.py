@@ -15,9 +15,9 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(HELPERS), str(HELPERS / "fam
 from origin import origin as origin  # noqa: E402
 from scripted_judges import ScriptedJudge  # noqa: E402
 
-from flowrl.randomness import counter_integers  # noqa: E402
 from flowrl.rewards.judges.chat import Answer, Question  # noqa: E402
 from flowrl.rewards.judges.server_chat import ServerChat  # noqa: E402
+from flowrl.runtime.randomness import counter_integers  # noqa: E402
 
 _MANY = 1 << 30
 

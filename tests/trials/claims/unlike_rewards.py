@@ -28,13 +28,13 @@ from origin import origin  # noqa: E402
 from flowrl.advantages.normalise import aggregate  # noqa: E402
 from flowrl.advantages.reward_maps import log_tame  # noqa: E402
 from flowrl.config.train import resolve_path  # noqa: E402
-from flowrl.files import write_atomically  # noqa: E402
 from flowrl.generation.models import find_source, load_source  # noqa: E402
 from flowrl.prompts.loading import read_prompts, spread  # noqa: E402
-from flowrl.randomness import counter_normal  # noqa: E402
 from flowrl.rewards import RewardInputs, to_uint8  # noqa: E402
 from flowrl.rewards.geneval import Geneval  # noqa: E402
 from flowrl.rewards.jpeg import jpeg_bytes  # noqa: E402
+from flowrl.runtime.files import write_atomically  # noqa: E402
+from flowrl.runtime.randomness import counter_normal  # noqa: E402
 from flowrl.training.heldout import generate  # noqa: E402
 
 SEEDS, PROMPTS, GROUP = 5, 24, 12

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.init.foreign_files import read_foreign
-from flowrl.commands.init.foreign_python import makers_in
-from flowrl.files import write_atomically
+from flowrl.migrating.foreign_files import read_foreign
+from flowrl.migrating.foreign_python import makers_in
+from flowrl.runtime.files import write_atomically
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from origin import origin

@@ -19,9 +19,9 @@ from tiny_folders import SETTINGS, save_tiny
 from unlisted_case import Case, Outcome, Silent, command, refused, refused_call, same
 
 from flowrl.benchmarks.judged.protocols import PROTOCOLS
-from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.prompts.loading import read_prompts
+from flowrl.session.preflight import check_before_loading
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from flowrl.progress import progress
+from flowrl.runtime.progress import progress
 
 sys.path += [str(Path(__file__).resolve().parents[2] / name) for name in ("trials", "helpers", "helpers/families")]
 

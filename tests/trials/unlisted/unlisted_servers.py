@@ -21,8 +21,8 @@ from reward_servers import Running, reward_of, running
 from unlisted_case import Case, Outcome, Silent, same
 from unlisted_folders import runs
 
-from flowrl.commands.watch.followed_runs import Watched
-from flowrl.commands.watch.watch_app import make_app
+from flowrl.pages.live.followed_runs import Watched
+from flowrl.pages.live.watch_app import make_app
 from flowrl.rewards.serving.wire import Limits
 from flowrl.rewards.serving.wire_videos import encode_video
 

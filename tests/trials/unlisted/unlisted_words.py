@@ -14,7 +14,7 @@ from unlisted_case import Case, Outcome, Silent, command, same
 from unlisted_folders import runs, train
 from unlisted_servers import png
 
-from flowrl.failures import explain, write_error_log
+from flowrl.runtime.failures import explain, write_error_log
 from flowrl.runtime.scrubbing import printable, without_secrets
 
 # ---- secrets ---------------------------------------------------------------------------------------------------------

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowrl.commands.eval.arguments import add_arguments
-from flowrl.commands.eval.board.board_page import render
-from flowrl.commands.eval.board.comparable import grouped
-from flowrl.commands.eval.board.finished import find_entries, told_apart
-from flowrl.commands.eval.board.leaderboard import as_content, as_page_of_markdown, as_text
-from flowrl.commands.eval.board.model_card import add_to_card
-from flowrl.commands.eval.board.standings import ranked
-from flowrl.files import read_json, refuse_foreign, write_atomically
-from flowrl.html.markup import plural
+from flowrl.evaluation.board.comparable import grouped
+from flowrl.evaluation.board.finished import find_entries, told_apart
+from flowrl.evaluation.board.leaderboard import as_content, as_page_of_markdown, as_text
+from flowrl.evaluation.board.standings import ranked
+from flowrl.pages.board_page import render
+from flowrl.publishing.model_card import add_to_card
+from flowrl.rendering.markup import plural
+from flowrl.runtime.files import read_json, refuse_foreign, write_atomically
 from flowrl.runtime.scrubbing import say as print
-from flowrl.versions import version_of
+from flowrl.runtime.versions import version_of
 
 OUT = Path("evaluations") / "leaderboard"
 NAMES = ("leaderboard.json", "leaderboard.md", "leaderboard.html")

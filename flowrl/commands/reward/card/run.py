@@ -18,13 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.reward.card.card_measure import Card, measure
-from flowrl.commands.reward.card.card_text import summary, verdicts
-from flowrl.commands.reward.card.page import render
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
-from flowrl.files import plain, read_json, refuse_foreign, write_atomically
+from flowrl.evaluation.reward_card.card_measure import Card, measure
 from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose, draw_folder
 from flowrl.generation.image_folder import check_needs, read_items
@@ -32,8 +29,11 @@ from flowrl.generation.models import check_source, find_source
 from flowrl.generation.named_rewards import reward_label, reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
 from flowrl.media.perturbations import PERTURBATIONS
+from flowrl.pages.card_text import summary, verdicts
+from flowrl.pages.reward_card_page import render
 from flowrl.prompts.loading import load_prompts
 from flowrl.rewards import REWARDS, option_names
+from flowrl.runtime.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.runtime.scrubbing import say as print
 
 DRAWN_AT_ONCE = 16

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from flowrl.commands.eval.benchmark import REPRODUCES
+from flowrl.evaluation.benchmark import REPRODUCES
 from flowrl.rewards import REWARDS, reproduced_by
 
 _HEAD = """# Published names

@@ -6,10 +6,10 @@ import argparse
 import math
 import re
 
-from flowrl.commands.eval.named_judges import read_judge
-from flowrl.files import refuse_foreign
+from flowrl.evaluation.named_judges import read_judge
 from flowrl.generation.drawing import find_device
 from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
+from flowrl.runtime.files import refuse_foreign
 from flowrl.runtime.scrubbing import say as print
 
 _RUBRIC = re.compile(r'"info": \{\s*"')

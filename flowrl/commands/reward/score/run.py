@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from flowrl.commands.terminal_text import COLUMNS, aligned, cut
-from flowrl.files import plain, refuse_foreign, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import Scores, check_needs, read_items, score_items
 from flowrl.generation.named_rewards import reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
+from flowrl.rendering.terminal_text import COLUMNS, aligned, cut
+from flowrl.runtime.files import plain, refuse_foreign, write_atomically
 from flowrl.runtime.scrubbing import say as print
 
 EXTREMES = 3  # best and worst files that are named

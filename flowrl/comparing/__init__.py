@@ -1,0 +1,1 @@
+"""Several methods trained to one budget, and what tells them apart."""

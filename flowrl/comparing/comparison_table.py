@@ -1,0 +1,237 @@
+"""The tables of a comparison, as text for a terminal of 80 columns and as Markdown."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+
+from flowrl.comparing.comparison_result import MethodResult, Results
+from flowrl.comparing.measure import DIVERSITY_TEXT
+from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
+from flowrl.runs.evaluation_rows import SCORE
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.crossed import Estimate
+from flowrl.training.drift import KL_TEXT
+
+_NO = "\u2013"
+UNITS = {"nfe": "network evaluations", "seconds": "seconds of training", "images": "images"}
+
+
+def tables(results: Results) -> list[Table]:
+    """Scores, differences to the baseline, what was spent, cost to reach scores, and the final models."""
+    return [table for table in (_scores(results), _differences(results), _spent(results), _reach(results),
+                                _models(results)) if table is not None]  # fmt: skip
+
+
+def metric_name(results: Results) -> str:
+    """The metric in words, with what its prompts are called."""
+    name = results.metric.removeprefix("eval/").replace("geneval/", "GenEval ").replace("reward/", "")
+    return f"{results.held_word} {'GenEval score' if results.metric == SCORE else name}"
+
+
+def seeds_in_words(results: Results) -> str:
+    """What the intervals cover."""
+    counts = {len(row.runs) for row in results.methods}
+    if counts == {1}:
+        return f"one training seed: 95 % intervals speak of {results.claim}, and of these runs only"
+    low, high = min(counts), max(counts)
+    seeds = f"{low}" if low == high else f"{low} to {high}"
+    only = "" if low > 1 else " (of these runs only where a method has one seed)"
+    return f"{seeds} training seeds: 95 % intervals speak of other seeds{only} and of {results.claim}"
+
+
+def text(results: Results) -> str:
+    """All tables for a terminal."""
+    blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), conclusion(results), *results.notes)]
+    blocks += [as_table(table) for table in tables(results)]
+    if results.missing:
+        blocks.append("Not in the tables:\n" + "\n".join(f"  {name}: {state}" for name, state in results.missing))
+    return "\n\n".join(blocks)
+
+
+def markdown(results: Results, *, command: str, provenance: Sequence[str]) -> str:
+    """All tables with their notes, and how they were made."""
+    name = metric_name(results)
+    parts = [f"# {name[0].upper()}{name[1:]} by method", heading(results)]
+    parts += [conclusion(results), *results.notes]
+    for table in tables(results):
+        parts += [f"## {table.title}", as_markdown(table)]
+        parts += [table.note] if table.note else []
+    if results.missing:
+        parts += ["## Not in the tables", "\n".join(f"- {name}: {state}" for name, state in results.missing)]
+    parts += ["## How it was made", f"```\n{command}\n```", "\n".join(f"- {line}" for line in provenance)]
+    return "\n\n".join(parts) + "\n"
+
+
+def heading(results: Results) -> str:
+    """One sentence: how many methods, the budget, the seeds."""
+    question = results.question
+    amount = amount_text(question.limit)
+    base = "" if results.base is None else f" Before training: {_number(results)(results.base.mean)}."
+    return (
+        f"{len(results.methods)} methods, {amount} {UNITS[question.budget]} each; {seeds_in_words(results)}.{base} "
+        f"* is the baseline, {results.label(results.baseline)}."
+    )
+
+
+def conclusion(results: Results) -> str:
+    """What was found: the best method, and for how many the difference to the baseline is established."""
+    best, write = results.methods[0], _number(results)
+    name = results.label(results.baseline)
+    said = f"Highest: {results.label(best.name)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."
+    compared = [row for row in results.methods if row.difference is not None]
+    if not compared:
+        return said
+    tested = [row for row in compared if math.isfinite(row.holm)]
+    if not tested:
+        return f"{said} One training seed says which of a pair of runs scored higher, not which method is better."
+    sure = [row.difference.mean for row in tested if row.difference is not None and row.holm < 0.05]
+    better, worse = sum(change > 0 for change in sure), sum(change < 0 for change in sure)
+    return (
+        f"{said} Against {name}, with Holm p below 0.05: {better} better, {worse} worse; not established for "
+        f"{len(compared) - better - worse} of {len(compared)}."
+    )
+
+
+def amount_text(value: float) -> str:
+    """A count in few characters: 950, 52.1k, 1.20M; a dash where unknown."""
+    if not math.isfinite(value):
+        return _NO
+    if value >= 999_500:
+        return f"{value / 1e6:.3g}M"
+    return f"{value / 1e3:.3g}k" if value >= 10_000 else f"{value:.0f}"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss; a dash where unknown."""
+    if not math.isfinite(seconds):
+        return _NO
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+
+
+def p_text(p: float) -> str:
+    """A p-value; a dash where there is none."""
+    if not math.isfinite(p):
+        return _NO
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _name(results: Results, row: MethodResult) -> str:
+    return results.label(row.name) + (" *" if row.name == results.baseline else "")
+
+
+def _number(results: Results, sign: str = "") -> Callable[[float], str]:
+    """Writes scores to two digits of their standard error, about a quarter of the interval."""
+    widths = [row.score.interval.high - row.score.interval.low for row in results.methods]
+    errors = [width / 4 for width in widths if width > 0]
+    digits = min(max(1 - math.floor(math.log10(min(errors))), 0), 5) if errors else 3
+    return lambda value: f"{value:{sign}.{digits}f}" if math.isfinite(value) else _NO
+
+
+def _bounds(estimate: Estimate, write: Callable[[float], str], *, seeds: bool = False) -> str:
+    interval = estimate.seeds if seeds else estimate.interval
+    return f"{write(interval.low)} to {write(interval.high)}" if interval.known else _NO
+
+
+def _scores(results: Results) -> Table:
+    plain, signed = _number(results), _number(results, "+")
+    rows = []
+    for row in results.methods:
+        gain = (_NO, _NO) if row.gain is None else (signed(row.gain.mean), _bounds(row.gain, signed))
+        rows.append((_name(results, row), plain(row.score.mean), _bounds(row.score, plain), *gain,
+                     " ".join(plain(score) for score in row.seed_scores)))  # fmt: skip
+    name = metric_name(results)
+    return Table(
+        title=f"{name[0].upper()}{name[1:]} at the end",
+        head=("method", "score", "95 %", "gain", "95 % of gain", "each seed"), rows=tuple(rows),
+        note="Mean over seeds. The gain is that over the model before training on the same prompts and start noise.",
+    )  # fmt: skip
+
+
+def _differences(results: Results) -> Table | None:
+    signed, plain = _number(results, "+"), _number(results)
+    rows = [
+        (_name(results, row), signed(row.difference.mean), _bounds(row.difference, signed), p_text(row.difference.p),
+         p_text(row.holm), _bounds(row.difference, signed, seeds=True), plain(row.difference.detectable))
+        for row in results.methods if row.difference is not None
+    ]  # fmt: skip
+    if not rows:
+        return None
+    tested = sum(math.isfinite(row.difference.p) for row in results.methods if row.difference is not None)
+    allowed = (
+        f" Holm p allows for the number of comparisons, {tested}: below 0.05 the difference stands. Detectable is the "
+        "smallest true difference that this test would find with 80 % power at 5 %, two-sided."
+        if tested
+        else ""
+    )
+    return Table(
+        title=f"Difference to {results.label(results.baseline)}",
+        head=("method", "diff.", "95 %", "p", "Holm p", "95 % of seeds", "detectable"), rows=tuple(rows),
+        note="Same seeds, prompts and start noise on both sides. 95 %: over seeds and prompts. p and 95 % of seeds: "
+        f"Student's t over the seeds' differences, on these prompts; one seed has neither.{allowed}",
+    )  # fmt: skip
+
+
+def _spent(results: Results) -> Table:
+    rows = [
+        (_name(results, row), amount_text(row.spent["nfe"]), amount_text(row.spent["images"]),
+         time_text(row.spent["seconds"]), amount_text(row.spent["iterations"]))
+        for row in results.methods
+    ]  # fmt: skip
+    jobs = results.journal.get("jobs", 1)
+    together = f" {jobs} trainings shared the machine, so times compare methods only roughly." if jobs > 1 else ""
+    return Table(
+        title="Spent on training", head=("method", "network evaluations", "images", "time", "iterations"),
+        rows=tuple(rows),
+        note="Means over seeds. A network evaluation is one image through the network once, forward or backward; "
+        f"evaluation is not counted.{together}",
+    )  # fmt: skip
+
+
+def _reach(results: Results) -> Table | None:
+    if not results.targets:
+        return None
+    write = _number(results)
+    rows = []
+    for row in results.methods:
+        cells = [
+            f"{amount_text(nfe)} {time_text(seconds)}" if math.isfinite(nfe) else "not reached"
+            for nfe, seconds in zip(row.reach["nfe"], row.reach["seconds"], strict=True)
+        ]
+        rows.append((_name(results, row), *cells, *(_speed(row.speed[cost]) for cost in ("nfe", "seconds"))))
+    return Table(
+        title="Network evaluations and time to reach a score",
+        head=("method", *(f"to {write(target)}" for target in results.targets), "fewer", "faster"),
+        rows=tuple(rows),
+        note="By linear interpolation between the evaluations of the mean over seeds. Fewer: network evaluations that "
+        f"{results.label(results.baseline)} takes to its own final score, over those of the method; faster: seconds; "
+        "with 95 % intervals over seeds where the mean without any one of them gets there too.",
+    )  # fmt: skip
+
+
+def _speed(found: Interval) -> str:
+    """A ratio with its bounds where they are known."""
+    if math.isnan(found.mean):
+        return _NO
+    bounds = f" ({found.low:.1f} to {found.high:.1f})" if found.known else ""
+    return f"{found.mean:.2f}x{bounds}"
+
+
+def _models(results: Results) -> Table | None:
+    if all(math.isnan(row.kl) for row in results.methods):
+        return None
+    rows = [
+        (_name(results, row), f"{row.kl:.3g}" if math.isfinite(row.kl) else _NO,
+         f"{row.diversity:.4f}" if math.isfinite(row.diversity) else _NO)
+        for row in results.methods
+    ]  # fmt: skip
+    if math.isfinite(results.base_diversity):
+        rows.append(("before training", "0", f"{results.base_diversity:.4f}"))
+    return Table(
+        title="Final models", head=("method", "distance from base", "diversity"), rows=tuple(rows),
+        note=f"Distance from base: {KL_TEXT}. Diversity: {DIVERSITY_TEXT}.",
+    )  # fmt: skip

@@ -1,0 +1,229 @@
+"""`flowrl compare`: methods on the same prompts and seeds to the same budget, then a table and a page.
+
+Folder: `compare.json` (what was asked, and the state of every run), a run folder `<method>-s<seed>` for each pair,
+`logs/`, `compare.md`, `compare.html` and `results.json`. A method is a configuration; its name is that of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flowrl.config.base import read_with_base
+from flowrl.config.spelling import closest
+from flowrl.config.train import TrainConfig, find_config, load_config
+from flowrl.rewards import judged_by
+from flowrl.runtime.files import is_taken, read_json
+
+JOURNAL = "compare.json"
+BUDGETS = ("nfe", "seconds", "images")
+SEEDS = 5  # by default: with three the test over seeds finds only large differences
+NO_LIMIT = 100_000  # iterations; the budget ends a run before
+OWN_KEYS = ("out", "seed", "resume", "budget", "progress", "eval.initial")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is compared.
+
+    Attributes:
+        methods: name -> the configuration file as given.
+        settings: name -> what that file holds, as a nest of mappings and lists.
+        seeds: how many, counted from 0.
+        budget: what is counted: "nfe", "seconds" or "images".
+        limit: how much of it each run may spend.
+        evals: evaluations spread over the budget, besides the one before training.
+        overrides: `key=value` settings of every run.
+    """
+
+    methods: dict[str, str]
+    settings: dict[str, Any]
+    seeds: int
+    budget: str
+    limit: float
+    evals: int
+    overrides: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """(method, seed) of every run, seed by seed, so that an early look sees all methods."""
+        return [(method, seed) for seed in range(self.seeds) for method in self.methods]
+
+
+def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
+    """The question of the command line, joined with the one that the folder holds.
+
+    Raises:
+        ValueError: an option is missing or wrong, or the two differ in more than added methods or seeds.
+    """
+    overrides = tuple(text for text in parsed.arguments if "=" in text)
+    files = [text for text in parsed.arguments if "=" not in text]
+    asked = known.get("question")
+    if asked is not None:
+        asked = Question(**{**asked, "overrides": tuple(asked["overrides"])})
+        if not files and not overrides:  # the folder says it all, but for more seeds
+            budget, limit = (asked.budget, asked.limit) if parsed.budget is None else parse_budget(parsed.budget)
+            seeds, evals = parsed.num_seeds or asked.seeds, parsed.evals or asked.evals
+            return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=budget, limit=limit))
+    if parsed.budget is None and asked is None:
+        raise ValueError("give a budget: --budget nfe=200000, --budget seconds=600 or --budget images=5000")
+    budget, limit = (asked.budget, asked.limit) if parsed.budget is None and asked else parse_budget(parsed.budget)
+    if not files:
+        raise ValueError("give the configurations to compare, for instance: flowrl compare A.yaml B.yaml ...")
+    for text in overrides:
+        if text.startswith(tuple(f"{key}=" for key in OWN_KEYS)) or text.startswith("budget."):
+            raise ValueError(f"{text!r}: flowrl compare sets {text.partition('=')[0]} of every run itself; remove it")
+    methods: dict[str, str] = {}
+    for name in files:
+        path = find_config(name)
+        if path.stem in methods:
+            raise ValueError(f"{methods[path.stem]} and {name} are both called {path.stem}: copy one to another name")
+        methods[path.stem] = name
+    question = Question(
+        methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
+        seeds=parsed.num_seeds or (asked.seeds if asked else SEEDS), budget=budget, limit=limit,
+        evals=parsed.evals or (asked.evals if asked else 2), overrides=overrides,
+    )  # fmt: skip
+    return question if asked is None else _joined(asked, question)
+
+
+def parse_budget(text: str) -> tuple[str, float]:
+    """("nfe", 2e5) of "nfe=200000" or "nfe=2e5".
+
+    Raises:
+        ValueError: another unit, or no positive number.
+    """
+    kind, _, amount = text.partition("=")
+    try:
+        limit = float(amount)
+    except ValueError:
+        limit = 0.0
+    if kind not in BUDGETS or not 0 < limit < float("inf"):
+        raise ValueError(f"--budget {text!r}: give nfe=NUMBER, seconds=NUMBER or images=NUMBER, such as nfe=200000")
+    return kind, limit
+
+
+def overrides_of(question: Question, seed: int, threads: int = 1) -> list[str]:
+    """The settings that `flowrl train` gets beside the configuration; the user's come last and win."""
+    amount = f"{question.limit:g}" if question.budget == "seconds" else f"{round(question.limit)}"
+    return [
+        f"seed={seed}", f"budget.{question.budget}={amount}", f"budget.evals={question.evals}",
+        f"num_iterations={NO_LIMIT}", "progress=false", f"threads={threads}", "logging.tensorboard=false",
+        *question.overrides,
+    ]  # fmt: skip
+
+
+def settings_of(question: Question, method: str, seed: int) -> TrainConfig:
+    """The resolved configuration of a run."""
+    return load_config(find_config(question.methods[method]), overrides_of(question, seed))
+
+
+def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
+    """The rewards that a run's evaluations measure, as they are called there: see
+    `flowrl.training.parts.evaluation_rewards`; a second one of a name has a number behind it."""
+    trained = [entry for entry in config.rewards if "groups" not in judged_by(entry.name)]
+    entries = [*trained, *config.eval.rewards]
+    names = [entry.called for entry in entries]
+    found = [f"{name}_{same + 1}" if (same := names[:k].count(name)) else name for k, name in enumerate(names)]
+    if any(entry.name == "geneval" for entry in entries) and "geneval" not in found:
+        found.append("geneval")  # its score has a name of its own, whatever the reward's label is
+    return tuple(found)
+
+
+def base_key(config: TrainConfig) -> str:
+    """What the evaluation before training depends on: runs with equal keys share it (a LoRA starts at zero)."""
+    pipeline, settings, sampler = config.pipeline, config.eval, config.sampler
+    scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
+    return json.dumps([
+        pipeline.name, pipeline.model, pipeline.dtype, pipeline.height, pipeline.width, pipeline.max_sequence_length,
+        pipeline.num_frames, pipeline.fps, pipeline.options, config.policy.init_lora, config.prompts.eval,
+        config.prompts.negative, settings.num_prompts, settings.samples_per_prompt, settings.seed, settings.height,
+        settings.width, settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift,
+        sampler.shift, scale, [asdict(reward) for reward in config.rewards],
+        [asdict(reward) for reward in settings.rewards],
+        *(text for text in (pipeline.revision, pipeline.variant) if text is not None),
+    ])  # fmt: skip
+
+
+def run_name(method: str, seed: int) -> str:
+    """Folder of a run inside the comparison's."""
+    return f"{method}-s{seed}"
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run came to its end."""
+    return (run / "summary.json").is_file()
+
+
+def read_journal(folder: Path) -> dict[str, Any]:
+    """What the folder's journal holds; empty where there is none.
+
+    Raises:
+        ValueError: the journal cannot be read, or the folder holds something else.
+    """
+    path = folder / JOURNAL
+    if not path.exists():
+        if is_taken(folder):
+            raise ValueError(f"{folder} is not empty and holds no comparison ({JOURNAL}): give --out another folder")
+        return {}
+    try:
+        journal = read_json(path)
+        Question(**journal["question"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): restore it, or give --out another folder") from error
+    return journal
+
+
+def command(question: Question, folder: Path, jobs: int = 1) -> str:
+    """The command that asks this question."""
+    limit = f"{question.budget}={question.limit:g}"
+    if float(limit.partition("=")[2]) != question.limit:
+        limit = f"{question.budget}={question.limit!r}"
+    words = ["flowrl", "compare", *question.methods.values(), "--num-seeds", str(question.seeds), "--budget", limit]
+    words += ["--evals", str(question.evals), "--jobs", str(jobs), "--out", str(folder), *question.overrides]
+    return shlex.join(words)
+
+
+def _joined(asked: Question, given: Question) -> Question:
+    """The question with added methods and seeds.
+
+    Raises:
+        ValueError: anything else differs; says what.
+    """
+    differences = []
+    if (asked.budget, asked.limit) != (given.budget, given.limit):
+        differences.append(f"the budget was {asked.budget}={asked.limit:g}, not {given.budget}={given.limit:g}")
+    if asked.evals != given.evals:
+        differences.append(f"--evals was {asked.evals}, not {given.evals}")
+    if asked.overrides != given.overrides:
+        was, now = (" ".join(overrides) or "none" for overrides in (asked.overrides, given.overrides))
+        differences.append(f"the overrides were {was}, not {now}")
+    if given.seeds < asked.seeds:
+        differences.append(f"it has {asked.seeds} seeds, not {given.seeds}")
+    for method, settings in asked.settings.items():
+        if method not in given.methods:
+            near = closest(method, [name for name in given.methods if name not in asked.methods])
+            differences.append(f"{method} is missing" + (f" (did you mean it by {near}?)" if near else ""))
+        elif settings != given.settings[method]:
+            differences.append(f"{method} had other settings: {_first_difference(settings, given.settings[method])}")
+    if differences:
+        raise ValueError(
+            f"the folder holds another comparison: {'; '.join(differences)}. Methods and seeds may be added, nothing "
+            "else: give --out another folder, or no configurations at all to continue with what it holds"
+        )
+    methods, settings = {**asked.methods, **given.methods}, {**asked.settings, **given.settings}
+    return replace(given, methods=methods, settings=settings)
+
+
+def _first_difference(was: Any, now: Any, key: str = "") -> str:
+    """Where two nests first differ, as "optim.lr was 0.001, not 0.002"."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in dict.fromkeys([*was, *now]):
+            if was.get(name) != now.get(name):
+                return _first_difference(was.get(name), now.get(name), f"{key}.{name}" if key else str(name))
+    return f"{key} was {json.dumps(was)}, not {json.dumps(now)}"

@@ -1,0 +1,1 @@
+"""Guidance scales and searches measured: quality, diversity, cost."""

@@ -1,0 +1,335 @@
+"""What a sweep found: means with intervals over prompts, paired differences, and one sentence about them.
+
+Letters: P prompts, K samples. A column is a measure, [P, K], or a diversity, [P, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from flowrl.comparing.sweep.sweep_settings import Measure, Setting
+from flowrl.rendering.markup import number
+from flowrl.runtime.files import plain
+from flowrl.samplers.search import best_of_n_kl
+from flowrl.statistics.bootstrap import LEVEL, UNKNOWN, Interval
+from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
+
+Column = Float[np.ndarray, " p k"]
+FEATURES, PIXELS = "diversity", "pixel diversity"
+SAME_COST = 1.15  # settings whose cost differs by less than this factor are compared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingResult:
+    """One setting.
+
+    Attributes:
+        setting: what it is.
+        evaluations: of the network, for one image that is kept.
+        drift: distance of the velocities from the base's; NaN for a search, which changes no velocity.
+        columns: name -> values; measures by their names, then diversities. NaN: failed.
+        means: name -> mean and interval over prompts.
+        to_tuned: name -> the same of differences to scale 1; empty where that was not drawn, or is this one.
+        to_base: likewise, to scale 0.
+    """
+
+    setting: Setting
+    evaluations: int
+    drift: float
+    columns: dict[str, Column]
+    means: dict[str, Interval]
+    to_tuned: dict[str, Interval] = field(default_factory=dict)
+    to_base: dict[str, Interval] = field(default_factory=dict)
+
+    @property
+    def looks(self) -> int:
+        """Images decoded and scored to choose, for one image that is kept."""
+        return 0 if self.setting.kind in ("rlg", "run") else self.setting.plan.looks
+
+    @property
+    def kl_bound(self) -> float:
+        """Bound of the KL divergence from what is searched, in nats; NaN where it has none that is known."""
+        if self.setting.kind == "best_of":
+            return best_of_n_kl(self.setting.plan.num_candidates)
+        return math.nan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """All settings, and what stands out.
+
+    Attributes:
+        settings: scales in ascending order, then searches, then other runs.
+        measures: in the order they were given.
+        judge: the measure by which the best scale is told: the first that is held out, else the first target.
+        diversity: name of the diversity that is drawn.
+        peak: the scale that is best by the judge.
+        level: other scales that may be the best one: their difference to it is not established at a level that allows
+            for the number of scales. The best of the scales tried is the peak or among these in 95 of 100 sweeps.
+        notes: what a reader should know.
+    """
+
+    settings: tuple[SettingResult, ...]
+    measures: tuple[Measure, ...]
+    judge: Measure
+    diversity: str
+    peak: SettingResult
+    level: tuple[SettingResult, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> Measure:
+        return next(measure for measure in self.measures if measure.role == "target")
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the judge is a reward that was not trained on."""
+        return self.judge.role == "heldout"
+
+    def digits(self, name: str) -> int:
+        """Decimals with which a column is written: down to the narrowest interval's half-width, 3 to 6."""
+        halves = [(one.means[name].high - one.means[name].low) / 2 for one in self.settings]
+        known = [half for half in halves if math.isfinite(half) and half > 0]
+        return min(6, max(3, -math.floor(math.log10(min(known))))) if known else 3
+
+    def of_kind(self, *kinds: str) -> tuple[SettingResult, ...]:
+        return tuple(one for one in self.settings if one.setting.kind in kinds)
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, Column]:
+    """Columns of a setting from its journal rows, which are in the order of the prompts.
+
+    Raises:
+        ValueError: a reward has no such sub-score.
+    """
+    found: dict[str, Column] = {}
+    for measure in measures:
+        if measure.column not in rows[0]["values"]:
+            parts = sorted(name.partition("/")[2] for name in rows[0]["values"] if name.startswith(measure.reward))
+            known = ", ".join(part for part in parts if part) or "none"
+            raise ValueError(f"reward {measure.reward!r} has no sub-score {measure.part!r}: there are {known}.")
+        found[measure.name] = np.array([row["values"][measure.column] for row in rows], dtype=np.float64)
+    for name, key in ((FEATURES, "features"), (PIXELS, "pixels")):
+        if key in rows[0]["diversity"]:
+            found[name] = np.array([[row["diversity"][key]] for row in rows], dtype=np.float64)
+    return found
+
+
+def mean_of(values: Column, *, ends: Ends | None = VERDICTS, level: float = LEVEL) -> Interval:
+    """Mean of what did not fail, with its interval over prompts; unknown where everything failed.
+
+    `ends` are as `mean_interval` takes them.
+    """
+    known = np.isfinite(values)
+    prompt = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
+    if not known.any():
+        return UNKNOWN
+    found, (least, most) = mean_interval(values[known], prompt[known], ends=ends, level=level), VERDICTS
+    low, high = float(values[known].min()), float(values[known].max())
+    if ends != VERDICTS or low < least or high > most or (low, high) == (least, least):
+        return found
+    # Scores from 0 to 1 that reach an end have it as their bound, and so has their mean.
+    floor, ceiling = least if low == least or high == most else found.low, most if high == most else found.high
+    return replace(found, low=max(found.low, floor), high=min(found.high, ceiling))
+
+
+def difference_of(column: Column, reference: Column, *, level: float = LEVEL) -> Interval:
+    """`mean_of` of the paired differences of two columns, same prompt and sample on both sides."""
+    return mean_of(column - reference, ends=ends_of(column, reference, changes=True), level=level)
+
+
+def differences(one: SettingResult, reference: SettingResult) -> dict[str, Interval]:
+    """Paired differences of all columns."""
+    return {name: difference_of(values, reference.columns[name]) for name, values in one.columns.items()}
+
+
+def may_be_best(scales: Sequence[SettingResult], peak: SettingResult, name: str) -> tuple[SettingResult, ...]:
+    """Scales other than the peak of a column that may be the best one.
+
+    The peak is chosen on the same prompts that it is compared on. A scale is ruled out if the peak is above it at 5 %
+    over the number of other scales, one-sided (Bonferroni); then the best of all is ruled out in 5 % of sweeps at
+    most, since one of the others must be above it by so much although it is not better (Hsu 1981).
+    """
+    others = [one for one in scales if one is not peak]
+    level = 1 - 2 * (1 - LEVEL) / max(1, len(others))
+    found = [difference_of(peak.columns[name], one.columns[name], level=level) for one in others]
+    return tuple(one for one, change in zip(others, found, strict=True) if not (change.known and change.low > 0))
+
+
+def results_of(
+    columns: Mapping[Setting, Mapping[str, Column]], measures: Sequence[Measure], *, evaluations: Mapping[Setting, int],
+    drifts: Mapping[str, float], notes: Sequence[str] = (),
+) -> Results:  # fmt: skip
+    """Makes results of columns.
+
+    Args:
+        columns: of every setting.
+        measures: rewards by role.
+        evaluations: of every setting.
+        drifts: of the tuned model under "", of other runs under their names.
+        notes: that the reader should know; those that the numbers call for are added.
+
+    Raises:
+        ValueError: a reward failed on every image of a setting.
+    """
+    plain = [
+        SettingResult(
+            setting=setting, evaluations=evaluations[setting], drift=_drift(setting, drifts), columns=dict(given),
+            means={name: mean_of(values) for name, values in given.items()},
+        )
+        for setting, given in columns.items()
+    ]  # fmt: skip
+    for one in plain:
+        for measure in measures:
+            if not math.isfinite(one.means[measure.name].mean):
+                raise ValueError(
+                    f"reward {measure.name} failed on every image of {one.setting.label}: do the prompts have what it "
+                    f"reads (GenEval's records for geneval and attributes), and does it work (flowrl reward score)?"
+                )
+    scales = [one for one in plain if one.setting.kind == "rlg"]
+    base, tuned = (next((one for one in scales if one.setting.scale == scale), None) for scale in (0.0, 1.0))
+    found = [
+        replace(
+            one,
+            to_tuned={} if tuned is None or tuned is one else differences(one, tuned),
+            to_base={} if base is None or base is one else differences(one, base),
+        )
+        for one in plain
+    ]
+    judge = next((measure for measure in measures if measure.role == "heldout"), None)
+    judge = judge or next(measure for measure in measures if measure.role == "target")
+    rlg = [one for one in found if one.setting.kind == "rlg"]
+    peak = max(rlg, key=lambda one: one.means[judge.name].mean)
+    level = may_be_best(rlg, peak, judge.name)
+    return Results(
+        settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
+        diversity=FEATURES if FEATURES in peak.columns else PIXELS,
+        notes=(*notes, *_failures(found, measures), *_at_the_end(rlg, peak, judge)),
+    )  # fmt: skip
+
+
+def _drift(setting: Setting, drifts: Mapping[str, float]) -> float:
+    if setting.kind == "run":
+        return drifts.get(setting.run, math.nan)
+    return setting.scale**2 * drifts.get("", math.nan) if setting.kind == "rlg" else math.nan
+
+
+def _failures(found: Sequence[SettingResult], measures: Sequence[Measure]) -> list[str]:
+    notes = []
+    for measure in measures:
+        values = np.concatenate([one.columns[measure.name].ravel() for one in found])
+        if failed := int(np.isnan(values).sum()):
+            notes.append(f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere.")
+    return notes
+
+
+def _at_the_end(scales: Sequence[SettingResult], peak: SettingResult, judge: Measure) -> list[str]:
+    if len(scales) > 1 and peak is scales[-1]:
+        return [f"{judge.name} is highest at the largest scale tried: larger ones may be better still."]
+    return []
+
+
+def sentence(results: Results) -> str:
+    """At which scale the judge peaks, which scales cannot be told apart from it, and what diversity costs there."""
+    peak, judge = results.peak, results.judge
+    scales = [one.setting.scale for one in results.of_kind("rlg")]
+    top, digits = peak.means[judge.name], results.digits(judge.name)
+    kind = "held-out score" if results.held_out else "target score (no held-out reward was given)"
+    said = f"The {kind}, {judge.name}, is highest at {scale_text(peak)}: {number(top.mean, digits)}"
+    said += f" (95 % interval {number(top.low, digits)} to {number(top.high, digits)})" if top.known else ""
+    if len(scales) > 1:
+        said += f"; {_level_text(results)}"
+    return f"{said}; {_diversity_text(results)}."
+
+
+def scale_text(one: SettingResult) -> str:
+    """ "scale 1.5", with what scales 0 and 1 are."""
+    scale = one.setting.scale
+    named = {0.0: " (the base model)", 1.0: " (the tuned model as it is)"}.get(scale, "")
+    return f"scale {_scale(scale)}{named}"
+
+
+def _scale(scale: float) -> str:
+    return f"{scale:g}".replace("-", "\u2212")
+
+
+def _level_text(results: Results) -> str:
+    level = [_scale(one.setting.scale) for one in results.level]
+    if not level:
+        return "all other scales tried are ruled out as the best one, at 95 % with allowance for the choice"
+    if len(level) == len(results.of_kind("rlg")) - 1:
+        return "none of the other scales tried is ruled out as the best one"
+    listed = " and ".join([", ".join(level[:-1]), level[-1]] if len(level) > 1 else level)
+    return (
+        f"{'scales' if len(level) > 1 else 'scale'} {listed} may be the best one as well, the others not (95 %, with "
+        "allowance for the choice)"
+    )
+
+
+def _diversity_text(results: Results) -> str:
+    """The loss of diversity at the peak, against the base model, else against the lowest scale."""
+    peak, name = results.peak, results.diversity
+    lowest = results.of_kind("rlg")[0]
+    reference = next((one for one in results.of_kind("rlg") if one.setting.scale == 0), lowest)
+    than = "the base model's" if reference.setting.scale == 0 else f"those at scale {_scale(reference.setting.scale)}"
+    if reference is peak:
+        return "what diversity other scales cost stands in the table"
+    change = differences(peak, reference)[name]
+    whole = reference.means[name].mean
+    if not change.known or whole <= 0:
+        return "what diversity costs is not known"
+    low, mean, high = (100 * value / whole for value in (change.low, change.mean, change.high))
+    if low <= 0 <= high:
+        return (
+            f"images of one prompt differ there about as much as {than} (change {_percent(mean)} %, "
+            f"95 % interval {_percent(low)} to {_percent(high)} %)"
+        )
+    word, ends = ("less", (-high, -low)) if mean < 0 else ("more", (low, high))
+    return (
+        f"images of one prompt differ there {abs(mean):.0f} % {word} from each other than {than} "
+        f"({ends[0]:.0f} to {ends[1]:.0f} %)"
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{value:+.0f}".replace("-", "\u2212")
+
+
+def at_same_cost(results: Results) -> tuple[SettingResult, tuple[SettingResult, ...]] | None:
+    """The best RLG scale that needs both models, by the judge, and the searches that cost about as much."""
+    mixed = [one for one in results.of_kind("rlg") if one.setting.scale not in (0.0, 1.0)]
+    if not mixed:
+        return None
+    reference = max(mixed, key=lambda one: one.means[results.judge.name].mean)
+    near = tuple(
+        one for one in results.of_kind("best_of", "prune")
+        if 1 / SAME_COST <= one.evaluations / reference.evaluations <= SAME_COST
+    )  # fmt: skip
+    return (reference, near) if near else None
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """Everything as plain numbers, null where unknown."""
+    found: dict[str, Any] = plain({
+        "sentence": sentence(results), "judge": results.judge.name, "target": results.target.name,
+        "peak": results.peak.setting.scale, "not_told_apart": [one.setting.scale for one in results.level],
+        "settings": [_setting_json(one) for one in results.settings], "notes": results.notes,
+    })  # fmt: skip
+    return found
+
+
+def _setting_json(one: SettingResult) -> dict[str, Any]:
+    setting = one.setting
+    return {
+        "key": setting.key, "label": setting.label, "kind": setting.kind, "scale": setting.scale,
+        "candidates": setting.plan.num_candidates,
+        "cuts": [{"after_step": step + 1, "kept": kept} for step, kept in setting.plan.cuts],
+        "evaluations": one.evaluations, "looks": one.looks, "drift": one.drift, "kl_bound": one.kl_bound,
+        "scores": one.means, "to_tuned": one.to_tuned, "to_base": one.to_base,
+    }  # fmt: skip

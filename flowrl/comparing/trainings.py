@@ -1,0 +1,228 @@
+"""Trains the runs of a comparison side by side: ordinary `flowrl train` processes, watched until all have ended.
+
+The run folders are the truth: `summary.json` marks a finished run, `config.yaml` one that can be continued. The journal
+only notes what happened. A lock that the trainings inherit keeps two comparisons out of one folder, also after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from flowrl.comparing.question import (
+    JOURNAL,
+    Question,
+    base_key,
+    is_finished,
+    overrides_of,
+    run_name,
+    settings_of,
+)
+from flowrl.comparing.standing import Display, spent_share
+from flowrl.config.train import find_config
+from flowrl.runtime.files import locked, write_atomically
+from flowrl.runtime.interrupts import on_interrupt
+from flowrl.runtime.scrubbing import say as print
+
+_LOOK_EVERY = 0.2  # seconds between looks at the trainings
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Training:
+    """A run that is being trained, in one of the slots 0 .. jobs - 1."""
+
+    name: str
+    slot: int
+    process: subprocess.Popen[bytes]
+    begun: float
+    share: float
+
+
+class Comparison:
+    """The runs of a question in a folder."""
+
+    def __init__(self, folder: Path, question: Question, journal: dict[str, Any]) -> None:
+        """Takes the journal, which is written at once and after every event."""
+        self.folder, self.question, self.journal = folder, question, journal
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "logs").mkdir(exist_ok=True)
+        runs = journal["runs"]
+        for method, seed in question.runs:
+            name = run_name(method, seed)
+            entry = runs.setdefault(name, {"method": method, "seed": seed, "wall_seconds": 0.0})
+            entry["state"] = "finished" if is_finished(folder / name) else "waiting"
+            entry.pop("error", None)
+        self.interrupts = 0
+        self.working: list[Training] = []
+
+    def run(self, jobs: int) -> int:
+        """Trains what is not finished, `jobs` at a time; returns 0, 1 where a run failed, 130 when interrupted.
+
+        Raises:
+            ValueError: another comparison works in the folder.
+        """
+        busy = "another comparison, or a training that it started,"
+        with (
+            locked(self.folder, busy) as lock,
+            on_interrupt(self._interrupt),
+            Display(self.folder, self.question) as display,
+        ):
+            self._write()
+            waiting = [name for name, entry in self._runs().items() if entry["state"] == "waiting"]
+            gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+            if note := shared_gpus(min(jobs, len(waiting)), len(gpus)):
+                display.say(note)
+            while self.working or (waiting and not self.interrupts):
+                while waiting and len(self.working) < jobs and not self.interrupts:
+                    slot = min(set(range(jobs)) - {training.slot for training in self.working})
+                    place = Place.of(slot, jobs, gpus, os.cpu_count() or 1)
+                    self._start(waiting.pop(0), slot, place, lock, display)
+                for training in list(self.working):
+                    code = training.process.poll()
+                    if code is not None:
+                        self.working.remove(training)
+                        self._ended(training, code, display)
+                display.update(self._runs(), self.working)
+                if self.working:
+                    time.sleep(_LOOK_EVERY)
+        return self._conclude()
+
+    def _runs(self) -> dict[str, Any]:
+        runs: dict[str, Any] = self.journal["runs"]
+        return runs
+
+    def _start(self, name: str, slot: int, place: Place, lock: IO[Any], display: Display) -> None:
+        entry, folder = self._runs()[name], self.folder / name
+        config = settings_of(self.question, entry["method"], entry["seed"])
+        if (folder / "config.yaml").is_file():
+            arguments = ["train", f"resume={folder}", "progress=false"]
+        else:
+            entry["base"] = base_key(config)
+            entry["initial"] = not self._base_known(name, entry["base"])
+            path = find_config(self.question.methods[entry["method"]])
+            initial = f"eval.initial={str(entry['initial']).lower()}"
+            arguments = [
+                "train", str(path), f"out={folder}",
+                *overrides_of(self.question, entry["seed"], place.threads), initial,
+            ]  # fmt: skip
+        entry["state"] = "running"
+        self._write()
+        share = spent_share(folder, self.question)
+        display.say(f"{'continues' if share else 'started':<9} {name}")
+        log = self.folder / "logs" / f"{name}.log"
+        chosen = ":" in config.pipeline.device  # a GPU by number, which no other variable may renumber
+        process = start_process(arguments, log, lock, {} if chosen else place.environment)
+        self.working.append(Training(name=name, slot=slot, process=process, begun=time.monotonic(), share=share))
+        if self.interrupts:  # while it was being started
+            process.send_signal(signal.SIGINT)
+
+    def _base_known(self, name: str, key: str) -> bool:
+        """Whether the evaluation before training is there, or another run is about to make it."""
+        return any(
+            entry.get("base") == key and entry.get("initial")
+            and ((self.folder / other / "eval" / "iteration_000000.jsonl").is_file() or entry["state"] == "running")
+            for other, entry in self._runs().items() if other != name
+        )  # fmt: skip
+
+    def _ended(self, training: Training, code: int, display: Display) -> None:
+        entry, name = self._runs()[training.name], training.name
+        seconds = time.monotonic() - training.begun
+        entry["wall_seconds"] = round(entry["wall_seconds"] + seconds, 1)
+        if is_finished(self.folder / name):
+            entry["state"] = "finished"
+        elif code in (130, -signal.SIGINT, -signal.SIGTERM) and self.interrupts:
+            entry["state"] = "stopped"
+        else:
+            entry["state"] = "failed"
+            entry["error"] = last_line(self.folder / "logs" / f"{name}.log") or f"exit code {code}"
+        display.ended(name, entry)
+        self._write()
+
+    def _conclude(self) -> int:
+        states = {name: entry["state"] for name, entry in self._runs().items()}
+        failed = [name for name, state in states.items() if state == "failed"]
+        done = sum(state == "finished" for state in states.values())
+        print(f"\n{done} of {len(states)} runs are finished" + (f", {len(failed)} failed:" if failed else "."))
+        for name in failed:
+            print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
+        if self.interrupts:
+            quoted = shlex.quote(str(self.folder))
+            print(f"\nStopped. Continue with:\n  flowrl compare --out {quoted} --jobs {self.journal['jobs']}")
+            print(f"A table of what is there:\n  flowrl compare --out {quoted} --report-only")
+            return 130
+        return 1 if failed else 0
+
+    def _write(self) -> None:
+        write_atomically(self.folder / JOURNAL, json.dumps(self.journal, indent=1) + "\n")
+
+    def _interrupt(self) -> None:
+        """Passes Ctrl-C (or SIGTERM, SIGHUP) to the trainings: once ends them after their iteration."""
+        self.interrupts += 1
+        if self.interrupts == 1:
+            text = "\nStopping: trainings end after this iteration and save. Press Ctrl-C again to stop at once."
+            print(text, file=sys.stderr, flush=True)
+        for training in self.working:
+            training.process.send_signal(signal.SIGINT if self.interrupts < 3 else signal.SIGKILL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a training runs: its threads, and the variables that show it its GPU."""
+
+    threads: int
+    environment: Mapping[str, str]
+
+    @staticmethod
+    def of(slot: int, jobs: int, gpus: Sequence[str], cores: int) -> Place:
+        """The place of one of `jobs` slots: GPUs are dealt out in turn, cores are divided."""
+        environment = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if jobs > 1 and len(gpus) > 1 else {}
+        return Place(threads=max(1, cores // jobs), environment=environment)
+
+
+def visible_gpus(variable: str | None, count: int) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each of the `count` GPUs that it, or its absence, lets this process see."""
+    names = [str(number) for number in range(count)] if variable is None else variable.split(",")
+    return [name.strip() for name in names[:count]]
+
+
+def shared_gpus(jobs: int, gpus: int) -> str:
+    """What is said of several trainings on one GPU; empty where there is nothing to say."""
+    if jobs <= 1 or gpus == 0 or jobs <= gpus:
+        return ""
+    shared = "one GPU" if gpus == 1 else f"{gpus} GPUs"
+    return (
+        f"{jobs} trainings share {shared}: their memory adds up and each takes longer, so compare times with care; "
+        f"--jobs {gpus} gives each a GPU of its own"
+    )
+
+
+def start_process(
+    arguments: Sequence[str], log: Path, lock: IO[Any], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts `flowrl <arguments>` in a process and a group of its own, so that Ctrl-C reaches it through us alone.
+
+    Its output goes to the log; it inherits the open lock file, and our environment with some variables set.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flowrl", *arguments], stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
+            env={**os.environ, **environment},
+        )  # fmt: skip
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

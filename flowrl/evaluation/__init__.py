@@ -1,0 +1,1 @@
+"""Benchmarks: how models are drawn, judged and summed up."""

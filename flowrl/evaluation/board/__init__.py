@@ -1,0 +1,1 @@
+"""Evaluations beside each other: what may be compared, ranks, rows."""

@@ -1,0 +1,186 @@
+"""What may be compared with what: results of one benchmark in groups of the same conditions, and why others lie apart.
+
+Conditions are all that a number depends on beside the model: prompts, images per prompt, judge and its version, how
+images were sampled, the benchmark's options. Start noise is none of them: images of other noise are as good a sample,
+only less well paired.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.benchmarks import temporal
+from flowrl.evaluation.board.finished import Entry
+from flowrl.evaluation.board.row_values import DIVERSITY, prompt_of
+
+SAMPLED = (
+    "num_steps", "guidance_scale", "grid", "shift", "dtype", "quantize", "max_sequence_length", "height", "width",
+    "training_size", "options", "negative",
+)  # fmt: skip
+"""Keys of `drawn.json` that say how images were sampled."""
+OUTCOMES = {
+    "seconds", "judging_seconds", "tokens", "attempts", "skipped", "gained", "lost", "pairs", "overlap", "repairs",
+    "detectable_difference", "folder", "model", "prompts", "images", "clips", "videos", "samples", "seed", "versions",
+    *SAMPLED,
+}  # fmt: skip
+"""Facts of a result that are no conditions, or that are known better from elsewhere."""
+PROMPTS, SAMPLES, SAMPLING = "prompts", "images per prompt", "sampling"
+ELSEWHERE = "images of another program"
+UNRANKED = set(temporal.NAMES) - set(temporal.LESS_IS_BETTER)
+
+Conditions = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Entries of one benchmark and metric under the same conditions."""
+
+    benchmark: str
+    metric: str
+    entries: tuple[Entry, ...]
+    conditions: Mapping[str, Any]
+    apart: str = ""
+    """Why it is not compared with the first group of this benchmark and metric, in words; empty for the first."""
+
+    @property
+    def seeds(self) -> set[Any]:
+        """Seeds of the start noise; None where it is not known."""
+        return {None if entry.drawn is None else entry.drawn.get("seed") for entry in self.entries}
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether all images were drawn from one start noise, by models of one kind."""
+        models = {None if entry.drawn is None else entry.drawn.get("model") for entry in self.entries}
+        return len(self.seeds) == 1 and None not in self.seeds and len(models) == 1
+
+
+def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]:
+    """Groups by benchmark and metric, the largest first, in the order of the entries.
+
+    Args:
+        entries: of any benchmarks.
+        across: conditions that may differ within a group, as asked for.
+
+    Raises:
+        ValueError: `across` names what is no condition of any entry.
+    """
+    tables: dict[tuple[str, str], list[tuple[Entry, Conditions]]] = {}
+    for entry in entries:
+        for metric in metrics_of(entry):
+            known = conditions(entry, metric)
+            tables.setdefault((entry.benchmark, metric), []).append((entry, known))
+    everything = {key for listed in tables.values() for _, known in listed for key in known}
+    if strange := [name for name in across if name not in everything]:
+        raise ValueError(
+            f"--across {strange[0]}: no result has such a condition; they have {', '.join(sorted(everything))}."
+        )
+    groups = []
+    for (benchmark, metric), listed in tables.items():
+        parts: dict[str, list[tuple[Entry, Conditions]]] = {}
+        for entry, known in listed:
+            kept = {key: value for key, value in known.items() if key not in across}
+            parts.setdefault(_seal(kept), []).append((entry, known))
+        ordered = sorted(parts.values(), key=len, reverse=True)
+        first = _shared(ordered[0])
+        for place, part in enumerate(ordered):
+            own = _shared(part)
+            groups.append(
+                Group(benchmark=benchmark, metric=metric, entries=tuple(entry for entry, _ in part), conditions=own,
+                      apart="; ".join(differences(first, own, across)) if place else "")
+            )  # fmt: skip
+    return groups
+
+
+def _seal(known: Mapping[str, Any]) -> str:
+    return json.dumps({**known, PROMPTS: sorted(known.get(PROMPTS, ()))}, sort_keys=True, default=str)
+
+
+def _shared(part: Sequence[tuple[Entry, Conditions]]) -> Conditions:
+    """Conditions of a group; one that differs within it, as was asked for, lists what there is."""
+    found = dict(part[0][1])
+    for key in found:
+        values = {json.dumps(known.get(key), sort_keys=True, default=str): known.get(key) for _, known in part
+                  if key != PROMPTS}  # fmt: skip
+        if len(values) > 1:
+            found[key] = " or ".join(map(_told, values.values()))
+    return found
+
+
+def metrics_of(entry: Entry) -> list[str]:
+    """The numbers of an evaluation that are ranked: the first one reported, and all others that the rows give as means
+    over images; of tasks of a score that does so none beside it, and none that has no direction."""
+    first = next(iter(entry.metrics))
+    whole = [name for name, values in entry.values.items() if not values.part]
+    known = whole or list(entry.values)
+    return [name for name in (known if first in known else [first, *known]) if name not in UNRANKED]
+
+
+def judge_of(entry: Entry, metric: str) -> Any:
+    """What gave this one of several scorers' numbers: its own version, that of the scorer it is a sub-score of, or that
+    of the diagnostics or features; None where the result names none for it."""
+    versions = entry.facts.get("versions")
+    if not isinstance(versions, Mapping):
+        return None
+    shared = "diagnostics" if metric in temporal.NAMES else "features" if metric == DIVERSITY else ""
+    return versions.get(metric) or versions.get(metric.partition(".")[0]) or versions.get(shared)
+
+
+def conditions(entry: Entry, metric: str) -> Conditions:
+    """All that a number depends on beside the model."""
+    found: Conditions = {PROMPTS: frozenset(f"{row.get('task', '')}\n{prompt_of(row)}" for row in entry.rows)}
+    count = Counter((row.get("task", ""), prompt_of(row)) for row in entry.rows)
+    found[SAMPLES] = max(count.values(), default=0)
+    versions = entry.facts.get("versions")
+    if isinstance(versions, Mapping):
+        found["judge"] = judge_of(entry, metric) or dict(versions)
+    found |= {key: value for key, value in entry.facts.items() if key not in OUTCOMES}
+    found |= {f"judge's {key}": value for key, value in entry.judged.items()}
+    if entry.drawn is None:
+        # Only a sampled model states its steps: images that exist were made nobody knows how.
+        found[SAMPLING] = ELSEWHERE
+    else:
+        found |= {key: entry.drawn.get(key) for key in SAMPLED if entry.drawn.get(key) is not None}
+    if entry.version is not None:
+        found["flowrl"] = entry.version
+    return found
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any], across: Sequence[str] = ()) -> list[str]:
+    """In words, in what the second's conditions are other ones than the first's."""
+    said = []
+    for key in dict.fromkeys([*second, *first]):
+        ours, theirs = first.get(key), second.get(key)
+        if key in across or ours == theirs:
+            continue
+        if key == PROMPTS:
+            ours, theirs = ours or (), theirs or ()
+            shared = len(set(ours) & set(theirs))
+            said.append(f"other prompts ({len(theirs)}, of which {shared} are among those {len(ours)})")
+        elif key == SAMPLES:
+            said.append(f"{theirs} images per prompt, not {ours}")
+        elif key == "judge":
+            said.append(f"another judge: {_told(theirs)}, not {_told(ours)}")
+        elif key == SAMPLING:
+            said.append("images of another program, whose sampling is not known" if theirs
+                        else "images drawn here, not by another program")  # fmt: skip
+        elif SAMPLING in first or SAMPLING in second:
+            if key not in SAMPLED:
+                said.append(f"{key} {_told(theirs)}, not {_told(ours)}")
+        else:
+            said.append(f"{key} {_told(theirs)}, not {_told(ours)}")
+    return said
+
+
+def told(known: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Conditions as names and text."""
+    return [(key, str(len(value)) if key == PROMPTS else _told(value)) for key, value in known.items()]
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

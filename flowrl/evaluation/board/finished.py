@@ -1,0 +1,289 @@
+"""Finished evaluations as a leaderboard reads them: from folders and names on the command line to entries.
+
+An entry is one side of a result.json: its model, or the base it was compared to. What is read beside it: `rows.jsonl`
+(verdicts), `images/drawn.json` (how the images were drawn) and the journals (what judged them).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from flowrl.evaluation.board.row_values import Values, values_of
+from flowrl.generation.folders import read_drawn
+from flowrl.runtime.files import parse_json, read_json, read_json_lines
+from flowrl.statistics.bootstrap import Interval, point
+
+RESULT = "result.json"
+NEEDED = {"benchmark": str, "names": list, "metrics": dict, "intervals": dict, "facts": dict}
+"""What a result.json has at least."""
+SIDES = {"model": "", "base": "base_"}
+"""Folder of a side -> what its keys in result.json begin with."""
+DEEPEST = 4
+"""Folders within folders that are searched for results."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One model's finished evaluation on one benchmark."""
+
+    benchmark: str
+    label: str
+    folder: Path
+    """That of the result.json."""
+    side: str
+    """`model` or `base`."""
+    pool: str = ""
+    """Name under which trainings of one method are taken together; empty for an entry of its own."""
+    metrics: Mapping[str, float]
+    """Without `eval/<benchmark>/` before their names."""
+    intervals: Mapping[str, Interval]
+    values: Mapping[str, Values]
+    """Metric -> the values of all images, where they give the number that was reported."""
+    rows: Sequence[Mapping[str, Any]] = field(repr=False)
+    facts: Mapping[str, Any]
+    drawn: Mapping[str, Any] | None
+    """How this toolkit drew the images; None for images of other programs."""
+    images: Path | None
+    """Where the images lie."""
+    judged: Mapping[str, Any]
+    """What the journal of the answers says of the judge beyond its name."""
+    version: str | None
+    """Of flowrl."""
+
+
+def find_entries(given: Sequence[str]) -> list[Entry]:
+    """Entries of everything that was named, bases once each.
+
+    Args:
+        given: files result.json, folders that are or hold results, or `NAME=PATH,PATH`: trainings of one method.
+
+    Raises:
+        ValueError: nothing is there, a file cannot be read, or one result was named twice.
+    """
+    entries, seen = [], dict[Path, str]()
+    for text in given:
+        for pool, path in _named(text):
+            for pool_of, file in _results(path, pool):
+                place = file.parent.resolve()
+                if place in seen:
+                    where = f"{seen[place]} and {text}" if seen[place] != text else text
+                    raise ValueError(f"{file} is named twice ({where}): one result counts once, leave one of them out.")
+                seen[place] = text
+                entries += entries_of(file, pool_of)
+    return _each_once(entries)
+
+
+def _named(text: str) -> Iterator[tuple[str, Path]]:
+    name, equals, rest = text.partition("=")
+    if not equals or Path(text).exists():
+        yield "", Path(text)
+        return
+    paths = [part for part in rest.split(",") if part]
+    if not name or not paths:
+        raise ValueError(f"--compare {text!r}: several trainings of one method are written NAME=FOLDER,FOLDER.")
+    for part in paths:
+        yield name, Path(part)
+
+
+def _results(path: Path, pool: str) -> list[tuple[str, Path]]:
+    """Files of a path, each with the name of the method that it is a training of."""
+    if path.is_file():
+        if path.name != RESULT:
+            raise ValueError(f"{path} is not a {RESULT}: give the folder of a finished `flowrl eval`.")
+        path = path.parent
+    if not path.is_dir():
+        raise ValueError(f"there is no {path}: give the folder of a finished `flowrl eval`, one with a {RESULT}.")
+    found = list(_search(path, pool, 0))
+    if not found:
+        raise ValueError(
+            f"{path} holds no {RESULT}, and no folder within it does: give folders that `flowrl eval` has finished."
+        )
+    return found
+
+
+def _search(folder: Path, pool: str, depth: int) -> Iterator[tuple[str, Path]]:
+    file = folder / RESULT
+    if file.is_file() and (folder / "model").is_dir():
+        yield pool, file
+        return
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if file.is_file():  # of several models: each has its own folder
+        parts = [path / RESULT for path in inner if (path / RESULT).is_file()]
+        if not parts and _is_result(file):
+            raise ValueError(f"{file} has no rows beside it (model/rows.jsonl): the evaluation was moved in part.")
+        yield from ((pool or folder.name, part) for part in parts)
+        return
+    if depth < DEEPEST:
+        for path in inner:
+            yield from _search(path, pool, depth + 1)
+
+
+def _is_result(file: Path) -> bool:
+    try:
+        return NEEDED.keys() <= read_json(file).keys()
+    except ValueError:
+        return True
+
+
+def entries_of(file: Path, pool: str = "") -> list[Entry]:
+    """The model of a result.json, and its base if it has one.
+
+    Raises:
+        ValueError: it is not what `flowrl eval` writes, or its rows are missing or broken.
+    """
+    found = read_result(file)
+    names = [str(name) for name in found["names"]]
+    entries = []
+    for place, (side, prefix) in enumerate(SIDES.items()):
+        metrics = found.get(f"{prefix}metrics") or {}
+        if place < len(names) and metrics:
+            label = names[place] if side == "model" else _base_name(names[place], found)
+            entries.append(_entry(file.parent, found, side, label, metrics, pool if side == "model" else ""))
+    if not entries:
+        raise ValueError(f"{file} holds no numbers: the evaluation drew images and judged none.")
+    return entries
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    """The content of a result.json.
+
+    Raises:
+        ValueError: it is not what `flowrl eval` writes.
+    """
+    found = read_json(file, "run the evaluation again, or leave it out.")
+    missing = [key for key, kind in NEEDED.items() if not isinstance(found.get(key), kind)]
+    if missing:
+        raise ValueError(f"{file} lacks {', '.join(missing)}: it is no result of `flowrl eval`; leave it out.")
+    return found
+
+
+def _base_name(name: str, found: Mapping[str, Any]) -> str:
+    model = str(found["facts"].get("model", ""))
+    return f"{model.rsplit('/', 1)[-1].rsplit(':', 1)[-1]} before training" if name == "base" and model else name
+
+
+def _entry(
+    folder: Path, found: Mapping[str, Any], side: str, label: str, metrics: Mapping[str, Any], pool: str
+) -> Entry:
+    benchmark, prefix = found["benchmark"], SIDES[side]
+    short = {str(name).removeprefix(f"eval/{benchmark}/"): _float(value) for name, value in metrics.items()}
+    home = folder / side
+    if side == "base" and not home.is_dir():  # that of several models lies beside their folders
+        home = folder.parent / side
+    rows = _rows(home / "rows.jsonl")
+    images = _images(home, found, side)
+    return Entry(
+        benchmark=benchmark, label=label, folder=folder, side=side, pool=pool, metrics=short,
+        intervals=_intervals(short, found.get(f"{prefix}intervals") or {}), values=values_of(rows, short), rows=rows,
+        facts=found["facts"], drawn=None if images is None else read_drawn(images), images=images,
+        judged=_judged(home, benchmark, found["facts"]), version=found.get("version"),
+    )  # fmt: skip
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise ValueError(f"there is no {path}, the verdicts of a finished evaluation: run the evaluation again.")
+    return read_json_lines(path)
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _intervals(metrics: Mapping[str, float], given: Mapping[str, Any]) -> dict[str, Interval]:
+    """The interval of every metric: its own bounds, or those of the score of that name."""
+    found = {}
+    for name, mean in metrics.items():
+        own = given.get(name, given.get(f"overall ({name})"))  # as GenEval calls the mean over images
+        low, high = metrics.get(f"{name}_low", math.nan), metrics.get(f"{name}_high", math.nan)
+        if math.isnan(low) and isinstance(own, Mapping):
+            low, high = _float(own.get("low")), _float(own.get("high"))
+        found[name] = Interval(mean=mean, low=low, high=high) if low <= mean <= high else point(mean)
+    return found
+
+
+def _images(home: Path, found: Mapping[str, Any], side: str) -> Path | None:
+    """Drawn by the evaluation, or where it was told to look."""
+    if (home / "images").is_dir():
+        return home / "images"
+    given = dict(found.get("images") or {}).get(side)
+    if given is None:  # results of older versions name the folder in their command alone
+        words = shlex.split(str(found.get("command", "")))
+        flag = {"model": "--images", "base": "--baseline"}[side]
+        given = next((after for word, after in pairwise(words) if word == flag), None)
+    return Path(given) if given is not None and Path(given).is_dir() else None
+
+
+def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Identity of the benchmark's own journal of answers; nothing where several could be meant, or where the journal
+    tells judges apart by more than the name that the facts have: those results say in their facts how they asked."""
+    found = []
+    for path in sorted(folder.glob("journal-*.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline()
+        try:
+            identity = parse_json(first, str(path))["identity"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if (
+            isinstance(identity, dict)
+            and identity.get("benchmark") == benchmark
+            and "reward" not in identity
+            and identity.get("judge") in (None, facts.get("judge"))
+        ):
+            found.append({key: value for key, value in identity.items() if key not in ("benchmark", "judge")})
+    return found[0] if len(found) == 1 else {}
+
+
+def _each_once(entries: Sequence[Entry]) -> list[Entry]:
+    """Bases that several results share, once.
+
+    Raises:
+        ValueError: two results are copies of one.
+    """
+    kept: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
+        key = _content(entry)
+        if key not in kept:
+            kept[key] = entry
+        elif entry.side == "model":
+            raise ValueError(
+                f"{kept[key].folder} and {entry.folder} hold the same result (one model, the same images, the same "
+                f"verdicts): leave one of them out."
+            )
+    return list(kept.values())
+
+
+def _content(entry: Entry) -> str:
+    """The same for two entries that are one: of one model, drawn alike and judged alike."""
+    drawn = (
+        {} if entry.drawn is None else {key: entry.drawn[key] for key in entry.drawn if key not in ("model", "lora")}
+    )
+    unknown = drawn.get("fingerprint") in (None, "unknown")
+    place = str((entry.images or entry.folder).resolve()) if unknown else ""
+    known = [entry.benchmark, place, drawn, entry.rows, entry.judged, dict(entry.metrics)]
+    return json.dumps(known, sort_keys=True, default=str)
+
+
+def told_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries of one benchmark with labels of their own: alike ones get their folder's name, or a number."""
+    count = Counter((entry.benchmark, entry.label) for entry in entries if not entry.pool)
+    named = []
+    for entry in entries:
+        alone = entry.pool or count[entry.benchmark, entry.label] == 1
+        named.append(entry if alone else replace(entry, label=f"{entry.label} ({entry.folder.name})"))
+    seen: Counter[tuple[str, str]] = Counter()
+    result = []
+    for entry in named:
+        key = (entry.benchmark, entry.label)
+        seen[key] += not entry.pool
+        result.append(entry if entry.pool or seen[key] == 1 else replace(entry, label=f"{entry.label} #{seen[key]}"))
+    return result

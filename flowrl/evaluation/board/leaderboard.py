@@ -1,0 +1,172 @@
+"""A leaderboard as text for a terminal, as Markdown, and as the content of leaderboard.json."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from flowrl.evaluation.board.comparable import PROMPTS, SAMPLES, told
+from flowrl.evaluation.board.standings import Ranking, Standing
+from flowrl.rendering.markup import DASH, MINUS, plural
+from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
+from flowrl.runtime.files import plain
+from flowrl.statistics.bootstrap import Interval
+
+FORMAT = 1
+"""Of leaderboard.json."""
+RANKS = (
+    "Rank 2 to 4 of 5 says: one model lies surely above it, and one surely below. Surely: the interval of the paired "
+    "difference excludes 0, where the intervals of all pairs of a table are widened to hold together with 95 %."
+)
+RANKS_OF_TWO = (
+    "Rank 1 to 2 says that neither is surely the better one: the interval of their paired difference, which holds with "
+    "95 %, includes 0."
+)
+HEAD = ("model", "rank", "score", "95 %", "to first", "95 % of all pairs")
+
+
+def title(ranking: Ranking) -> str:
+    """Benchmark and metric."""
+    group = ranking.group
+    metric = group.metric.replace("_", " ")
+    return metric if metric == group.benchmark else f"{group.benchmark}: {metric}"
+
+
+def summary(rankings: Sequence[Ranking]) -> str:
+    """One sentence: how many of what."""
+    models = {standing.name for ranking in rankings for standing in ranking.standings}
+    benchmarks = {ranking.group.benchmark for ranking in rankings}
+    return (
+        f"{plural(len(models), 'model')} on {plural(len(benchmarks), 'benchmark')}, {plural(len(rankings), 'table')}."
+    )
+
+
+def rank_text(standing: Standing) -> str:
+    """ "2", or "1 to 3"."""
+    low, high = standing.rank
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def digits_of(ranking: Ranking) -> int:
+    """Digits after the point: two of the smallest standard error, about a quarter of an interval."""
+    widths = [line.score.high - line.score.low for line in ranking.standings if line.score.known]
+    errors = [width / 4 for width in widths if width > 0]
+    return min(max(1 - math.floor(math.log10(min(errors))), 0), 5) if errors else 3
+
+
+def written(value: float, digits: int, *, sign: bool = False) -> str:
+    """A number with so many digits; a dash where unknown."""
+    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", MINUS) if math.isfinite(value) else DASH
+
+
+def range_of(interval: Interval | None, digits: int, *, sign: bool = False) -> str:
+    """Bounds as "0.21 to 0.34"; a dash where unknown."""
+    if interval is None or not interval.known:
+        return DASH
+    return f"{written(interval.low, digits, sign=sign)} to {written(interval.high, digits, sign=sign)}"
+
+
+def name_of(standing: Standing) -> str:
+    """The name, with the number of trainings of several."""
+    count = len(standing.entries)
+    return standing.name if count == 1 else f"{standing.name} \u00d7{count}"
+
+
+def conditions_text(ranking: Ranking) -> str:
+    """What is the same for all of a table."""
+    known = dict(told(ranking.group.conditions))
+    first = f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} samples each"
+    return "; ".join([first, *(f"{key.replace('_', ' ')} {value}" for key, value in known.items())])
+
+
+def pairing_text(ranking: Ranking) -> str:
+    """What differences are taken on."""
+    if not ranking.images:
+        return ""
+    group = ranking.group
+    if group.shares_noise:
+        shared = f"the same prompts and start noise (seed {next(iter(group.seeds))})"
+    else:
+        shared = "the same prompts; start noise is not known to be shared, which costs precision and biases nothing"
+    return f"Differences are paired: {shared}."
+
+
+def table_of(ranking: Ranking) -> Table:
+    """The table of a group with what has to be said below it."""
+    digits = digits_of(ranking)
+    rows = []
+    for line in ranking.standings:
+        behind = line.behind
+        rows.append((
+            name_of(line), rank_text(line), written(line.score.mean, digits),
+            range_of(line.score, digits), DASH if behind is None else written(behind.mean, digits, sign=True),
+            range_of(behind, digits, sign=True),
+        ))  # fmt: skip
+    apart = f"Apart from the table above: {ranking.group.apart}. " if ranking.group.apart else ""
+    said = " ".join([f"{apart}{conditions_text(ranking)}.", pairing_text(ranking), *ranking.notes]).replace("  ", " ")
+    return Table(title=title(ranking), head=HEAD, rows=tuple(rows), note=said.strip())
+
+
+def claims(rankings: Sequence[Ranking]) -> list[str]:
+    """How to read all tables."""
+    models = max((len(ranking.standings) for ranking in rankings), default=0)
+    pooled = any(len(line.entries) > 1 for ranking in rankings for line in ranking.standings)
+    return [
+        RANKS_OF_TWO if models == 2 else RANKS,
+        "Scores of one training have intervals over prompts: they do not speak of another training of the same method."
+        + (
+            " Those of several (\u00d7 and their number) speak of other trainings and prompts together."
+            if pooled
+            else ""
+        ),
+    ]
+
+
+def as_text(rankings: Sequence[Ranking]) -> str:
+    """All tables for a terminal of 80 columns."""
+    blocks = [summary(rankings)]
+    for ranking in rankings:
+        table = table_of(ranking)
+        note = textwrap.fill(table.note, COLUMNS, initial_indent="  ", subsequent_indent="  ")
+        blocks.append(f"{as_table(table)}\n{note}")
+    return "\n\n".join([*blocks, *(textwrap.fill(claim, COLUMNS) for claim in claims(rankings))])
+
+
+def as_page_of_markdown(rankings: Sequence[Ranking], *, heading: str, command: str) -> str:
+    """All tables with their notes."""
+    parts = [f"# {heading}", summary(rankings)]
+    for ranking in rankings:
+        table = table_of(ranking)
+        parts += [f"## {table.title}", as_markdown(table), table.note]
+    return "\n\n".join([*parts, *claims(rankings), "## How it was made", f"```\n{command}\n```"]) + "\n"
+
+
+def as_content(rankings: Sequence[Ranking], *, command: str, version: str | None) -> dict[str, Any]:
+    """The content of leaderboard.json; null where a number is not known."""
+    content: dict[str, Any] = plain({
+        "leaderboard": FORMAT, "command": command, "version": version, "summary": summary(rankings),
+        "claims": claims(rankings), "tables": [_content(ranking) for ranking in rankings],
+    })  # fmt: skip
+    return content
+
+
+def _content(ranking: Ranking) -> dict[str, Any]:
+    group = ranking.group
+    return {
+        "benchmark": group.benchmark, "metric": group.metric, "apart_because": group.apart or None,
+        "conditions": {key: len(value) if key == PROMPTS else value for key, value in group.conditions.items()},
+        "shares_start_noise": group.shares_noise, "paired_images": ranking.images,
+        "factor_for_all_pairs": ranking.factor, "notes": list(ranking.notes),
+        "standings": [
+            {
+                "name": line.name, "score": line.score, "rank": {"least": line.rank[0], "largest": line.rank[1]},
+                "difference_to_first": line.behind, "trainings": len(line.entries),
+                "results": [{"folder": str(entry.folder), "side": entry.side, "label": entry.label,
+                             "seed": None if entry.drawn is None else entry.drawn.get("seed"),
+                             "score": entry.metrics.get(group.metric)} for entry in line.entries],
+            }
+            for line in ranking.standings
+        ],
+    }  # fmt: skip

@@ -1,0 +1,226 @@
+"""From GenEval's verdicts to its numbers, tables and the page's examples of what went wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.evaluation.benchmark import NO_TRAINING, Result
+from flowrl.evaluation.runner_parts import Line, compared, metrics_of, score_table, trained_on
+from flowrl.generation.folders import ImageFile, read_drawn
+from flowrl.generation.subject import Settings, Subject
+from flowrl.prompts.overlap import Overlap
+from flowrl.rendering.embedded_images import image_element
+from flowrl.rendering.markup import bounds, esc, number, plural, section
+from flowrl.rendering.terminal_text import Table
+from flowrl.rewards.networks.detectors import Detector
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import ScoreRow, claim, pooled
+from flowrl.statistics.paired import Comparison, Summary, compare, detectable, summarise
+
+Row = Mapping[str, Any]
+
+REASONS: dict[str, str] = {
+    "too few": r"expected .+>=\d+, found \d+",
+    "too many": r"expected .+<\d+, found \d+",
+    "wrong colour": r"expected .+>=\d+, found \d+ \w+; and .*",
+    "wrong position": r"expected .+ target, found .* target",
+    "reference missing": r"no target for .+ to be .+",
+}
+"""Kind of failure -> the lines of a reason that are of this kind (GenEval's wording)."""
+
+EXAMPLES = 6
+
+
+def result_of(
+    settings: Settings,
+    rows: Sequence[Sequence[Row]],
+    images: Sequence[Sequence[ImageFile]],
+    *,
+    judge: Detector,
+    seconds: Mapping[str, Mapping[str, float]],
+    is_published: bool,
+) -> Result:
+    """The result of one subject (`rows[0]`), or of a subject and a base (`rows[1]`)."""
+    names = [subject.label for subject in settings.subjects]
+    summaries = [summarise(score_rows(part), order=TASKS) for part in rows]
+    change = None
+    if len(rows) > 1:
+        change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS)
+    samples = len(rows[0]) / len({row["index"] for row in rows[0]})
+    shared = trained_on(settings, (row["prompt"] for row in rows[0]))
+    notes = _notes(settings, judge.remarks, is_published=is_published and samples == 4, shared=shared)
+    spoken = claim(score_rows(rows[0]))
+    if spoken != "prompts of this kind":
+        notes.append(f"Intervals speak of {spoken}.")
+    return Result(
+        headline=_headline(names, rows[0], summaries[0], change),
+        rows=tuple(rows[0]),
+        base_rows=tuple(rows[1]) if len(rows) > 1 else (),
+        metrics=metrics(rows[0], summaries[0], samples),
+        base_metrics=metrics(rows[1], summaries[1], samples) if len(rows) > 1 else {},
+        intervals=_intervals(summaries[0]),
+        base_intervals=_intervals(summaries[1]) if len(rows) > 1 else {},
+        differences={} if change is None else _intervals(change),
+        claim=spoken + NO_TRAINING,
+        tables=(_scores(rows, names, summaries, change, samples), _failures(rows, names)),
+        notes=tuple(notes),
+        facts={
+            "judge": judge.version, "prompts": len({row["prompt"] for row in rows[0]}), "samples": samples,
+            "seed": settings.seed, "seconds": {name: dict(part) for name, part in seconds.items()},
+            "detectable_difference": _detectable(summaries[0], change),
+            **({} if change is None else {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}),
+            **({} if shared is None else {"overlap": {"exact": shared.exact, "swapped": shared.swapped}}),
+        },
+        sections=(failure_examples(rows[0], images[0]),),
+    )  # fmt: skip
+
+
+def score_rows(rows: Sequence[Row], key: str = "correct") -> list[ScoreRow]:
+    """Rows as the statistics take them. Images of one text are numbered in their order, in whatever folder they lie:
+    folders made row by row hold a prompt several times, with one image each."""
+    seen: Counter[tuple[str, str]] = Counter()
+    found = []
+    for row in rows:
+        prompt = (row["task"], row["prompt"])
+        found.append(ScoreRow(task=row["task"], prompt=row["prompt"], sample=seen[prompt], value=float(row[key])))
+        seen[prompt] += 1
+    return found
+
+
+def metrics(rows: Sequence[Row], summary: Summary, samples: float) -> dict[str, float]:
+    """Numbers by name; `score` is the benchmark's own overall, as in the evaluations of a training run."""
+    found = {
+        "score": summary.macro.mean, "score_low": summary.macro.low, "score_high": summary.macro.high,
+        "micro": summary.micro.mean, f"pass_at_{samples:g}": summary.any_correct.mean,
+        "graded": pooled(score_rows(rows, "graded")).mean, "strict": pooled(score_rows(rows, "strict")).mean,
+        **{task: interval.mean for task, interval in summary.tasks.items()},
+    }  # fmt: skip
+    return metrics_of("geneval", found)
+
+
+def kinds(reason: str) -> list[str]:
+    """The kinds of failure that a reason names, one per line."""
+    found = []
+    for line in reason.splitlines():
+        found.append(next((kind for kind, pattern in REASONS.items() if re.fullmatch(pattern, line)), "other"))
+    return found
+
+
+def _intervals(summary: Summary | Comparison) -> dict[str, Interval]:
+    return {**summary.tasks, "overall (macro)": summary.macro, "overall (micro)": summary.micro}
+
+
+def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, change: Comparison | None) -> str:
+    prompts = len({row["prompt"] for row in rows})
+    said = (
+        f"GenEval overall {number(summary.macro.mean)} (macro, 95 % {bounds(summary.macro)}) for {names[0]}: "
+        f"{plural(len(rows), 'image')} of {plural(prompts, 'prompt')}."
+    )
+    if change is None:
+        return said
+    return compared(said, change.macro, names[1])
+
+
+def _scores(
+    rows: Sequence[Sequence[Row]], names: Sequence[str], summaries: Sequence[Summary], change: Comparison | None,
+    samples: float,
+) -> Table:  # fmt: skip
+    """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
+    sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
+
+    def line(name: str, found: list[Interval]) -> Line:
+        return (name, found[: len(names)], found[-1] if change is not None else None)
+
+    lines = [line(task, [part.tasks[task] for part in sides]) for task in summaries[0].tasks]
+    lines.append(line("overall, macro", [part.macro for part in sides]))
+    lines.append(line("overall, micro", [part.micro for part in sides]))
+    lines.append(line(f"pass@{samples:g}", [part.any_correct for part in sides]))
+    for key in ("graded", "strict"):
+        scored = [score_rows(part, key) for part in rows]
+        difference = pooled(scored[0], base=scored[1]) if change is not None else None
+        lines.append((f"{key} reward", [pooled(part) for part in scored], difference))
+    note = (
+        "macro: mean of the task means, the benchmark's own; micro: mean over images, as Flow-GRPO logs it; pass@n: "
+        "prompts with at least one right image; graded and strict: Flow-GRPO's rewards, means over images."
+    )
+    limit = _detectable(summaries[0], change)
+    known = math.isfinite(limit) and limit > 0
+    if change is None:
+        note += f" Another model must differ by about {number(limit)} (macro) to be told apart." if known else ""
+    else:
+        note += f" Of {plural(change.pairs, 'pair')} {change.gained} became right and {change.lost} wrong."
+        note += f" A change of about {number(limit)} (macro) is found in 4 of 5 such comparisons." if known else ""
+    return score_table(names, lines, note=note, digits=3)
+
+
+def _detectable(summary: Summary, change: Comparison | None) -> float:
+    return detectable((change or summary).macro, paired=change is not None)
+
+
+def _failures(rows: Sequence[Sequence[Row]], names: Sequence[str]) -> Table:
+    """How many images fail for each kind of reason; an image may fail for several."""
+    counts = [Counter(kind for row in part for kind in set(kinds(row["reason"]))) for part in rows]
+    order = [kind for kind in (*REASONS, "other") if any(count[kind] for count in counts)]
+    columns = list(zip(counts, rows, strict=True))[::-1]  # base first
+    body = [
+        (kind, *(f"{count[kind]} ({100 * count[kind] / len(part):.0f} %)" for count, part in columns)) for kind in order
+    ]
+    head = ("", "images") if len(rows) == 1 else ("", "base", "model")
+    note = "An image can fail for several reasons, and colour and position are judged only where the objects are there."
+    return Table(title="Why images fail", head=head, rows=tuple(body), note=note if body else "None failed.")
+
+
+def _notes(settings: Settings, remarks: Sequence[str], *, is_published: bool, shared: Overlap | None) -> list[str]:
+    notes = [*remarks]
+    if not is_published:
+        notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
+    if not _share_noise(settings.subjects):
+        notes.append("The images share no known start noise: pairs share their prompts only.")
+    if shared:
+        found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
+        how = ", ".join(f"{len(texts)} {words}" for words, texts in found.items() if texts)
+        both = shared.exact + shared.swapped
+        notes.append(
+            f"{len(both)} of {shared.total} prompts were trained on ({how}), such as {both[0]!r}: this is not a score "
+            f"of unseen prompts alone."
+        )
+    return notes
+
+
+def _share_noise(subjects: Sequence[Subject]) -> bool:
+    """Whether the notes of all folders name one seed; images of other programs have none."""
+    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in subjects]
+    seeds = {None if note is None else note.get("seed") for note in drawn}
+    return len(subjects) == 1 or (len(seeds) == 1 and None not in seeds)
+
+
+def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
+    """For each kind of failure images spread evenly over those that failed so, with prompt and whole reason."""
+    body = ""
+    for kind in (*REASONS, "other"):
+        failed = [place for place, row in enumerate(rows) if kind in kinds(row["reason"])]
+        count = min(EXAMPLES, len(failed))
+        chosen = [failed[(2 * k + 1) * len(failed) // (2 * count)] for k in range(count)]
+        figures = "".join(_figure(rows[place], images[place]) for place in chosen)
+        if figures:
+            body += (
+                f"<h3>{esc(kind)} <span>{plural(len(failed), 'image')}</span></h3><div class='fails'>{figures}</div>"
+            )
+    lead = "For every kind of reason images spread evenly over all that failed so, not picked by looks."
+    return section("failures", "What went wrong", body, lead)
+
+
+def _figure(row: Row, image: ImageFile) -> str:
+    element = image_element(image.path, row["prompt"])
+    if not element:
+        return ""
+    reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
+    return (
+        f"<figure>{element}<figcaption><b>{esc(row['prompt'])}</b><br>"
+        f"{reason}<br><small>{esc(image.file)}</small></figcaption></figure>"
+    )

@@ -1,0 +1,1 @@
+"""Benchmarks whose images a judge reads."""

@@ -1,0 +1,165 @@
+"""What a judge is asked about the image of a case: words, images, tries; and what its answers say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from flowrl.benchmarks.judged.cases import Ask, Case, Judgement, Protocol
+from flowrl.evaluation.kept_answers import Tries, ask_kept
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.journal import Journal, Row
+from flowrl.media.reading import read_image
+from flowrl.rewards.judges.answers import answer_mass
+from flowrl.rewards.judges.asking import UNPARSED
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question
+from flowrl.rewards.judges.templates import BLANK, Template, digest_of, load_template
+from flowrl.runtime.digests import content_digest
+from flowrl.runtime.randomness import counter_seed
+
+VALUES = "values"
+"""In a row of the journal: the numbers read of a reply."""
+_MASS = "mass"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordsOf:
+    """The words of all questions by name, and whose they are."""
+
+    templates: Mapping[str, Template]
+    origin: str
+
+    @property
+    def digest(self) -> str:
+        """A short hash of all words."""
+        return digest_of(self.templates)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """How replies are asked for: tries, their length, and the seed of those that are sampled."""
+
+    tries: Tries
+    max_tokens: int
+    seed: int
+
+    @staticmethod
+    def of(*, attempts: int, temperature: float, max_tokens: int, seed: int) -> Asking:
+        """From the options of a command."""
+        return Asking(tries=Tries(attempts=attempts, temperature=temperature), max_tokens=max_tokens, seed=seed)
+
+
+def find_words(protocol: Protocol, asks: Iterable[Ask], given: Path | None, beside: Sequence[Path]) -> WordsOf:
+    """The words that some questions are asked in.
+
+    Args:
+        protocol: knows the published ones.
+        asks: a question of each name.
+        given: the folder of --option template_dir: NAME.txt in it goes before the published files.
+        beside: where published files may lie if it was not given.
+
+    Raises:
+        ValueError: words that are nowhere, lack a field, or mark places for another number of images.
+    """
+    published = protocol.words([given] if given is not None else beside)
+    templates, own = {}, []
+    for ask in asks:
+        file = given / f"{ask.words}.txt" if given is not None else None
+        if file is not None and file.is_file():
+            templates[ask.words] = load_template(ask.words, str(file))
+            own.append(ask.words)
+        elif ask.words in published:
+            words = published[ask.words]
+            templates[ask.words] = Template(user=words.user, system=words.system)
+        else:
+            raise ValueError(
+                f"{protocol.title}: the judge is asked in published words, which are not shipped. Give --option "
+                f"template_dir=FOLDER, your copy of the repository that the prompts are from, or a folder with "
+                f"{ask.words}.txt, a template with {', '.join(f'{{{name}}}' for name in ask.fields) or 'no field'}."
+            )
+        _check(ask, templates[ask.words])
+    return WordsOf(templates=templates, origin=f"own words: {', '.join(own)}" if own else "published words")
+
+
+def _check(ask: Ask, template: Template) -> None:
+    if lacking := [name for name in ask.fields if f"{{{name}}}" not in template.user]:
+        raise ValueError(f"the words {ask.words} must hold {{{lacking[0]}}}, so that the judge is told.")
+    template.parts([BLANK] * (2 if ask.source else 1), {})
+
+
+def ask_cases(
+    chat: Chat, protocol: Protocol, cases: Sequence[Case], images: Sequence[ImageFile], words: WordsOf, asking: Asking,
+    journal: Journal, *, label: str, show: bool = True,
+) -> tuple[list[Judgement], list[Row]]:  # fmt: skip
+    """Asks every question about every image that the journal has no answer to.
+
+    Returns:
+        What was said of each case, and the journal's rows of all questions.
+    """
+    work = [(case, image, ask) for case, image in zip(cases, images, strict=True) for ask in case.asks]
+
+    def build(place: int, attempt: int, temperature: float) -> Question:
+        case, image, ask = work[place]
+        source = None if case.source is None else (case.source, content_digest(case.source))
+        shown = [_source(*source)] if ask.source and source is not None else []
+        shown.append(_result(image.path, image.stamp, source if protocol.resize else None))
+        if ask.forms:
+            return words.templates[ask.words].question(shown, ask.fields, top_logprobs=TOP_LOGPROBS)
+        seed = counter_seed("judged", asking.seed, case.key, ask.name, attempt) % 2**31
+        return words.templates[ask.words].question(
+            shown, ask.fields, max_tokens=asking.max_tokens, temperature=temperature, seed=seed
+        )
+
+    def read(place: int, answer: Answer) -> tuple[str | None, Row]:
+        case, _, ask = work[place]
+        if ask.forms:
+            mass = {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
+            return (None, {VALUES: mass}) if mass is not None else (UNPARSED, {})
+        found = protocol.read_reply(ask.name, answer.text)
+        if found is not None and protocol.fits is not None and not protocol.fits(case, {ask.name: found}):
+            found = None
+        return (None, {VALUES: found}) if found is not None else (answer.error or UNPARSED, {})
+
+    keys = [_key(case, image, ask, words) for case, image, ask in work]
+    # A question whose first token is read comes out the same at every try.
+    tries = replace(asking.tries, attempts=1) if all(ask.forms for _, _, ask in work) else asking.tries
+    rows = ask_kept(chat, keys, build, read, journal, tries, label=label, show=show)
+    listed = iter(rows)
+    return [_judgement(case, [next(listed) for _ in case.asks]) for case in cases], rows
+
+
+def _judgement(case: Case, rows: Sequence[Row]) -> Judgement:
+    whole = all(row["error"] is None for row in rows)
+    return Judgement(
+        case=case, replies={ask.name: row["output"] for ask, row in zip(case.asks, rows, strict=True)},
+        values={ask.name: row[VALUES] for ask, row in zip(case.asks, rows, strict=True)} if whole else None,
+    )  # fmt: skip
+
+
+def _key(case: Case, image: ImageFile, ask: Ask, words: WordsOf) -> str:
+    source = None if case.source is None else content_digest(case.source)
+    asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source]
+    return image.key_with(json.dumps(asked))
+
+
+@lru_cache(maxsize=8)  # the questions about one image stand together
+def _source(path: Path, content: str) -> Pixels:
+    return read_image(path)
+
+
+@lru_cache(maxsize=64)
+def _result(path: Path, stamp: str, source: tuple[Path, str] | None) -> Pixels:
+    """The image, brought to its source's size where that is given, as Pillow does by default."""
+    pixels = ImageFile(file=stamp, path=path, prompt="", index=0).pixels()
+    if source is None:
+        return pixels
+    height, width = _source(*source).shape[:2]
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((width, height)))

@@ -1,0 +1,114 @@
+"""Questions asked until their answers can be read, and a journal that keeps what was answered.
+
+A judge may be busy, refuse an image, or answer something else than it was asked for. An answer that cannot be read is
+asked for again, warmer and with another seed, up to a number of tries; then it is kept as failed, and so is one that
+was cut off. A question whose server failed is not kept: the next run asks it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flowrl.evaluation.named_judges import check_alive, check_tokens
+from flowrl.generation.journal import Journal, Row
+from flowrl.rewards.judges.asking import UNPARSED, ask_all
+from flowrl.rewards.judges.chat import NO_TOKENS, Answer, Chat, Question
+from flowrl.runtime.progress import progress
+
+AT_ONCE = 64  # questions asked together; at most that many answers are lost when a run is cut short
+MANY = 8  # questions that all failed, after others were answered: the judge is gone
+READABLE_ERRORS = (None, "truncated")  # the judge answered, if not to the end
+KEPT_ERRORS = (*READABLE_ERRORS, UNPARSED)
+RETRY_TEMPERATURE = 0.7  # of tries after the first: a greedy answer would come out the same again
+
+Build = Callable[[int, int, float], Question]
+"""(place, number of the try, temperature) -> the question."""
+Read = Callable[[int, Answer], tuple[str | None, Row]]
+"""(place, an answer that came) -> why it cannot be read, None if it can, and what of it is kept beside its text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tries:
+    """How often and how warmly a question is asked.
+
+    Attributes:
+        attempts: tries for a question.
+        temperature: of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least.
+    """
+
+    attempts: int
+    temperature: float = 0.0
+
+    def heat(self, attempt: int) -> float:
+        """The temperature of a try, counted from 0."""
+        return self.temperature if attempt == 0 else max(self.temperature, RETRY_TEMPERATURE)
+
+
+def ask_kept(
+    chat: Chat, keys: Sequence[str], build: Build, read: Read, journal: Journal, tries: Tries, *, label: str,
+    lost: str = "without scores", show: bool = True,
+) -> list[Row]:  # fmt: skip
+    """The judge's answers to some questions, in their order; those in the journal are not asked for again.
+
+    A row holds `output` (the last reply), `attempts`, `error` (None, or why it cannot be read), `tokens`, `seconds`
+    (its share of the time), and what `read` adds.
+
+    Args:
+        chat: the judge.
+        keys: of the questions, in the journal.
+        build: makes a question; called again for every try.
+        read: what an answer says.
+        journal: of answers.
+        tries: how often a question is asked.
+        label: who is judged, for the progress.
+        lost: what to call those that failed, for the progress.
+        show: whether progress is shown.
+
+    Raises:
+        ValueError: the judge answers nothing at all: not there, refuses, or it has used all its tokens. What it said
+            before is kept.
+    """
+    missing = [place for place, key in enumerate(keys) if key not in journal.rows]
+    batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
+    failed: dict[str, Row] = {}
+    done = len(keys) - len(missing)
+    skipped = sum(journal.rows[key]["error"] is not None for key in keys if key in journal.rows)
+    heard = done > 0
+    with progress(f"judging {label}", len(keys), done, enabled=show) as advance:
+        for batch in batches:
+            # A single question may be refused for what it shows; many at once, or the very first, mean the judge.
+            rows = _ask(chat, batch, build, read, tries, stop_at=MANY if heard else 1)
+            heard = heard or any(row["error"] in KEPT_ERRORS for row in rows)
+            for place, row in zip(batch, rows, strict=True):
+                if row["error"] in KEPT_ERRORS:
+                    journal.add(keys[place], row)
+                else:
+                    failed[keys[place]] = row
+                skipped += row["error"] is not None
+                advance(f"{skipped} {lost}" if skipped else "")
+            check_tokens(row["error"] for row in rows)
+    return [journal.rows.get(key) or failed[key] for key in keys]
+
+
+def _ask(chat: Chat, batch: Sequence[int], build: Build, read: Read, tries: Tries, *, stop_at: int) -> list[Row]:
+    start = time.monotonic()
+    rows: list[Row] = [{} for _ in batch]
+    tokens = [0] * len(batch)
+    waiting = list(range(len(batch)))
+    for attempt in range(tries.attempts):
+        if not waiting:
+            break
+        answers = ask_all(chat, [build(batch[k], attempt, tries.heat(attempt)) for k in waiting])
+        if attempt == 0 and len(answers) >= stop_at:
+            check_alive(answers, READABLE_ERRORS)
+        for k, answer in zip(waiting, answers, strict=True):
+            tokens[k] += answer.tokens
+            error, found = (answer.error, {}) if answer.error not in READABLE_ERRORS else read(batch[k], answer)
+            rows[k] = {"output": answer.text, "attempts": attempt + 1, "error": error, "tokens": tokens[k], **found}
+        waiting = [k for k in waiting if rows[k]["error"] is not None]
+        if any(rows[k]["error"] == NO_TOKENS for k in waiting):
+            break
+    share = round((time.monotonic() - start) / len(batch), 3)
+    return [{**row, "seconds": share} for row in rows]

@@ -1,0 +1,1 @@
+"""How reliable a reward is."""

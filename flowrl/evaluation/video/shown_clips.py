@@ -1,0 +1,118 @@
+"""The clips that an evaluation's page shows: the first in order, and those that a diagnostic finds worst."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float64
+
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.subject import Subject
+from flowrl.media.images import save_png
+from flowrl.media.lossless import read_clip, read_rate
+from flowrl.media.videos import contact_row, save_mp4
+from flowrl.rendering.embedded_images import clip_addresses, image_element
+from flowrl.rendering.markup import esc, number, section
+from flowrl.runtime.files import write_atomically
+
+FIRST = 6
+WORST = ("flicker", "freeze", "teleport")
+FPS = 8.0  # of clips whose files do not say
+ROW = 1600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shot:
+    """A clip of a subject as the page plays it, with the row of its frames."""
+
+    label: str
+    clip: Path
+    row: Path
+
+
+Column = Float64[np.ndarray, " n"]
+
+
+def clips_section(
+    subjects: Sequence[Subject], clips: Sequence[Sequence[ImageFile]], values: Sequence[Mapping[str, Column]],
+    home: Path,
+) -> str:  # fmt: skip
+    """The part of the page, with the base's clip of the same prompt and sample below the subject's.
+
+    Args:
+        subjects: the subject, and the base if there is one.
+        clips: of each, in one order.
+        values: of each by scorer, NaN where it failed.
+        home: the page's folder.
+    """
+    chosen = _chosen(clips[0], values[0])
+    figures = [
+        (why, place, [shot for subject, listed in zip(subjects, clips, strict=True)
+                      if (shot := _shot(subject, listed[place])) is not None])
+        for why, place in chosen
+    ]  # fmt: skip
+    address = clip_addresses(list(dict.fromkeys(shot.clip for _, _, shots in figures for shot in shots)), home)
+    body = "".join(
+        _figure(why, clips[0][place], shots, address, [{name: float(column[place]) for name, column in part.items()}
+                                                       for part in values])
+        for why, place, shots in figures
+    )  # fmt: skip
+    linked = any(not where.startswith("data:") for where in address.values())
+    lead = (
+        f"The first {FIRST} prompts in order, not picked, then the clips of {esc(subjects[0].label)} with the largest "
+        f"{', '.join(WORST[:-1])} and {WORST[-1]} above 0. Beside each clip are frames spread evenly over it."
+    )
+    more = " The clips are files in shown/: keep this page where it is." if linked else ""
+    return section("clips", "Clips to look at", body and f'<div class="pairs clips">{body}</div>', lead + more)
+
+
+def _chosen(clips: Sequence[ImageFile], values: Mapping[str, Column]) -> list[tuple[str, int]]:
+    """Why a clip is shown, and its place: the first sample of the first prompts, then the worst of each diagnostic."""
+    found = [("", place) for place, clip in enumerate(clips) if clip.sample == 0][:FIRST]
+    for name in WORST:
+        column = np.nan_to_num(values[name], nan=0.0)
+        if len(column) and column.max() > 0:
+            found.append((f"largest {name}", int(column.argmax())))
+    return found
+
+
+def _shot(subject: Subject, clip: ImageFile) -> Shot | None:
+    """Writes what the page plays, where it is not there yet; None where the clip cannot be read."""
+    name = f"{clip.index:05d}_{clip.sample:05d}"
+    place, row = subject.folder / "shown" / f"{name}.mp4", subject.folder / "shown" / f"{name}.png"
+    try:
+        mark = place.with_suffix(".txt")
+        if not (place.is_file() and row.is_file() and mark.is_file() and mark.read_text("utf-8") == clip.stamp):
+            video = read_clip(clip.path)
+            save_png(contact_row(video), row)
+            save_mp4(video, place, read_rate(clip.path) or FPS)
+            write_atomically(mark, clip.stamp)
+    except ValueError:
+        return None
+    return Shot(label=subject.label, clip=place, row=row)
+
+
+def _figure(
+    why: str, clip: ImageFile, shots: Sequence[Shot], address: Mapping[Path, str],
+    values: Sequence[Mapping[str, float]],
+) -> str:  # fmt: skip
+    if not shots:
+        return ""
+    elements = "".join(
+        f'<div class="shot"><span>{esc(shot.label)}: {esc(_said(part))}</span>'
+        f'<video src="{esc(address[shot.clip])}" muted loop autoplay playsinline controls '
+        f'aria-label="{esc(shot.label)}: {esc(clip.prompt)}"></video>'
+        f"{image_element(shot.row, f'frames of {shot.label}: {clip.prompt}', ROW)}</div>"
+        for shot, part in zip(shots, values, strict=True)
+    )
+    head = f"<strong>{esc(why)}</strong> " if why else ""
+    small = f' <small class="muted">prompt {clip.index}, sample {clip.sample}</small>'
+    return f'<figure class="pair">{elements}<figcaption>{head}{esc(clip.prompt)}{small}</figcaption></figure>'
+
+
+def _said(values: Mapping[str, float]) -> str:
+    """The values of a clip, without sub-scores."""
+    return ", ".join(f"{name} {number(value)}" for name, value in values.items() if "." not in name)

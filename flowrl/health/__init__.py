@@ -1,0 +1,1 @@
+"""What would stop a run, or went wrong in one."""

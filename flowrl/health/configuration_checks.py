@@ -1,0 +1,254 @@
+"""A configuration on this machine: its settings, prompts, model, licences and reward servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.train import ConfigError, TrainConfig, find_config, load_config
+from flowrl.health.diagnosis import Check, Diagnosis
+from flowrl.health.machine_checks import disk_check
+from flowrl.health.real_step import step_checks
+from flowrl.health.spoken import divided, faulty
+from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.known_checkpoints import published
+from flowrl.pipelines.places.hub_files import ask, refusal
+from flowrl.planning.published_models import in_cache, licence_of
+from flowrl.planning.refusals import Obstacles, obstacles
+from flowrl.prompts.identity import distinct
+from flowrl.prompts.loading import Prompt
+from flowrl.prompts.overlap import overlap_of_rows, shared_words
+from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
+from flowrl.rewards.judges.chat import is_server
+from flowrl.rewards.specs import CheckedReward, checked_reward
+from flowrl.runtime.failures import explain, faults_of
+from flowrl.runtime.randomness import counter_normal
+from flowrl.session.preflight import more_faults
+from flowrl.training.model_files import location_of
+from flowrl.training.parts import cut_lines, model_family, read_run_prompts
+from flowrl.training.prompting import RunPrompts
+
+_SIZE = 64  # pixels of the images that servers are asked about
+CANNOT = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
+"""What loading and asking raise where something is not there."""
+
+
+def diagnose_configuration(name: str, overrides: Sequence[str], *, step: bool, offline: bool) -> Diagnosis:
+    """Everything that can be known of a configuration before a run of it.
+
+    Args:
+        name: of a shipped configuration, or a file.
+        overrides: settings that replace its.
+        step: whether two iterations are trained.
+        offline: whether the hub is not asked.
+    """
+    about = f"The configuration {name}"
+    try:
+        path = find_config(name)
+        config = load_config(path, overrides)
+    except ConfigError as error:
+        faults = [*error.faults, *more_faults(path, overrides, error)]
+        return Diagnosis(about=about, checks=tuple(faulty("settings", fault) for fault in faults))
+    except ValueError as error:
+        return Diagnosis(about=about, checks=(faulty("settings", str(error)),))
+    try:
+        family = model_family(config.pipeline)
+        copy = config.parallel.shard * config.parallel.context
+        found = obstacles(config, family, copy * (config.parallel.replicate or 1))
+    except CANNOT as error:
+        return Diagnosis(about=f"{about} ({path})", checks=tuple(faulty("settings", one) for one in faults_of(error)))
+    told = {*found.refused, *found.absent, *found.device}
+    prompts = _read(config)
+    checks = [*_prompts(config, prompts), *_settings(found)]
+    checks += [*_model(config, offline=offline)]
+    checks += [
+        check for check in _rewards(config, () if prompts is None else prompts.train, offline=offline)
+        if check.state != "fault" or not any(sentence.startswith(check.found) for sentence in told)
+    ]  # fmt: skip
+    if config.out is not None:
+        checks.append(disk_check(Path(config.out), name="disk of out"))
+    if step:
+        checks += step_checks(config, path.stem, hindered=any(check.state == "fault" for check in checks))
+    return Diagnosis(about=f"{about} ({path})", checks=tuple(checks))
+
+
+def _read(config: TrainConfig) -> RunPrompts | None:
+    """The prompts of a run; None where they cannot be read, which is told with what stands in the way."""
+    try:
+        return read_run_prompts(config.prompts)
+    except (ValueError, OSError):
+        return None
+
+
+def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]:
+    """How many prompts there are, how many are evaluated on too, and how many rewards do not read to their end."""
+    if prompts is None:
+        return
+    shared = overlap_of_rows(prompts.train, prompts.held_out)
+    said = f"{len(prompts.train)} to train on, {len(prompts.held_out)} to evaluate on"
+    if again := len(prompts.train) - len(distinct(prompts.train)):
+        said += f"; {again} of the first are there more than once"
+    texts = list({row.text: None for row in (*prompts.train, *prompts.held_out)})
+    for line in cut_lines([entry for entry in (*config.rewards, *config.eval.rewards) if _is_right(entry)], texts):
+        yield Check(name="cut prompts", state="note", found=line)
+    if shared.exact:
+        yield Check(
+            name="prompts", state="warning", found=f"{said}; {shared_words(len(shared.exact), shared.total)}",
+            cure="take other prompts for prompts.eval: scores on those say nothing about new prompts",
+        )  # fmt: skip
+    else:
+        yield Check(name="prompts", state="ok", found=said)
+
+
+def _is_right(entry: RewardConfig) -> bool:
+    """Whether the options of a reward are right; what is wrong with them is told with the settings."""
+    try:
+        checked_reward(entry)
+    except CANNOT:
+        return False
+    return True
+
+
+def _settings(found: Obstacles) -> Iterator[Check]:
+    """What `flowrl train` would refuse, each thing by itself."""
+    for name, sentences in (("settings", found.refused), ("missing", found.absent), ("device", found.device)):
+        for sentence in sentences:
+            yield faulty("prompts" if sentence in found.of_prompts else name, sentence)
+    if not (found.refused or found.absent or found.device):
+        yield Check(name="settings", state="ok", found="flowrl train would take them")
+
+
+# ---- model and licences ----------------------------------------------------------------------------------------------
+
+
+def _model(config: TrainConfig, *, offline: bool) -> Iterator[Check]:
+    try:
+        location = location_of(config.pipeline)
+    except ValueError as error:
+        yield faulty("model", str(error))
+        return
+    if Path(location).exists():
+        yield Check(name="model", state="ok", found=f"{location} is here")
+    elif in_cache(location):
+        yield Check(name="model", state="ok", found=f"{location} is in the hub's cache")
+    elif offline:
+        yield Check(name="model", state="warning", found=f"{location} is not here, and the hub not asked (--offline)",
+                    cure="have it downloaded first, or set pipeline.model to a folder")  # fmt: skip
+    else:
+        asked = ask(location)
+        if asked.why == "found":
+            yield Check(name="model", state="note", found=f"{location} is on the hub: the first run downloads it")
+        else:
+            yield faulty("model", _unreachable(location, refusal(location, asked, sorted(PIPELINES)), asked.why))
+    yield from _licences([location, *_reward_models(config)], offline=offline)
+
+
+def _unreachable(location: str, sentence: str, why: str) -> str:
+    if why == "offline" and published(location) is not None:
+        return (
+            f"{location} is neither in the hub's cache nor can the hub be asked: download it where there is a net, and "
+            "set pipeline.model to the folder, or HF_HOME to a cache that holds it"
+        )
+    return sentence
+
+
+def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
+    said, gated = list[str](), list[str]()
+    for model in dict.fromkeys(models):
+        known = published(model)
+        licence = (known.licence, known.gated) if known is not None else None if offline else licence_of(model)
+        if licence is None:
+            continue
+        said.append(f"{model}: {licence[0]}")
+        if licence[1] and not (Path(model).exists() or in_cache(model)):
+            gated.append(model)
+    if gated:
+        yield Check(
+            name="licences", state="warning", found="; ".join(said),
+            cure=f"accept the licence of {', '.join(gated)} on its page of the hub, and set HF_TOKEN to a token of the "
+            "account that did",
+        )  # fmt: skip
+    elif said:
+        yield Check(name="licences", state="note", found="; ".join(said))
+
+
+def _reward_models(config: TrainConfig) -> Iterator[str]:
+    for entry in (*config.rewards, *config.eval.rewards):
+        try:
+            found = models_of(checked_reward(entry).options) or ()
+        except CANNOT:  # told with the rewards
+            continue
+        yield from (model.name for model in found)
+
+
+# ---- rewards ---------------------------------------------------------------------------------------------------------
+
+
+def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -> Iterator[Check]:
+    """Servers are reached and asked about two images; of other rewards, whether their models are here."""
+    for number, entry in enumerate((*config.rewards, *config.eval.rewards)):
+        name = f"{'eval ' if number >= len(config.rewards) else ''}reward {entry.called}"
+        try:
+            checked = checked_reward(entry)
+            if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
+                yield _reached(name, checked, prompts)
+                continue
+            away = [model.name for model in models_of(checked.options) or ()
+                    if not (Path(model.name).exists() or in_cache(model.name))]  # fmt: skip
+        except CANNOT as error:
+            yield faulty(name, explain(error))
+            continue
+        if away and offline:
+            yield Check(name=name, state="warning", found=f"{', '.join(away)} is not here (--offline)",
+                        cure="have it downloaded first, or move the reward to a server (flowrl serve)")  # fmt: skip
+        elif away:
+            lost = [model for model in away if ask(model, "config.json").why in ("offline", "gated", "no repository")]
+            yield Check(
+                name=name, state="fault" if lost else "note", found=f"{', '.join(away)} is not in the hub's cache"
+                f"{', and the hub does not give it' if lost else ': the first run downloads it'}",
+                cure="download it where there is a net, or move the reward to a server that has it (flowrl serve)"
+                if lost else "",
+            )  # fmt: skip
+        else:
+            yield Check(name=name, state="ok", found="its options are right, and what it loads is here")
+
+
+def _asks_judge(options: Any) -> bool:
+    """Whether a judge on a server stands anywhere in a reward's options."""
+    if isinstance(options, Mapping):
+        return ({"server", "model"} <= options.keys() and is_server(options)) or any(map(_asks_judge, options.values()))
+    return isinstance(options, Sequence) and not isinstance(options, str) and any(map(_asks_judge, options))
+
+
+def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Check:
+    begun = time.perf_counter()
+    reward = checked.build(torch.device("cpu"), {})
+    reached = time.perf_counter() - begun
+    if not prompts or reward.needs & {"videos", "sounds", "source_images", "reference_images"}:
+        return Check(name=name, state="ok", found=f"its server is ready, in {reached:.2g} s; it was asked for no score")
+    begun = time.perf_counter()
+    output = reward(_two_images(reward, prompts[0]))
+    seconds = time.perf_counter() - begun
+    if not bool(output.valid.all()):
+        words = ", ".join(sorted({word for word in output.errors or () if word})) or "no reason was given"
+        said, cure = divided(
+            f"its server is ready and gives no score for two images of noise ({words}): look at the server's log, and "
+            "try the reward on images with flowrl reward score"
+        )
+        return Check(name=name, state="fault", found=said, cure=cure)
+    return Check(name=name, state="ok",
+                 found=f"its server is ready in {reached:.2g} s, and scores two images in {seconds:.2g} s")  # fmt: skip
+
+
+def _two_images(reward: Reward, prompt: Prompt) -> RewardInputs:
+    """Noise, which every scorer gives some score: two images of one prompt, since some compare."""
+    images = counter_normal((2, 3, _SIZE, _SIZE), "doctor", reward.version).mul(0.2).add(0.5).clamp(0, 1)
+    return RewardInputs(
+        prompts=[prompt.text] * 2, images=images, metadata=[dict(prompt.metadata)] * 2,
+        group_ids=torch.zeros(2, dtype=torch.int64), sample_ids=torch.arange(2),
+    )  # fmt: skip

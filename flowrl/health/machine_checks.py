@@ -1,0 +1,168 @@
+"""This machine, apart from its GPUs: libraries, disk, shared memory, and whether processes reach each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from flowrl.health.diagnosis import Check
+from flowrl.runtime.failures import explain
+from flowrl.runtime.files import free_bytes, nearest_folder
+from flowrl.runtime.versions import numbers, untested, version_of, versions
+
+PACKAGE = "flowrl-toolkit"
+GIB = 2**30
+NO_ROOM, LITTLE_ROOM = 1.0, 20.0  # GiB: not even samples and a LoRA's checkpoints fit; a model's download does not
+SHARED = 1.0  # GiB of shared memory; containers have 64 MiB unless told otherwise
+_TRIED = 2**20  # bytes that are written to see whether a disk takes them
+_PROBE_SECONDS = 120.0
+
+_ENTRY = re.compile(
+    r"""(?P<name>[\w.-]+)(\[[^\]]*\])?\s*(?P<bounds>[^;]*)(;.*?extra\s*==\s*['"](?P<extra>[\w-]+)['"])?"""
+)
+
+
+def version_checks() -> list[Check]:
+    """Libraries against the bounds of the package's metadata, and against what was tested."""
+    required, extras = requirements(_declared())
+    installed = {name: version_of(name) for name in required}
+    wrong = {name: text for name, bounds in required.items() if (text := unmet(name, bounds, installed[name]))}
+    if wrong:
+        cure = f"pip install {' '.join(repr(name + required[name]) for name in wrong)}"
+        found = Check(name="versions", state="fault", found="; ".join(wrong.values()), cure=cure)
+        return [found, *_extra_checks(extras)]
+    tested = versions()
+    shown = ", ".join(f"{name.removesuffix('-toolkit')} {number or 'not installed'}" for name, number in tested.items())
+    if odd := untested(tested):
+        return [
+            Check(name="versions", state="warning", found="; ".join(odd.values()),
+                  cure="numbers may differ: install tested versions where they matter (docs/versions.md)"),
+            *_extra_checks(extras),
+        ]  # fmt: skip
+    return [Check(name="versions", state="ok", found=f"{shown}: all tested"), *_extra_checks(extras)]
+
+
+def requirements(declared: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Bounds by package, `{"torch": ">=2.15,<3"}`, of what is always needed, and the same of every extra."""
+    required, extras = dict[str, str](), dict[str, dict[str, str]]()
+    for text in declared:
+        found = _ENTRY.match(text)
+        if found is None:
+            continue
+        into = required if found["extra"] is None else extras.setdefault(found["extra"], {})
+        into[found["name"]] = found["bounds"].strip().strip("()").replace(" ", "")
+    return required, {name: packages for name, packages in extras.items() if name != "dev"}
+
+
+def unmet(name: str, bounds: str, installed: str | None) -> str:
+    """Why an installed version does not meet bounds such as ">=2.15,<3"; empty where it does."""
+    if installed is None:
+        return f"{name} is not installed"
+    own = numbers(installed)
+    for bound in filter(None, bounds.split(",")):
+        least, limit = bound.startswith(">="), numbers(bound.lstrip("<>=!~"))
+        if (least and own < limit) or (bound.startswith("<") and own >= limit):
+            return f"{name} {installed} is installed, and flowrl needs {bounds}"
+    return ""
+
+
+def _extra_checks(extras: Mapping[str, Mapping[str, str]]) -> list[Check]:
+    there, lacking = list[str](), list[str]()
+    for extra, packages in extras.items():
+        missing = [name for name, bounds in packages.items() if unmet(name, bounds, version_of(name))]
+        if missing:
+            lacking.append(f"{extra} ({', '.join(missing)})")
+        else:
+            there.append(extra)
+    if not lacking:
+        return [Check(name="extras", state="ok", found=", ".join(there) or "none are known: flowrl is not installed")]
+    found = f"{', '.join(there) or 'none'} installed; without {', '.join(lacking)}"
+    return [Check(name="extras", state="note", found=found,
+                  cure="only where you need one: in flowrl's folder, pip install -e '.[EXTRA]'")]  # fmt: skip
+
+
+def _declared() -> list[str]:
+    try:
+        return metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:  # a checkout that is run without being installed
+        return []
+
+
+def disk_check(folder: Path, *, name: str = "disk") -> Check:
+    """Room where runs are written, and whether a file can be."""
+    place, free = nearest_folder(folder), free_bytes(folder) / GIB
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".flowrl-doctor-") as stream:
+            stream.write(b"\0" * _TRIED)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        return Check(name=name, state="fault", found=f"nothing can be written into {place}: {explain(error)}",
+                     cure="make room there, or let runs be written elsewhere with out=FOLDER")  # fmt: skip
+    found = f"{free:.1f} GiB free in {place}"
+    if free < NO_ROOM:
+        return Check(name=name, state="fault", found=f"{found}, too little for the checkpoints of a run",
+                     cure="make room there, let runs be written elsewhere with out=FOLDER, or keep fewer checkpoints "
+                     "(keep_checkpoints)")  # fmt: skip
+    if free < LITTLE_ROOM:
+        return Check(name=name, state="warning", found=found,
+                     cure="enough for a LoRA, not for downloading a large model: HF_HOME moves the cache")  # fmt: skip
+    return Check(name=name, state="ok", found=found)
+
+
+def shared_memory_check(place: Path = Path("/dev/shm")) -> Check:
+    """Shared memory, through which the GPUs of a machine and its processes exchange what they have."""
+    if not place.is_dir():
+        return Check(name="shared memory", state="note", found=f"there is no {place}; one process needs none")
+    free = free_bytes(place) / GIB
+    if free < SHARED:
+        return Check(name="shared memory", state="warning",
+                     found=f"{free:.2f} GiB at {place}: several processes may end with a bus error",
+                     cure="start the container with --ipc=host, or with --shm-size=8g")  # fmt: skip
+    return Check(name="shared memory", state="ok", found=f"{free:.1f} GiB at {place}")
+
+
+def processes_check(backend: str, gpus: int) -> Check:
+    """Starts two processes that add numbers over a backend of torch.distributed.
+
+    Args:
+        backend: "gloo" or "nccl".
+        gpus: on this machine; NCCL needs one for each process.
+    """
+    if backend == "nccl" and gpus < 2:
+        return Check(name=backend, state="note", found="not tried: it needs two GPUs in this machine")
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="flowrl-doctor-") as folder:
+        command = [sys.executable, "-m", "flowrl.health.process_probe", backend, f"{folder}/meet"]
+        started = [
+            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for rank in range(2)
+        ]
+        said, late = list[str](), False
+        for one in started:
+            try:
+                said.append(one.communicate(timeout=max(0.1, begun + _PROBE_SECONDS - time.monotonic()))[0])
+            except subprocess.TimeoutExpired:
+                late = True
+                one.kill()
+                said.append(one.communicate()[0])
+    if not late and all(one.returncode == 0 for one in started):
+        milliseconds = float(said[0].split()[-1])
+        return Check(
+            name=backend, state="ok", found=f"two processes reach each other, {milliseconds:.2g} ms an exchange"
+        )
+    last = "" if late else next((line for text in said for line in reversed(text.splitlines()) if line.strip()), "")
+    variable = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+    return Check(
+        name=backend, state="fault",
+        found=f"two processes do not reach each other: {last or f'no answer in {_PROBE_SECONDS:g} s'}",
+        cure=f"one process trains all the same; for several set {variable} to the network interface they share (ip "
+        f"addr lists them){', and see NCCL_DEBUG=INFO' if backend == 'nccl' else ''}",
+    )  # fmt: skip

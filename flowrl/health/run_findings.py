@@ -1,0 +1,161 @@
+"""What went wrong in a run, since when, and what to change, from what the run wrote.
+
+But for a reward that falls nothing is judged by a number of this file: warnings are those that the watchdog gave while
+the run went on, and gives again of the rows it left; vital signs are those of the report, each with its own test; an
+error and a foreign checkpoint are told in the words in which `flowrl train` tells them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.health.diagnosis import Check, Diagnosis, State
+from flowrl.health.spoken import divided, faulty
+from flowrl.pages.health_section import SIGNS, Sign, Values
+from flowrl.rendering.markup import number
+from flowrl.runs.run_data import RunData, column, keys_below, read_run, warnings_by_kind
+from flowrl.training.checkpoints import check_newest
+from flowrl.training.watchdog import iteration_warnings, new_history
+
+_RUIN = ("collapse", "constant_images", "diverged", "exploding_rewards", "reward_hacking", "zero_gradient")
+"""Warnings after which what a run made is worth nothing; others may pass."""
+_FALL = 2.5
+"""Standard errors by which a training reward may lie below that of the untrained model; beyond, 1 in 160 by chance."""
+
+
+def diagnose_run(folder: Path) -> Diagnosis:
+    """What is wrong with a run, finished, stopped or at work.
+
+    Raises:
+        ValueError: the folder is not a run.
+    """
+    run = read_run(folder)
+    found = [*_error(run), *_checkpoint(folder), *_warnings(run), *_signs(run), *_reward(run), *_notes(run)]
+    if not any(check.state in ("fault", "warning") for check in found):
+        checked = [sign.title.lower() for sign in SIGNS if len(column(run.train, sign.key)[1])]
+        found.insert(
+            0, Check(name="healthy", state="ok", found=f"nothing is wrong by {', '.join(checked) or 'its log'}")
+        )
+    return Diagnosis(about=_about(run), checks=tuple(found))
+
+
+def _about(run: RunData) -> str:
+    done, wanted = len(run.train), run.config.get("num_iterations", "?")
+    error = run.manifest.get("error")
+    ended = "stopped by an error" if error else "finished" if run.finished else "not finished: at work, or stopped"
+    rewards = column(run.train, "reward")[1]
+    change = f", training reward {number(rewards[0])} to {number(rewards[-1])}" if len(rewards) else ""
+    return f"{run.folder}: {ended}, {done} of {wanted} iterations logged{change}"
+
+
+def _error(run: RunData) -> Iterator[Check]:
+    if error := run.manifest.get("error"):
+        said, cure = divided(str(error))
+        yield Check(name="stopped", state="fault", found=f"{said} ({run.manifest.get('failed')})", cure=cure)
+
+
+def _checkpoint(folder: Path) -> Iterator[Check]:
+    try:
+        check_newest(folder)
+    except ValueError as error:
+        yield faulty("checkpoint", str(error))
+
+
+def _warnings(run: RunData) -> Iterator[Check]:
+    """Every kind of warning, as it was said first."""
+    for name, found in (run.warnings or _seen_again(run)).items():
+        if name == "diverged" and run.manifest.get("error"):  # the error tells it
+            continue
+        said = dict(reversed(found))  # of an iteration that was done again, what was said first
+        first, last = min(said), max(said)
+        when = f"iteration {first}" if first == last else f"iterations {first} to {last}, {len(said)} times"
+        words, cure = divided(said[first])
+        state: State = "fault" if name in _RUIN else "warning"
+        yield Check(name=name.replace("_", " "), state=state, found=f"{when}: {words}", cure=cure)
+
+
+def _seen_again(run: RunData) -> dict[str, list[tuple[int, str]]]:
+    """What the watchdog says of a log without warnings, as far as rows tell: single rewards are not in them."""
+    config = _config(run)
+    if config is None or run.warned:
+        return {}
+    history = new_history()
+    again = ({**row, "warnings": iteration_warnings(history, row, None, config)} for row in run.train)
+    return warnings_by_kind(list(again))
+
+
+def _config(run: RunData) -> TrainConfig | None:
+    try:
+        return load_config(run.folder / "config.yaml", ())
+    except (ValueError, OSError):  # of another release, or gone
+        return None
+
+
+def _signs(run: RunData) -> Iterator[Check]:
+    for sign in SIGNS:
+        at, values = column(run.train, sign.key)
+        if not len(values) or sign.is_healthy(values):
+            continue
+        since = _since(sign, values)
+        found = f"{sign.key} is {sign.tested(values)}, unhealthy since iteration {int(at[since])}"
+        if sign.key == "invalid_ratio":
+            found = f"{found}{_reasons(run)}"
+        ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1
+        yield Check(
+            name=sign.title.lower(), state="fault" if ruined else "warning", cure=sign.cure,
+            found=f"{found}; healthy: {_first_words(sign)}",
+        )  # fmt: skip
+
+
+def _first_words(sign: Sign) -> str:
+    """The first sentence on what is healthy, within another one."""
+    first = sign.healthy.partition(". ")[0].rstrip(".")
+    return first[:1].lower() + first[1:]
+
+
+def _since(sign: Sign, values: Values) -> int:
+    """The place from which on a sign was unhealthy until the end."""
+    place = len(values)
+    while place > 1 and not sign.is_healthy(values[: place - 1]):
+        place -= 1
+    return place - 1
+
+
+def _reasons(run: RunData) -> str:
+    counts: Counter[str] = Counter()
+    for key in keys_below(run.train, "reward_errors/"):
+        counts[key.removeprefix("reward_errors/")] = int(column(run.train, key)[1].sum())
+    return f" ({', '.join(f'{word} {count}' for word, count in counts.most_common())})" if counts else ""
+
+
+def _reward(run: RunData) -> Iterator[Check]:
+    """A training reward that ended below what the untrained model got, the first iteration, by more than chance.
+
+    The last two thirds of the iterations count; errors are those over an iteration's prompts, `reward_error`.
+    """
+    rewards, errors = (column(run.train, key)[1] for key in ("reward", "reward_error"))
+    if len(rewards) < 3 or len(errors) != len(rewards):
+        return
+    late = len(rewards) - len(rewards) // 3
+    fall = float(rewards[0] - rewards[-late:].mean())
+    error = math.hypot(float(errors[0]), float(np.linalg.norm(errors[-late:])) / late)
+    if fall > _FALL * error:
+        yield Check(
+            name="reward", state="warning",
+            found=f"training made it lower: {number(rewards[0])} before the first update, {number(rewards[0] - fall)} "
+            f"over the last {late} iterations, {fall / error if error else math.inf:.1f} standard errors",
+            cure="lower optim.lr, by ten if nothing else was changed; a rate that falls (optim.schedule=cosine) and a "
+            "kl_coef above 0 hold a policy too",
+        )  # fmt: skip
+
+
+def _notes(run: RunData) -> Iterator[Check]:
+    for note in run.notes:
+        if not note.startswith("An error stopped"):
+            yield Check(name="log", state="note", found=note)

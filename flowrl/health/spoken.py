@@ -1,0 +1,37 @@
+"""An error's sentence as a check: what is wrong, and from the first words that ask for something on what to change."""
+
+from __future__ import annotations
+
+import re
+
+from flowrl.health.diagnosis import Check
+
+_ASKING = (
+    "accept add ask begin bound call change check choose compare complete continue convert correct delete do "
+    "download draw drop end fetch fill finish fix flatten free give have indent install keep launch leave let list "
+    "load look lower make map mark measure move name number pass pip put raise read remove rename repeat replace "
+    "resize restore return run say save see score send separate set shift sort start stop take train try turn "
+    "unpack use wait widen write"
+)
+"""The verbs that messages ask with."""
+_CURE = re.compile(
+    rf"[:.;,] (?=(?:{'|'.join(_ASKING.split())}|did you mean|allowed|the keys here are|in flowrl's folder|"
+    r"'?flowrl [a-z]+|is it|are they|are line breaks)\b)",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|“[^”]*”|\([^()]*\)")
+
+
+def divided(sentence: str) -> tuple[str, str]:
+    """The two parts of "what is wrong: what to change"; the second is empty where nothing is asked for."""
+    plain = _QUOTED.sub(lambda found: "_" * len(found[0]), sentence)
+    for found in _CURE.finditer(plain):
+        if found[0] != ", " or not _CURE.search(plain, found.end()):  # a comma counts where nothing stronger follows
+            return sentence[: found.start()], sentence[found.start() + 2 :]
+    return sentence, ""
+
+
+def faulty(name: str, sentence: str) -> Check:
+    """The check that such an error fails."""
+    found, cure = divided(sentence)
+    return Check(name=name, state="fault", found=found, cure=cure)

@@ -1,0 +1,1 @@
+"""First configurations, and those of other toolkits translated."""

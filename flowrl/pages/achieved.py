@@ -1,0 +1,241 @@
+"""The upper half of the page: the summary sentence, the tiles, the curves and the tasks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float
+
+from flowrl.rendering import markup
+from flowrl.rendering.bars import forest_of_two
+from flowrl.rendering.charts import Series, legend, line_chart, smooth, smoothed, thin
+from flowrl.rendering.markup import DASH, bounds, card, duration, esc, estimate, number, plural, section, signed, table
+from flowrl.runs.evaluation_rows import GENEVAL, REWARD
+from flowrl.runs.held_out_result import HeldOut, conclusion
+from flowrl.runs.run_data import RunData, column, keys_below
+from flowrl.statistics.bootstrap import LEVEL, Interval
+from flowrl.statistics.means import student_quantile
+
+EXPLAINED = {
+    "established improvement": "an <strong>established improvement</strong>: the interval lies above zero",
+    "established loss": "an <strong>established loss</strong>: the interval lies below zero",
+    "not established": "<strong>not established</strong>: the interval includes zero, so chance alone could do this",
+    "not testable": "<strong>not testable</strong>: ",
+}
+GRADED = f"{GENEVAL}graded"
+
+
+def summary(run: RunData, held: HeldOut | None) -> str:
+    """What the run did to the held-out score, in one sentence with its numbers."""
+    if held is None:
+        return f'<p class="summary">{_training_only(run)}</p>'
+    text = f"The {run.held_word} {esc(held.label)} "
+    if held.after is None:
+        when = "before training" if held.first == 0 else f"after {plural(held.first, 'iteration')}"
+        text += f"was {estimate(held.before)} {when}; there is no later evaluation yet."
+        return f'<p class="summary">{text}</p>'
+    steps = plural(held.last - held.first, "iteration")
+    text += f"went from {estimate(held.before)} to {estimate(held.after)} in {steps}. "
+    if held.difference is None or not held.difference.known:
+        text += f"The change of {signed(held.change)} is {EXPLAINED[conclusion(held.difference)]}{esc(held.untold)}."
+        return f'<p class="summary">{text}</p>'
+    text += (
+        f"The paired difference is {estimate(held.difference, sign=True)}, {EXPLAINED[conclusion(held.difference)]}."
+    )
+    scope = f"{plural(held.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
+    if held.num_unpaired:
+        scope += f"; {plural(held.num_unpaired, run.sample_word)} without a verdict or a partner were left out"
+    return (
+        f'<p class="summary">{text}</p><p class="muted">{scope}. The interval speaks of {esc(held.claim)} and of other '
+        f"start noise; another training seed can differ by more.</p>"
+    )
+
+
+def tiles(run: RunData, held: HeldOut | None) -> str:
+    """The key numbers, a few words each."""
+    cells = []
+    if held is not None:
+        now = held.after or held.before
+        change = "before training" if held.after is None else f"{signed(held.change)} since the first evaluation"
+        cells.append((f"{run.held_word.capitalize()} {held.label}", number(now.mean), change))
+    _, graded = column(run.evaluations, GRADED)
+    if len(graded):
+        change = f"{signed(graded[-1] - graded[0])} since the first evaluation" if len(graded) > 1 else "one evaluation"
+        cells.append((f"{run.held_word.capitalize()} graded credit", number(graded[-1]), change))
+    start, end = _ends(run)
+    if math.isfinite(end):
+        change = f"{signed(end - start)} since the first iterations" if len(run.train) > 1 else "first iteration"
+        cells.append(("Training reward", number(end), change))
+    if run.train:
+        planned = run.config.get("num_iterations")
+        done = int(run.train[-1]["iteration"]) + 1
+        images = int(column(run.train, "num_images")[1].sum())
+        drawn = f"{plural(images, run.sample_word)} drawn" if images else "finished"
+        cells.append(("Iterations", f"{done} of {planned}" if planned else str(done), drawn))
+    _, seconds = column(run.train, "seconds")
+    if len(seconds):
+        total = float(seconds.sum() + column(run.evaluations, "seconds/eval")[1].sum())
+        cells.append(("Time", duration(total), f"{duration(float(np.median(seconds)))} per iteration"))
+    return markup.tiles(cells)
+
+
+def curves(run: RunData, held: HeldOut | None) -> str:
+    """Training reward and held-out evaluation over the iterations."""
+    figures = [_training_figure(run), _held_out_figure(run, held)]
+    figures += [_reward_figure(run, key) for key in _other_rewards(run, held)]
+    return section("curves", "Learning curves", f'<div class="two">{"".join(figures)}</div>' if any(figures) else "")
+
+
+def tasks(held: HeldOut | None) -> str:
+    """GenEval's tasks before and after, as a chart and as a table."""
+    if held is None or not held.tasks_before:
+        return ""
+    before, after = held.tasks_before, held.tasks_after
+    text = "Share of correct images for each task: " + "; ".join(
+        f"{name.replace('_', ' ')} {number(interval.mean)}"
+        + (f" before, {number(after[name].mean)} after" if name in after else "")
+        for name, interval in before.items()
+    )
+    rows = []
+    for name in dict.fromkeys([*before, *after]):
+        cells = [_cell(before.get(name))]
+        if after:
+            cells += [_cell(after.get(name)), _cell(held.task_differences.get(name), sign=True)]
+        rows.append([esc(name.replace("_", " ")), *cells])
+    chart = forest_of_two(before, after, ("before", "after"), x_label="share of correct images", description=text)
+    head = ["Task", "Before", *(["After", "Difference"] if after else [])]
+    numbers = table("Score by task with 95 % intervals; the difference is paired", head, rows)
+    lead = (
+        "The score is the mean over tasks. Intervals of before and after are Wilson's, over prompts where a task has "
+        "several: images that are all right or all wrong leave room for what they did not show."
+    )
+    return section("tasks", "Score by task", f'<div class="two">{card(chart)}{numbers}</div>', lead)
+
+
+def _cell(interval: Interval | None, *, sign: bool = False) -> str:
+    """A mean with its bounds below it."""
+    if interval is None:
+        return DASH
+    mean = signed(interval.mean) if sign else number(interval.mean)
+    return f"{mean}<small>{bounds(interval, sign=sign)}</small>"
+
+
+def _training_only(run: RunData) -> str:
+    start, end = _ends(run)
+    if not math.isfinite(end):
+        return "No iteration has finished yet."
+    counted = plural(len(run.train), "iteration")
+    return (
+        f"The training reward went from {number(start)} to {number(end)} in {counted} (means of the first and the last "
+        "iterations). There was no held-out evaluation, so nothing can be said about new prompts."
+    )
+
+
+def _ends(run: RunData) -> tuple[float, float]:
+    """Mean training reward of the first and the last iterations: a quarter of the run each, at most ten."""
+    _, reward = column(run.train, "reward")
+    if not len(reward):
+        return math.nan, math.nan
+    span = min(10, max(1, len(reward) // 4))
+    return float(reward[:span].mean()), float(reward[-span:].mean())
+
+
+def _training_figure(run: RunData) -> str:
+    found = training_series(run)
+    if found is None:
+        return ""
+    series, runs = found
+    start, end = _ends(run)
+    counted = plural(len(column(run.train, "reward")[1]), "iteration")
+    text = f"Training reward over {counted}, from {number(start)} to {number(end)}"
+    key = [("iterations" if runs == 1 else f"means of about {runs:.0f} iterations", 1, "raw"), ("smoothed", 1, "line")]
+    if len(series.low):
+        key.append(("95 % over prompts", 1, "band"))
+    return _figure("Training reward", [series], "reward", text, key)
+
+
+def training_series(run: RunData, *, label: str = "training reward", color: int = 1) -> tuple[Series, float] | None:
+    """The smoothed training reward with its 95 % band over prompts, and how many iterations a point behind it averages;
+    None before the first iteration."""
+    iteration, reward = column(run.train, "reward")
+    if not len(reward):
+        return None
+    error = column(run.train, "reward_error")[1]  # over prompts: the images of one are alike
+    # The error of a mean of k neighbours is sqrt(mean of squares / k); thinning takes such means.
+    runs = len(reward) / len(thin(reward))
+    thinned_error = np.sqrt(thin(error**2) / runs) if len(error) == len(reward) else error[:0]
+    x, y = thin(iteration), thin(reward)
+    line, spread = smooth(y, thinned_error)
+    half = student_quantile(LEVEL, _degrees(run, runs, y)) * spread if len(spread) else spread
+    series = Series(
+        label=label,
+        x=x,
+        y=line,
+        low=line - half if len(half) else half,
+        high=line + half if len(half) else half,
+        raw_x=x,
+        raw_y=y,
+        color=color,
+    )
+    return series, runs
+
+
+def _degrees(run: RunData, runs: float, y: Float[np.ndarray, " n"]) -> float:
+    """Degrees of freedom of the band: prompts less one, of as many iterations as the curve averages at its ends."""
+    averaged = 1 / smooth(np.zeros(len(y)), np.ones(len(y)))[1].max() ** 2
+    return float(max(1, int(run.config.get("prompts_per_step") or 2) - 1) * runs * averaged)
+
+
+def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
+    if held is None:
+        return ""
+    curve = evaluated(run, held.metric, held.label, color=1)
+    series, y = [curve], curve.y
+    key = [(held.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(curve.low).any() else [])]
+    graded_x, graded = column(run.evaluations, GRADED)
+    if len(graded):
+        series.append(Series(label="graded credit", x=graded_x, y=graded, color=2, dashed=True, markers=True))
+        key.append(("graded credit", 2, "dash"))
+    counted = plural(len(y), "evaluation")
+    text = f"{run.held_word.capitalize()} {held.label} at {counted}, from {number(y[0])} to {number(y[-1])}"
+    return _figure("Evaluation", series, "score", text, key)
+
+
+def evaluated(run: RunData, metric: str, label: str, *, color: int) -> Series:
+    """A metric of the evaluations with its bounds, NaN where they were not logged."""
+    x, y = column(run.evaluations, metric)
+    rows = [row for row in run.evaluations if column([row], metric)[0].size]
+    logged = ([row.get(f"{metric}_{end}") for row in rows] for end in ("low", "high"))
+    low, high = (np.array([math.nan if value is None else value for value in ends], np.float64) for ends in logged)
+    return Series(label=label, x=x, y=y, low=low, high=high, color=color, markers=True)
+
+
+def _other_rewards(run: RunData, held: HeldOut | None) -> list[str]:
+    """Every further reward: held-out where measured, and the members of a training reward made of several.
+
+    Sub-scores (`reward/<name>/<part>`) stay in the metrics file, and bounds become the band of their reward's curve.
+    """
+    shown = "" if held is None else held.metric
+    keys = [key for key in keys_below(run.evaluations, REWARD) if key != shown]
+    keys = [key for key in keys if key.count("/") == 2 and not key.endswith(("_low", "_high"))]
+    if held is not None:  # GenEval's score is also a reward's, under another name: once is enough
+        keys = [key for key in keys if not np.array_equal(column(run.evaluations, key), column(run.evaluations, shown))]
+    members = [key for key in keys_below(run.train, "reward/") if key.count("/") == 1]
+    return keys + (members if len(members) > 1 else [])
+
+
+def _reward_figure(run: RunData, key: str) -> str:
+    held = key.startswith("eval/")
+    x, y = column(run.evaluations if held else run.train, key)
+    if not len(y):
+        return ""
+    name = key.split("reward/", 1)[1]
+    title = f"{run.held_word.capitalize() if held else 'Training'} reward: {name}"
+    series = evaluated(run, key, name, color=3) if held else smoothed(name, x, y, color=3)
+    return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
+
+
+def _figure(title: str, series: list[Series], y_label: str, text: str, key: list[tuple[str, int, str]]) -> str:
+    chart = line_chart(series, x_label="iteration", y_label=y_label, description=text)
+    return card(chart, title=esc(title), below=legend(key))

@@ -1,0 +1,75 @@
+"""Charts of a bench: bars of two numbers each, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flowrl.profiling.bench_result import Spread
+from flowrl.profiling.bench_text import time
+from flowrl.rendering.charts import NARROW, WIDER, legend, nice_ticks, responsive, svg, tick_text
+from flowrl.rendering.markup import esc
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A name with two numbers of seconds; the second may be unknown."""
+
+    name: str
+    first: Spread
+    second: Spread | None
+
+
+def paired_bars(rows: Sequence[Pair], names: tuple[str, str], *, description: str) -> str:
+    """Two bars a row, with the range of the repeats as a line; nothing without rows.
+
+    Args:
+        rows: from top to bottom.
+        names: of the upper and the lower bar.
+        description: for those who cannot see the chart.
+    """
+    if not rows:
+        return ""
+    most = max(max(row.first.high, row.second.high if row.second else 0.0) for row in rows)
+    scale, unit = (1.0, "s") if most >= 1 else (1e3, "ms")
+
+    def draw(width: int) -> str:
+        step, top = 44, 6
+        left = min(26 + 7 * max(len(row.name) for row in rows), 40 * width // 100)
+        right, bottom = 84, top + step * len(rows)
+        ticks = nice_ticks(0.0, most * scale, 5 if width > NARROW else 3)
+
+        def x(seconds: float) -> float:
+            return left + seconds * scale / ticks[-1] * (width - left - right)
+
+        parts = [
+            f'<path class="grid" d="M{x(tick / scale):.1f} {top}V{bottom}"/>'
+            f'<text class="tick mid" x="{x(tick / scale):.1f}" y="{bottom + 16}">{tick_text(tick)}</text>'
+            for tick in ticks
+        ]
+        room = (left - 19) // 7
+        for index, row in enumerate(rows):
+            y = top + step * index
+            fit = row.name if len(row.name) <= room else f"{row.name[: room - 1]}\u2026"
+            parts.append(f'<text class="name end" x="{left - 12}" y="{y + 25}">{esc(fit)}</text>')
+            for place, (label, spread) in enumerate(zip(names, (row.first, row.second), strict=True)):
+                if spread is not None:
+                    parts.append(_bar(x, spread, y + 5 + 17 * place, f"{row.name}, {label}", color=2 * place + 1))
+        middle = (left + width - right) / 2
+        parts.append(f'<text class="label mid" x="{middle:.1f}" y="{bottom + 36}">{unit}</text>')
+        return svg(width, bottom + 42, description, "".join(parts))
+
+    shown = [(names[0], 1, "box")] + [(names[1], 3, "box")] * any(row.second is not None for row in rows)
+    return responsive(draw, WIDER) + legend(shown)
+
+
+def _bar(x: Callable[[float], float], spread: Spread, y: float, title: str, *, color: int) -> str:
+    end, high = x(spread.median), x(spread.high)
+    whisker = (
+        f'<path class="whisker c0" d="M{x(spread.low):.1f} {y + 7}H{high:.1f}"/>' if spread.high > spread.low else ""
+    )
+    return (
+        f'<rect class="fill c{color}" x="{x(0.0):.1f}" y="{y}" width="{max(end - x(0.0), 0.5):.1f}" height="14">'
+        f"<title>{esc(title)}: {time(spread.median)}</title></rect>{whisker}"
+        f'<text class="label" x="{max(end, high) + 6:.1f}" y="{y + 11}">{time(spread.median)}</text>'
+    )

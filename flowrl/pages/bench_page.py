@@ -1,0 +1,158 @@
+"""The page of a bench, and that of two beside each other."""
+
+from __future__ import annotations
+
+import json
+
+from flowrl.pages.bench_figures import Pair, paired_bars
+from flowrl.profiling.bench_result import SECTIONS, USED, WHOLE, WRONG, Bench, Phase, Spread
+from flowrl.profiling.bench_text import (
+    READING,
+    alone,
+    amount,
+    compared,
+    facts_that_differ,
+    last_words,
+    notes_of,
+    pace,
+    rate,
+    size,
+    span,
+)
+from flowrl.profiling.bench_text import time as written
+from flowrl.rendering.document import document
+from flowrl.rendering.markup import DASH, card, code, esc, folded, notes_box, section, table, tiles
+
+FOOTER = "Written by <code>flowrl bench</code>."
+_TITLES = {
+    "ceilings": "What this machine reaches", "text": "Text", "network": "The network", "guidance": "Guidance",
+    "attention": "Kernels of attention",
+    "parts": "Other parts", "rewards": "Rewards", "iteration": "Whole iterations", "compile": "Compiled blocks",
+}  # fmt: skip
+_HEAD = ("phase", "seconds", "min .. max", "repeats", "of ceiling", "roofline", "memory", "saved", "operations")
+
+
+def render(bench: Bench) -> str:
+    """The whole page as HTML."""
+    words = [*bench.notes, *(word for word in last_words(bench) if WRONG in word or word.startswith("Cut off"))]
+    body = "".join([
+        notes_box(words), tiles(_tiles(bench)), _iteration(bench), _network(bench),
+        *(_table(bench, name) for name in SECTIONS), _settings(bench),
+    ])  # fmt: skip
+    facts = [bench.facts.get(key) for key in ("device", "model", "dtype", "date")]
+    return document(f"Bench of {bench.name}", body, lead=" · ".join(esc(fact) for fact in facts if fact), footer=FOOTER)
+
+
+def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
+    """Two benches beside each other as HTML."""
+    found = compared(first, second)
+    pairs = [Pair(name=key, first=a, second=b) for key, a, b, _ in found if not key.startswith("ceilings")]
+    chart = paired_bars(pairs, names, description=f"Seconds of each phase, {names[0]} and {names[1]}")
+    rows = [
+        [esc(key), _with_span(a), _with_span(b), f"{a.median / b.median:.2f}x" if b.median else DASH, verdict or DASH]
+        for key, a, b, verdict in found
+    ]
+    only = [f"Only in {name}: {'; '.join(keys)}" for name, keys in alone(first, second, names) if keys]
+    differ = [[esc(key), esc(a), esc(b)] for key, a, b in facts_that_differ(first, second)]
+    named = [esc(name) for name in names]
+    changed = [verdict for *_, verdict in found if verdict]
+    body = "".join([
+        notes_box(only),
+        f'<p class="summary">{len(changed)} of {len(found)} phases changed beyond the range of their repeats: '
+        f"{changed.count('faster')} faster, {changed.count('slower')} slower in {esc(names[1])}.</p>",
+        section("bars", "Seconds", card(chart)),
+        section("table", "Phases", table("Seconds of both", ["phase", *named, "A / B", "beyond spread"], rows)),
+        section("facts", "What differs", table("Facts", ["fact", *named], differ) if differ else ""),
+    ])  # fmt: skip
+    return document(f"{names[0]} beside {names[1]}", body, footer=FOOTER)
+
+
+def _tiles(bench: Bench) -> list[tuple[str, str, str]]:
+    found = []
+    whole, found_pace, ratio = bench.phase("iteration", "whole"), bench.throughput, bench.ratio_first_deviation
+    if whole is not None and whole.wall is not None:
+        images = f"{whole.items} images, on the clock"
+        found.append(("An iteration", written(whole.wall.median), images))
+    if found_pace is not None:
+        flops, of = found_pace
+        found.append(("Pace", rate(flops), "of whole iterations" if of == "whole" else f"of {of} alone"))
+    for section_, name in (("network", "forward"), ("network", "forward and backward")):
+        phase = bench.phase(section_, name)
+        share = None if phase is None else bench.utilisation(phase)
+        if share is not None:
+            found.append((name.capitalize(), f"{share:.0%}", "of a large matrix product"))
+    if ratio is not None:
+        found.append(("First ratio", "exactly 1" if ratio == 0 else f"off by {ratio:.2g}", "before the first update"))
+    return found
+
+
+def _iteration(bench: Bench) -> str:
+    whole = bench.phase("iteration", WHOLE)
+    rows = [
+        one for one in bench.phases
+        if one.section == "iteration" and one.wall is not None and one.name not in (WHOLE, USED)
+    ]  # fmt: skip
+    if whole is None or whole.wall is None or not rows:
+        return ""
+    pairs = [_pair(bench, one) for one in [*rows, whole]]
+    chart = paired_bars(
+        pairs, ("measured", "roofline"), description="Seconds of an iteration by stage, beside rooflines"
+    )
+    lead = "By the recipe itself, on the clock; the line is the range of its iterations. " + READING
+    return section("an-iteration", "Where an iteration goes", card(chart), esc(lead))
+
+
+def _network(bench: Bench) -> str:
+    rows = [one for one in bench.phases if one.section in ("network", "guidance") and one.seconds is not None]
+    chart = paired_bars(
+        [_pair(bench, one) for one in rows], ("measured", "roofline"), description="Seconds of the network's phases"
+    )
+    return section("network-bars", "The network beside its roofline", card(chart))
+
+
+def _pair(bench: Bench, phase: Phase) -> Pair:
+    least = bench.roofline(phase)
+    assert phase.seconds is not None
+    return Pair(
+        name=phase.name, first=phase.seconds,
+        second=None if least is None else Spread(median=least, low=least, high=least),
+    )  # fmt: skip
+
+
+def _table(bench: Bench, name: str) -> str:
+    found = [one for one in bench.phases if one.section == name]
+    rows = [_row(bench, one) for one in found if one.seconds is not None]
+    below = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes_of(bench, name))
+    body = table(_TITLES[name], _HEAD, rows) if rows else ""
+    return section(name, _TITLES[name], body + below)
+
+
+def _row(bench: Bench, phase: Phase) -> list[str]:
+    assert phase.seconds is not None
+    share, least = bench.utilisation(phase), bench.roofline(phase)
+    whole = bench.utilisation(phase, recomputed=True) if phase.recomputed else None
+    reached = "" if share is None else f"{share:.0%}" + ("" if whole is None else f" ({whole:.0%} with recomputation)")
+    if phase.section == "ceilings" and not phase.ceiling:
+        reached = pace(phase)
+    rows = f" · {much}" if (much := amount(phase)) else ""
+    return [
+        esc(phase.name + rows), written(phase.seconds.median), esc(span(phase.seconds)), str(phase.repeats),
+        reached or DASH, DASH if least is None else written(least),
+        *(DASH if count is None else size(count) for count in (phase.peak_bytes, phase.saved_bytes)),
+        DASH if phase.operations is None else f"{phase.operations:,}",
+    ]  # fmt: skip
+
+
+def _with_span(spread: Spread) -> str:
+    return f"{written(spread.median)}<small>{esc(span(spread))}</small>"
+
+
+def _settings(bench: Bench) -> str:
+    rows = [[esc(key), f"<code>{esc(_plain(value))}</code>"] for key, value in bench.facts.items()]
+    parts = folded("Machine and software", table("Facts", ["fact", "value"], rows)) if rows else ""
+    parts += folded("Configuration", code(bench.config)) if bench.config else ""
+    return section("settings", "Settings and versions", parts)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,132 @@
+"""The page of a leaderboard: one file that needs no network; its links lead to the images and pages where they lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from flowrl.evaluation.board.comparable import told
+from flowrl.evaluation.board.leaderboard import (
+    claims,
+    digits_of,
+    name_of,
+    pairing_text,
+    range_of,
+    rank_text,
+    summary,
+    title,
+    written,
+)
+from flowrl.evaluation.board.standings import Ranking, Standing
+from flowrl.pages.sorting import ELEMENT, SORTING_POLICY, cell, sortable_table
+from flowrl.pages.strips import Room, strips_of
+from flowrl.rendering.bars import Mark, forest
+from flowrl.rendering.charts import WIDER
+from flowrl.rendering.document import document
+from flowrl.rendering.markup import DASH, card, code, esc, folded, notes_box, plural, section, table
+
+HEAD = ("model", "rank", "score", "to first")
+
+
+def render(rankings: Sequence[Ranking], *, heading: str, command: str, out: Path) -> str:
+    """The whole page as HTML.
+
+    Args:
+        rankings: tables in their order.
+        heading: of the page.
+        command: that made it.
+        out: folder of the page.
+    """
+    room = Room()
+    body = "".join([
+        f'<p class="summary">{esc(summary(rankings))}</p>',
+        notes_box(claims(rankings)),
+        section("overview", "Overview", _overview(rankings),
+                "Score and possible ranks of every model in each table; a dash where it has no such result."),
+        *(_section(place, ranking, out, room) for place, ranking in enumerate(rankings)),
+        section("settings", "Command", code(command)),
+        ELEMENT,
+    ])  # fmt: skip
+    footer = "Written by <code>flowrl eval --compare</code>."
+    return document(heading, body, footer=footer, policy=SORTING_POLICY)
+
+
+def _overview(rankings: Sequence[Ranking]) -> str:
+    """Models by tables."""
+    if len(rankings) < 2:
+        return ""
+    names = dict.fromkeys(line.name for ranking in rankings for line in ranking.standings)
+    rows = [[esc(name), *(_brief(ranking, name) for ranking in rankings)] for name in names]
+    links = "".join(
+        f'<li><a href="#table-{place}">{esc(title(ranking))}</a>'
+        f"{', apart from the others' if ranking.group.apart else ''}</li>"
+        for place, ranking in enumerate(rankings)
+    )
+    head = [title(ranking).replace(": ", " ") + (" (apart)" if ranking.group.apart else "") for ranking in rankings]
+    return f"<ol>{links}</ol>{sortable_table('Overview', ['model', *head], rows)}"
+
+
+def _brief(ranking: Ranking, name: str) -> str:
+    line = next((line for line in ranking.standings if line.name == name), None)
+    if line is None:
+        return cell(float("nan"), DASH)
+    return cell(line.score.mean, written(line.score.mean, digits_of(ranking)), f"rank {rank_text(line)}")
+
+
+def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
+    digits = digits_of(ranking)
+    rows = [_row(line, digits, out) for line in ranking.standings]
+    intervals = [(name_of(line), [Mark(interval=line.score)]) for line in ranking.standings]
+    chart = forest(intervals, x_label=ranking.group.metric.replace("_", " "), around=(), words=False, wide=WIDER,
+                   description=f"scores of {title(ranking)} with intervals")  # fmt: skip
+    apart = [f"Apart from the first table of this benchmark: {ranking.group.apart}."] if ranking.group.apart else []
+    body = "".join([
+        notes_box([*apart, *ranking.notes]),
+        sortable_table(title(ranking), HEAD, rows),
+        card(chart, style=" one"),
+        _images(ranking, out, room),
+        folded("What is the same for all of this table", _conditions(ranking)),
+    ])  # fmt: skip
+    lead = f"{plural(len(ranking.standings), 'model')}. {pairing_text(ranking)}"
+    return section(f"table-{place}", title(ranking) + (" (apart)" if ranking.group.apart else ""), body, esc(lead))
+
+
+def _row(line: Standing, digits: int, out: Path) -> list[str]:
+    behind, low = line.behind, line.rank[0]
+    middle = (low + line.rank[1]) / 2 + low / 1000  # equal middles by the better end
+    mean = float("nan") if behind is None else behind.mean
+    below = "" if behind is None else range_of(behind, digits, sign=True)
+    return [
+        _name(line, out), cell(middle, rank_text(line)),
+        cell(line.score.mean, written(line.score.mean, digits), range_of(line.score, digits)),
+        cell(mean, DASH if behind is None else written(mean, digits, sign=True), below),
+    ]  # fmt: skip
+
+
+def _name(line: Standing, out: Path) -> str:
+    """The model, with links to the pages of its evaluations."""
+    links = []
+    for place, entry in enumerate(line.entries, start=1):
+        page = entry.folder / "page.html"
+        if page.is_file():
+            words = "page" if len(line.entries) == 1 else f"page {place}"
+            links.append(f'<a href="{esc(quote(os.path.relpath(page.resolve(), out.resolve())))}">{words}</a>')
+    return f"{esc(name_of(line))} <small>{' '.join(links)}</small>"
+
+
+def _conditions(ranking: Ranking) -> str:
+    rows = [[esc(key.replace("_", " ")), esc(value)] for key, value in told(ranking.group.conditions)]
+    return table("Conditions", ["condition", "value"], rows)
+
+
+def _images(ranking: Ranking, out: Path, room: Room) -> str:
+    strips = strips_of(ranking, out, room)
+    if not strips:
+        return ""
+    lead = (
+        "The same prompt, and the same start noise where it is shared, in each row; below a sample its value. "
+        "Samples link to their files."
+    )
+    return f'<div class="tables"><h3>Samples side by side</h3><p class="muted">{lead}</p>{strips}</div>'

@@ -1,0 +1,256 @@
+"""A reward's card in words: a verdict for each aspect, and the table for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flowrl.evaluation.reward_card.card_measure import Card
+from flowrl.generation.image_folder import POINTWISE
+from flowrl.media.perturbations import PERTURBATIONS
+from flowrl.rendering.markup import duration, plural
+from flowrl.rendering.terminal_text import COLUMNS, aligned
+from flowrl.statistics.bootstrap import Interval, point
+from flowrl.statistics.reliability import repeats_for
+
+Grade = Literal["good", "fair", "poor", "open"]
+"""`open`: a fact without a judgement, or nothing could be measured."""
+
+RELIABLE, USABLE = 0.95, 0.8  # reliability of one value: below these, fair and poor
+UNDISTURBED, STEADY, SHAKY = 0.995, 0.9, 0.7  # rank correlation under the worst change, likewise
+FLAT_FEW, FLAT_MANY = 0.05, 0.3  # shares of prompts without any advantage: above these, fair and poor
+BIAS_SMALL, BIAS_LARGE = 0.05, 0.15  # of the one shown first, likewise
+FAILED_FEW = 0.01  # share of failed items above which a reward is poor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What one aspect comes to."""
+
+    aspect: str
+    grade: Grade
+    words: str
+
+
+Line = tuple[str, str, Interval]
+"""One number of the card: its section, its name, and its interval (bounds NaN where there is none)."""
+
+
+def verdicts(card: Card) -> list[Verdict]:
+    """The aspects in the order of the card."""
+    found = [_failures(card), _signal(card), _repeats(card)]
+    found += [_steadiness(card)] if card.perturbed else []
+    found += [_order(card)] if card.order is not None else []
+    return [*found, *([_company(card)] if card.others else []), _cost(card)]
+
+
+def _failures(card: Card) -> Verdict:
+    share = card.failed.mean
+    if share == 0:
+        return Verdict(aspect="failures", grade="good", words="Every image got a value in both passes.")
+    told = ", ".join(f"{word} {count}" for word, count in card.errors.items())
+    words = f"{percent(share)} of the values failed ({told}); failed images are left out of training."
+    return Verdict(aspect="failures", grade="fair" if share <= FAILED_FEW else "poor", words=words)
+
+
+def _signal(card: Card) -> Verdict:
+    flat, between = card.spread.flat_groups.mean, card.spread.between_prompts.mean
+    if math.isnan(flat):
+        words = "No prompt has two images with a value, so nothing can be said of advantages."
+        return Verdict(aspect="signal", grade="open", words=words)
+    if flat == 1:
+        words = "All images of a prompt have the same value, for every prompt: there is nothing to learn from."
+        return Verdict(aspect="signal", grade="poor", words=words)
+    words = f"{percent(1 - flat)} of the prompts have images that differ in value."
+    if math.isfinite(between) and card.kind in POINTWISE:
+        words += f" {percent(between)} of the variance lies between prompts, where advantages do not see it."
+    return Verdict(aspect="signal", grade=_grade(flat, FLAT_FEW, FLAT_MANY), words=words)
+
+
+def _repeats(card: Card) -> Verdict:
+    reliability, noise = card.repeat.reliability.mean, card.repeat.noise_share.mean
+    if card.retest.count and card.retest.exact:
+        return Verdict(aspect="repeatability", grade="good", words="Both passes gave exactly the same values.")
+    if math.isnan(reliability):
+        words = "Without images of one prompt that differ, noise cannot be set against signal."
+        return Verdict(aspect="repeatability", grade="open", words=words)
+    words = (
+        f"Asked twice it differs by {card.retest.mean.mean:.3g} on average; {percent(noise)} of a group's standard "
+        f"deviation is the reward's own noise."
+    )
+    if reliability < RELIABLE:
+        times = repeats_for(reliability)
+        words += (
+            f" The mean of {times:.0f} values would be 90 % signal." if 1 < times < 100
+            else " No affordable number of repeats would fix that." if times > 1 else ""
+        )  # fmt: skip
+    return Verdict(aspect="repeatability", grade=_grade(-reliability, -RELIABLE, -USABLE), words=words)
+
+
+def worst_change(card: Card) -> str | None:
+    """The change that harms the order of a prompt's images most; mirroring, which may change what an image shows,
+    is not considered.
+    """
+    found = {name: row.rank.mean for name, row in card.perturbed.items() if name != "flip"}
+    known = {name: rank for name, rank in found.items() if math.isfinite(rank)}
+    return min(known, key=lambda name: known[name]) if known else None
+
+
+def _steadiness(card: Card) -> Verdict:
+    worst, words, mirrored = worst_change(card), "", math.nan
+    grade: Grade = "open"
+    if worst is not None:
+        rank = card.perturbed[worst].rank.mean
+        grade = _grade(-rank, -STEADY, -SHAKY)
+        words = (
+            "No compression or resizing that was tried disturbs the order of a prompt's images." if rank > UNDISTURBED
+            else f"The order of a prompt's images suffers most when they are {_passive(worst)}: rank correlation "
+            f"{rank:.2f} with the order before."
+        )  # fmt: skip
+    if "flip" in card.perturbed:
+        mirrored = card.perturbed["flip"].rank.mean
+    if math.isfinite(mirrored):
+        words += f" Mirrored: {mirrored:.2f}; text, and left and right, may rightly lower that."
+    words = words.strip() or "No prompt has images that differ in value, so there is no order to disturb."
+    return Verdict(aspect="steadiness", grade=grade, words=words)
+
+
+def _order(card: Card) -> Verdict:
+    assert card.order is not None
+    bias = card.order.first_wins.mean
+    if math.isnan(bias):
+        return Verdict(aspect="order", grade="poor", words="No pair got a verdict in both orders.")
+    words = (
+        f"The image shown first wins {percent(0.5 + bias)} of the time; both orders name the same winner in "
+        f"{percent(card.order.agreement.mean)} of the pairs."
+    )
+    grade = _grade(abs(bias), BIAS_SMALL, BIAS_LARGE)
+    if grade != "good":
+        words += " Ask in both orders (orders: both)."
+    return Verdict(aspect="order", grade=grade, words=words)
+
+
+def _company(card: Card) -> Verdict:
+    told = [
+        f"{name} {other.within.mean:.2f} (all images {other.overall.mean:.2f})" for name, other in card.others.items()
+    ]
+    words = f"Rank correlation within prompts: {', '.join(told)}."
+    return Verdict(aspect="other rewards", grade="open", words=words.replace("nan", "unknown"))
+
+
+def _cost(card: Card) -> Verdict:
+    cost = card.cost
+    if math.isnan(cost.seconds.mean):
+        return Verdict(aspect="cost", grade="open", words="No image was scored.")
+    took = duration(1000 * cost.seconds.mean)
+    words = f"{took} for 1000 images, {calls(card)}, on this machine at this batch size."
+    return Verdict(aspect="cost", grade="open", words=words)
+
+
+def calls(card: Card) -> str:
+    """ "1 call per image"."""
+    return f"{card.cost.calls:.3g} {'call' if card.cost.calls == 1 else 'calls'} per image"
+
+
+def _grade(value: float, good: float, fair: float) -> Grade:
+    return "good" if value <= good else "fair" if value <= fair else "poor"
+
+
+def _passive(change: str) -> str:
+    if change.startswith("jpeg"):
+        return f"saved as {PERTURBATIONS[change][0]}"
+    return "halved in size and enlarged again" if change == "resize" else PERTURBATIONS[change][0]
+
+
+def overall(found: Sequence[Verdict]) -> str:
+    """The summary in a sentence."""
+    poor = [verdict.aspect for verdict in found if verdict.grade == "poor"]
+    fair = [verdict.aspect for verdict in found if verdict.grade == "fair"]
+    if poor:
+        return f"Poor in {_listed(poor)}: fix that before training on it."
+    if fair:
+        return f"Usable; watch {_listed(fair)}."
+    judged = [verdict.aspect for verdict in found if verdict.grade == "good"]
+    return f"Good in all that was judged: {_listed(judged)}." if judged else "Nothing could be judged."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def lines(card: Card) -> list[Line]:
+    """Every number of the card with its interval."""
+    rows: list[Line] = [
+        ("values", "mean", card.mean),
+        ("values", "standard deviation", card.spread.std),
+        ("values", "standard deviation within prompts", card.repeat.within_std),
+        ("values", "share of variance between prompts", card.spread.between_prompts),
+        ("values", "share of prompts without spread", card.spread.flat_groups),
+        ("values", "share of failed values", card.failed),
+        ("two passes", "mean difference", card.retest.mean),
+        ("two passes", "largest difference", point(card.retest.largest)),
+        ("two passes", "correlation", card.retest.correlation),
+        ("two passes", "noise, standard deviation", card.retest.noise_std),
+        ("two passes", "reliability within prompts", card.repeat.reliability),
+        ("two passes", "noise share of a group's deviation", card.repeat.noise_share),
+        ("two passes", "rank correlation of advantages", card.repeat.rank),
+    ]
+    for name, found in card.perturbed.items():
+        section = PERTURBATIONS[name][0]
+        rows += [
+            (section, "shift of all values", found.shift),
+            (section, "noise share of a group's deviation", found.noise_share),
+            (section, "rank correlation of advantages", found.rank),
+        ]
+    if card.order is not None:
+        rows += [
+            ("order of pairs", "wins of the first beyond one half", card.order.first_wins),
+            ("order of pairs", "agreement of both orders", card.order.agreement),
+        ]
+    for name, other in card.others.items():
+        rows += [(f"with {name}", "rank correlation, all images", other.overall)]
+        rows += [(f"with {name}", "rank correlation within prompts", other.within)]
+    return [
+        *rows,
+        ("cost", "seconds per image", card.cost.seconds),
+        ("cost", "hours for 1000 images", point(card.cost.hours_per_1000)),
+        ("cost", "calls per image", point(card.cost.calls)),
+    ]
+
+
+def short(value: float) -> str:
+    """Four digits; a dash where unknown."""
+    return f"{value:.4g}" if math.isfinite(value) else "-"
+
+
+def percent(share: float) -> str:
+    """ "12 %"; with a digit more below 1 % and above 99 %."""
+    digits = 0 if share in (0, 1) or 0.01 <= share <= 0.99 else 1
+    return f"{100 * share:.{digits}f} %"
+
+
+def summary(card: Card) -> str:
+    """Verdicts and the table; at most 80 columns."""
+    found = verdicts(card)
+    head = f"{card.name}: {plural(card.images, 'image')} of {plural(card.prompts, 'prompt')}"
+    text = [*textwrap.wrap(f"{head}. {overall(found)}", COLUMNS), ""]
+    for verdict in found:
+        mark = "" if verdict.grade == "open" else verdict.grade
+        wrapped = textwrap.wrap(verdict.words, COLUMNS - 22)
+        text += [f"{verdict.aspect:<14} {mark:<6} {wrapped[0]}", *(" " * 22 + line for line in wrapped[1:])]
+    rows, section = [], ""
+    for part, name, value in lines(card):
+        if part != section:
+            section = part
+            rows.append([section, "", ""])
+        bounds = f"{short(value.low)} to {short(value.high)}" if value.known else ""
+        rows.append([f"  {name}", short(value.mean), bounds])
+    text += ["", aligned(["", "value", "95 % over prompts"], rows)]
+    if card.reproduces is not None:
+        text += ["", *textwrap.wrap(f"Reproduces: {card.reproduces}", COLUMNS)]
+    for note in card.notes:
+        text += textwrap.wrap(f"Note: {note}", COLUMNS)
+    return "\n".join(text)

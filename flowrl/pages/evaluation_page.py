@@ -1,0 +1,63 @@
+"""The page of an evaluation: one file that needs no network, light and dark, and prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from flowrl.evaluation.benchmark import Result
+from flowrl.rendering.bars import Mark, forest, forest_of_two
+from flowrl.rendering.charts import WIDER
+from flowrl.rendering.document import document
+from flowrl.rendering.markup import card, code, esc, folded, notes_box, section, table, titled_table
+from flowrl.statistics.bootstrap import Interval
+
+
+def render(result: Result, *, title: str, names: Sequence[str], command: str) -> str:
+    """The whole page as HTML.
+
+    Args:
+        result: what the benchmark found.
+        title: of the page.
+        names: of the subject and, if there is one, of the base.
+        command: that made it.
+    """
+    tables = "".join(titled_table(part.title, part.head, part.rows, part.note) for part in result.tables)
+    body = "".join([
+        f'<p class="summary">{esc(result.headline)}</p>',
+        notes_box(result.notes),
+        section("scores", "Scores with 95 % intervals", _chart(result, names),
+                f"Intervals speak of {esc(result.claim)}."),
+        section("differences", f"Change from {names[-1]} to {names[0]}", _forest(result.differences),
+                "Pairs of the same prompt and sample. Right of the line is better; an interval that crosses the line "
+                "leaves the sign open."),
+        section("tables", "Tables", f'<div class="tables">{tables}</div>'),
+        *result.sections,
+        section("settings", "Command and settings", _settings(command, result.facts)),
+    ])  # fmt: skip
+    return document(title, body, footer="Written by <code>flowrl eval</code>.")
+
+
+def _chart(result: Result, names: Sequence[str]) -> str:
+    """A dot for the subject, a ring for the base, each with its interval."""
+    chart = forest_of_two(
+        result.base_intervals, result.intervals, (names[-1], names[0]), x_label="score",
+        description="scores with intervals", wide=WIDER,
+    )  # fmt: skip
+    return card(chart, style=" one")
+
+
+def _forest(differences: Mapping[str, Interval]) -> str:
+    """Differences with their intervals, one line each, around zero."""
+    rows = [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in differences.items()]
+    label, said = "change with 95 % interval", "changes with intervals"
+    return card(forest(rows, x_label=label, description=said, sign=True, words=True, wide=WIDER), style=" one")
+
+
+def _settings(command: str, facts: Mapping[str, object]) -> str:
+    rows = [
+        [esc(key), f"<code>{esc(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}</code>"]
+        for key, value in facts.items()
+    ]
+    listed = table("Judge, settings and times", ["Key", "Value"], rows)
+    return code(command) + folded("Judge, settings and times", listed)

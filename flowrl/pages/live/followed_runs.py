@@ -1,0 +1,172 @@
+"""Run folders that are followed while they grow: every read goes on where the last one ended.
+
+Metrics are read by whole lines only, so that a row that is being written is never seen in part. A file that has become
+shorter or another one was replaced by a run that was continued from a checkpoint: it is read again from its start, and
+counts as another generation. Nothing in a folder is followed out of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowrl.runs.run_data import METRICS, Row, RunData, rows_of, run_of
+from flowrl.runtime.failures import LOG
+from flowrl.runtime.files import at_work, leads_out
+
+DEEPEST = 3
+"""Folders within a given folder that runs are looked for in: a comparison's lie two deep."""
+MOST_RUNS = 500
+SILENT = 120.0
+"""Seconds without a row after which a run at work is called silent, or ten of its iterations if that is longer."""
+_PARTS = ("config.yaml", "manifest.json", "summary.json", METRICS, "samples", "eval", LOG)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Followed:
+    """A run folder, and what has been read of it."""
+
+    folder: Path
+    name: str
+    number: int
+    rows: list[Row] = field(default_factory=list)
+    broken: int = 0
+    generation: int = 0
+    version: tuple[object, ...] = ()
+    kept: dict[str, tuple[object, str]] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    _file: tuple[int, int] = (0, 0)
+    _offset: int = 0
+    _run: tuple[object, RunData] | None = None
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the rows that were there have been read once."""
+        return bool(self.version)
+
+    def refuse_links(self) -> None:
+        """Refuses a run of which a part leads out of its folder: it is not read at all.
+
+        Raises:
+            ValueError: names the part.
+        """
+        if found := leads_out(self.folder, _PARTS, deep=1):
+            raise ValueError(f"{found}, which is not followed")
+
+    def refresh(self) -> None:
+        """Reads what was written since the last time.
+
+        Raises:
+            ValueError: a link leads out of the folder.
+            OSError: the folder is gone, or cannot be read.
+        """
+        with self.lock:
+            self.refuse_links()
+            self._read_on()
+            times = (self._time(name) for name in _PARTS if name != METRICS)
+            self.version = (self.generation, self._offset, *times)
+
+    def run(self) -> RunData:
+        """The run as reports see it, as of the last `refresh`."""
+        with self.lock:
+            if self._run is None or self._run[0] != self.version:
+                self._run = (self.version, run_of(self.folder, self.rows, self.broken))
+            return self._run[1]
+
+    def written(self) -> int:
+        """When its metrics, or the folder, were written last."""
+        return self._time(METRICS) or self._time("")
+
+    def holder(self) -> dict[str, Any] | None:
+        """The process that is at work in the folder."""
+        return at_work(self.folder)
+
+    def silent_for(self, usual: float) -> float:
+        """Seconds since the metrics were written, 0 where that is not long for iterations of `usual` seconds."""
+        try:
+            age = time.time() - (self.folder / METRICS).stat().st_mtime
+        except OSError:
+            return 0.0
+        return age if age > max(SILENT, 10 * usual) else 0.0
+
+    def _read_on(self) -> None:
+        path = self.folder / METRICS
+        if not path.is_file():
+            return
+        with path.open("rb") as stream:
+            now = os.fstat(stream.fileno())
+            if (now.st_dev, now.st_ino) != self._file or now.st_size < self._offset:
+                self.generation += 1
+                self.rows, self.broken, self._offset = [], 0, 0
+                self._file = (now.st_dev, now.st_ino)
+            stream.seek(self._offset)
+            content = stream.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        rows, broken = rows_of(whole.decode("utf-8", "replace"), METRICS)
+        self.rows += rows
+        self.broken += broken
+        self._offset += len(whole)
+
+    def _time(self, name: str) -> int:
+        try:
+            return (self.folder / name).stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Watched:
+    """The runs below the given folders. New ones are found while they appear; a run keeps its number."""
+
+    given: Sequence[Path]
+    found: list[Followed] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def look(self) -> list[Followed]:
+        """Looks for runs, and returns all that were found so far in the order of their numbers."""
+        with self.lock:
+            known = {run.folder for run in self.found}
+            for root in self.given:
+                for folder in _runs_below(root, DEEPEST):
+                    if folder not in known and len(self.found) < MOST_RUNS:
+                        known.add(folder)
+                        self.found.append(
+                            Followed(folder=folder, name=_name(folder, root, self.given), number=len(self.found))
+                        )
+            return list(self.found)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's: it holds a configuration and metrics, or the manifest that a run begins with."""
+    config = (folder / "config.yaml").is_file()
+    return config and ((folder / METRICS).is_file() or (folder / "manifest.json").is_file())
+
+
+def _runs_below(root: Path, deep: int) -> Iterator[Path]:
+    if is_run(root):
+        yield root
+        return
+    if deep == 0:
+        return
+    try:
+        inside = sorted(
+            entry.name for entry in os.scandir(root)
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+        )  # fmt: skip
+    except OSError:  # gone, or nobody may look into it
+        return
+    for name in inside:
+        yield from _runs_below(root / name, deep - 1)
+
+
+def _name(folder: Path, root: Path, given: Sequence[Path]) -> str:
+    """A run by its path within the given folder, with that folder's name where several were given."""
+    inside = folder.relative_to(root).as_posix()
+    if inside == ".":
+        return folder.resolve().name
+    return f"{root.resolve().name}/{inside}" if len(given) > 1 else inside

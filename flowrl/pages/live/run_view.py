@@ -1,0 +1,201 @@
+"""What the page shows of a run: its row in the list, its curves and vital signs, its log and its commands."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowrl.pages.achieved import curves, summary, tasks, tiles
+from flowrl.pages.health_section import RECENT, health, time_by_stage
+from flowrl.pages.live.followed_runs import Followed
+from flowrl.rendering.charts import NARROW, draw_lines, finite_ends, smoothed
+from flowrl.rendering.markup import DASH, card, duration, esc, number, plural, section
+from flowrl.runs.held_out_result import held_out
+from flowrl.runs.run_data import Row, RunData, column, keys_below
+from flowrl.runtime.failures import LOG
+from flowrl.runtime.scrubbing import without_secrets
+
+SPARK = 60
+"""Points of a curve in the list."""
+SAID = 40
+"""Lines of a traceback."""
+_LOGGED = ("loss", "kl", "clip_fraction", "grad_norm")
+
+
+def state(followed: Followed, run: RunData) -> tuple[str, str]:
+    """What a run is doing, in words, and the style of that mark: good, bad or none."""
+    holder = followed.holder()
+    if holder is not None:
+        silent = followed.silent_for(usual_seconds(run))
+        if silent:
+            return f"! running, silent for {duration(silent)}", "bad"
+        return ("running" if _is_here(holder) else f"running on {holder['host']}"), "good"
+    if run.finished:
+        return "✓ finished", ""
+    if run.manifest.get("error"):
+        return "! stopped by an error", "bad"
+    return "stopped", ""
+
+
+def _is_here(holder: Mapping[str, Any]) -> bool:
+    return bool(holder["host"] == socket.gethostname())
+
+
+def usual_seconds(run: RunData) -> float:
+    """Median seconds of an iteration, 0 before the first."""
+    seconds = column(run.train, "seconds")[1]
+    return float(np.median(seconds)) if len(seconds) else 0.0
+
+
+def list_row(followed: Followed) -> str:
+    """The row of a run that has been read."""
+    run = followed.run()
+    said, style = state(followed, run)
+    cells = followed.kept.get("cells")
+    if cells is None or cells[0] != followed.version:
+        cells = followed.kept["cells"] = (followed.version, _cells(run))
+    return _row(followed, f'<span class="mark {style}">{esc(said)}</span>', cells[1])
+
+
+def waiting_row(followed: Followed, words: str) -> str:
+    """The row of a run that has not been read, and why."""
+    return _row(followed, f'<span class="mark">{esc(words)}</span>', f"<td>{DASH}</td>" * 5)
+
+
+def _row(followed: Followed, mark: str, cells: str) -> str:
+    button = f'<button type="button" data-run="{followed.number}">{esc(followed.name)}</button>'
+    return f'<tr data-run="{followed.number}"><th scope="row">{button}</th><td>{mark}</td>{cells}</tr>'
+
+
+def _cells(run: RunData) -> str:
+    iteration, reward = column(run.train, "reward")
+    planned = run.config.get("num_iterations")
+    reach = f"{run.done} of {planned}" if isinstance(planned, int) else str(run.done)
+    last = number(float(reward[-RECENT:].mean())) if len(reward) else DASH
+    warned = sorted(run.warnings)
+    words = f'<span class="mark bad">! {esc(", ".join(warned).replace("_", " "))}</span>' if warned else "none"
+    pace = duration(usual_seconds(run)) if run.train else DASH
+    texts = (reach, last, _spark(iteration, reward), pace, words)
+    return "".join(f"<td>{text}</td>" for text in texts)
+
+
+def _spark(x: np.ndarray, y: np.ndarray) -> str:
+    """A curve without axes, as the eye needs it to find the run it looks for."""
+    if len(y) < 2:
+        return DASH
+    count = min(SPARK, len(y))
+    x, y = (np.array([part.mean() for part in np.array_split(values, count)]) for values in (x, y))
+    low, high = finite_ends(y)
+    across, up = (x - x[0]) / (x[-1] - x[0] or 1) * 96 + 2, 22 - (y - low) / ((high - low) or 1) * 20
+    path = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(across, up, strict=True))
+    return (
+        f'<svg class="spark" viewBox="0 0 100 24" role="img" aria-label="from {number(float(y[0]))} to '
+        f'{number(float(y[-1]))}"><path class="line c1" d="M{path}"/></svg>'
+    )
+
+
+def view(followed: Followed) -> str:
+    """Everything about one run but its samples, log and commands."""
+    run = followed.run()
+    made = followed.kept.get("view")
+    if made is None or made[0] != followed.version:
+        made = followed.kept["view"] = (followed.version, _view(run))
+    return made[1]
+
+
+def _view(run: RunData) -> str:
+    held = held_out(run)
+    notes = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
+    return "".join([
+        summary(run, held), f'<ul class="notes">{notes}</ul>' if notes else "", tiles(run, held), curves(run, held),
+        health(run), pace(run), tasks(held), time_by_stage(run),
+    ])  # fmt: skip
+
+
+def pace(run: RunData) -> str:
+    """Seconds and memory of the iterations."""
+    cards = "".join(
+        _small(run, key, title, unit)
+        for key, title, unit in [("seconds", "Seconds of an iteration", "s"), *_memory(run)]
+    )
+    lead = "Memory is what tensors have taken up at once on the device, logged on CUDA devices only."
+    return section("pace", "Pace and memory", f'<div class="three">{cards}</div>' if cards else "", lead)
+
+
+def _memory(run: RunData) -> list[tuple[str, str, str]]:
+    keys = keys_below(run.train, "memory/")
+    return [(key, f"Memory, {key.removeprefix('memory/').removesuffix('_gib')}", "GiB") for key in keys]
+
+
+def _small(run: RunData, key: str, title: str, unit: str) -> str:
+    x, y = column(run.train, key)
+    if not len(y):
+        return ""
+    text = f"{title} over {plural(len(y), 'iteration')}, last {number(float(y[-1]))} {unit}"
+    chart = draw_lines([smoothed(title, x, y, color=1)], NARROW, 150, "iteration", "", text)
+    recent = float(y[-RECENT:].mean())
+    return card(f'<p class="value">{number(recent)} {unit}</p>{chart}', title=esc(title))
+
+
+def commands(followed: Followed) -> list[tuple[str, str]]:
+    """What a reader may want to do next: words and the command, to be copied into a terminal."""
+    run, holder = followed.run(), followed.holder()
+    folder, again = shlex.quote(str(followed.folder)), shlex.quote(f"{followed.folder}-again")
+    settings = shlex.quote(f"{followed.folder}/config.yaml")
+    found = []
+    if holder is not None:
+        there = "" if _is_here(holder) else f"ssh {shlex.quote(holder['host'])} "
+        words = "Stop it after this iteration and save (a second time: at once)"
+        found.append((words, f"{there}kill -INT {holder['pid']}"))
+    elif run.finished:
+        longer = 2 * max(run.done, 1)
+        found.append(("Go on with more iterations", f"flowrl train resume={folder} num_iterations={longer}"))
+    else:
+        found.append(("Continue from the last complete checkpoint", f"flowrl train resume={folder}"))
+    found.append(("The same settings in a new folder", f"flowrl train {settings} out={again}"))
+    found.append(("A page of this run that can be sent", f"flowrl report {folder}"))
+    return found
+
+
+def log_lines(rows: Sequence[Row]) -> list[str]:
+    """Rows as lines of text, with what was warned of below them."""
+    lines = []
+    for row in rows:
+        head = f"iteration {row.get('iteration', DASH)}"
+        evaluated = [key for key in row if key.startswith("eval/") and key.count("/") <= 2]
+        if evaluated:
+            ends = ("_low", "_high")
+            shown = [key for key in evaluated if not key.endswith(ends)][:4]
+            parts = [f"{key.removeprefix('eval/')} {_value(row[key])}" for key in shown]
+            lines.append(f"{head}  evaluation  {'  '.join(parts)}")
+        else:
+            parts = [f"{key} {_value(row[key])}" for key in ("reward", *_LOGGED) if key in row]
+            seconds = row.get("seconds")
+            parts += [duration(float(seconds))] if isinstance(seconds, int | float) else []
+            lines.append(f"{head}  {'  '.join(parts)}")
+        said = row.get("warnings")
+        if isinstance(said, dict):
+            lines += [f"  ! {name}: {sentence}" for name, sentence in said.items()]
+    return lines
+
+
+def _value(value: object) -> str:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return number(float(value), 4) if known and isinstance(value, int | float) else str(value)
+
+
+def traceback_of(followed: Followed) -> str:
+    """The end of what stopped the run, where that is known."""
+    try:
+        with (followed.folder / LOG).open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - 16_384))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return without_secrets("\n".join(text.splitlines()[-SAID:]))

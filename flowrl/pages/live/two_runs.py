@@ -1,0 +1,108 @@
+"""Two runs beside each other: the same metrics in one chart each, and their last values in a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrl.pages.achieved import evaluated, training_series
+from flowrl.pages.health_section import RECENT, SIGNS
+from flowrl.rendering.charts import Series, legend, line_chart, smoothed
+from flowrl.rendering.markup import DASH, card, esc, number, section, signed, table
+from flowrl.runs.run_data import RunData, column, keys_below
+
+Pair = tuple[RunData, RunData]
+MOST_EVALUATED = 8
+"""Metrics of evaluations that get a chart."""
+
+
+def view_of_two(one: RunData, other: RunData, names: tuple[str, str]) -> str:
+    """Charts and a table; names are those of the list."""
+    pair = (one, other)
+    charts = [_chart("Training reward", _trained(pair, names), names), *_of_evaluations(pair, names)]
+    signs = [*((sign.key, sign.title) for sign in SIGNS), ("seconds", "Seconds of an iteration")]
+    signs += [(key, f"Memory, {key.split('/')[1].removesuffix('_gib')} (GiB)") for key in _shared(pair, "memory/")]
+    small = [_chart(title, _smoothed(pair, key, names), names) for key, title in signs]
+    lead = (
+        "Blue is the first run, orange the second. Points behind a line are iterations, or means of some. That one "
+        "line lies above the other is no test: <code>flowrl compare</code> trains methods to one budget and tests them."
+    )
+    return "".join([
+        section("curves", "Side by side", f'<div class="two">{"".join(charts)}</div>' if any(charts) else "", lead),
+        section("numbers", "Last values", _numbers(pair, names, signs),
+                f"Means of the last {RECENT} iterations; of evaluations the last one."),
+        section("health", "Vital signs", f'<div class="two">{"".join(small)}</div>' if any(small) else ""),
+    ])  # fmt: skip
+
+
+def _trained(pair: Pair, names: tuple[str, str]) -> list[Series]:
+    found = (training_series(run, label=names[k], color=k + 1) for k, run in enumerate(pair))
+    return [series for series, _ in filter(None, found)]
+
+
+def _smoothed(pair: Pair, key: str, names: tuple[str, str]) -> list[Series]:
+    found = []
+    for k, run in enumerate(pair):
+        x, y = column(run.train, key)
+        if len(y):
+            found.append(smoothed(names[k], x, y, color=k + 1))
+    return found
+
+
+def _of_evaluations(pair: Pair, names: tuple[str, str]) -> list[str]:
+    charts = []
+    for key in _evaluations(pair)[:MOST_EVALUATED]:
+        series = [
+            replace(evaluated(run, key, names[k], color=k + 1), dashed=k == 1)
+            for k, run in enumerate(pair) if len(column(run.evaluations, key)[1])
+        ]  # fmt: skip
+        charts.append(_chart(_title(key), series, names))
+    return charts
+
+
+def _evaluations(pair: Pair) -> list[str]:
+    """Means with bounds of their own, those that both runs have first."""
+    keys = dict.fromkeys(key for run in pair for key in keys_below(run.evaluations, "eval/"))
+    known = [key for key in keys if f"{key}_low" in keys]
+    return sorted(known, key=lambda key: not all(len(column(run.evaluations, key)[1]) for run in pair))
+
+
+def _shared(pair: Pair, prefix: str) -> list[str]:
+    return list(dict.fromkeys(key for run in pair for key in keys_below(run.train, prefix)))
+
+
+def _title(key: str) -> str:
+    return f"Evaluation: {key.removeprefix('eval/').removeprefix('reward/')}"
+
+
+def _chart(title: str, series: list[Series], names: tuple[str, str]) -> str:
+    if not series:
+        return ""
+    text = f"{title} of {' and '.join(line.label for line in series)}"
+    key = [(line.label, line.color, "dash" if line.dashed else "line") for line in series]
+    return card(line_chart(series, x_label="iteration", y_label="", description=text), title=esc(title),
+                below=legend(key))  # fmt: skip
+
+
+def _numbers(pair: Pair, names: tuple[str, str], signs: list[tuple[str, str]]) -> str:
+    rows = []
+    for key, title in [("reward", "Training reward"), *signs]:
+        rows.append(_row(title, [_mean(run, key) for run in pair]))
+    for key in _evaluations(pair):
+        values = [column(run.evaluations, key)[1] for run in pair]
+        rows.append(_row(_title(key), [float(found[-1]) if len(found) else None for found in values]))
+    rows = [row for row in rows if row]
+    head = ["Metric", esc(names[0]), esc(names[1]), "Second less first"]
+    return table("Last values of both runs", head, rows) if rows else ""
+
+
+def _row(title: str, values: list[float | None]) -> list[str]:
+    one, other = values
+    if one is None and other is None:
+        return []
+    difference = DASH if one is None or other is None else signed(other - one, 4)
+    return [esc(title), *(DASH if value is None else number(value, 4) for value in values), difference]
+
+
+def _mean(run: RunData, key: str) -> float | None:
+    values = column(run.train, key)[1]
+    return float(values[-RECENT:].mean()) if len(values) else None

@@ -1,0 +1,213 @@
+"""The server of the page: it answers GET and HEAD only, below a path that is the token.
+
+    /TOKEN/                         the page
+    /TOKEN/page.js                  its script
+    /TOKEN/list?since=MARK          rows of all runs
+    /TOKEN/run/N?since=MARK         curves, vital signs and commands of run N
+    /TOKEN/pair/N/M?since=MARK      of two runs
+    /TOKEN/log/N?mark=M             lines of the log after mark M
+    /TOKEN/samples/N                which samples there are
+    /TOKEN/sample/N/ITERATION/NAME  one of them
+
+MARK is a digest of what the page has; where that is still so, the answer is 204 and empty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flowrl.pages.live.followed_runs import Followed, Watched
+from flowrl.pages.live.kept_samples import sample_file, samples_of
+from flowrl.pages.live.live_page import command_list, list_of, page
+from flowrl.pages.live.page_script import SCRIPT
+from flowrl.pages.live.run_view import commands, list_row, log_lines, traceback_of, view, waiting_row
+from flowrl.pages.live.two_runs import view_of_two
+from flowrl.rewards.serving.own_names import host_name
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+FIRST_LINES = 200
+"""Rows of the log that a page begins with."""
+READING = 0.4
+"""Seconds that one answer spends on runs that were never read; the others follow with the next."""
+HOSTS = ("127.0.0.1", "localhost")
+"""Names under which the page is asked for, so that no other name can be made to lead here (DNS rebinding)."""
+LONGEST_PATH = 1000
+"""Letters of a path; numbers in it have 15 digits at most."""
+_HEADERS = {
+    "cache-control": "no-store", "referrer-policy": "no-referrer", "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY", "cross-origin-resource-policy": "same-origin",
+}  # fmt: skip
+
+
+def make_app(watched: Watched, token: str) -> ASGIApp:
+    """The server as an ASGI application.
+
+    Args:
+        watched: the runs.
+        token: the first part of every path that is answered.
+    """
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    def route(path: str, answer: Callable[[Watched, Request], Response]) -> Route:
+        def endpoint(request: Request) -> Response:  # not async: Starlette calls it in a thread
+            try:
+                return answer(watched, request)
+            except (ValueError, OSError) as error:  # the folder is gone, or is refused
+                return _json({"error": str(error)}, 409)
+
+        return Route(path, endpoint, methods=["GET", "HEAD"])
+
+    number = "{number:int}"
+    routes = [
+        route("/", _page), route("/page.js", _script), route("/list", _list), route(f"/run/{number}", _run),
+        route(f"/pair/{number}/{{other:int}}", _pair), route(f"/log/{number}", _log),
+        route(f"/samples/{number}", _samples), route(f"/sample/{number}/{{iteration:int}}/{{name}}", _sample),
+    ]  # fmt: skip
+    return _guarded(Starlette(routes=routes), token)
+
+
+def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
+    """`inner` below the token's path, for requests that read and name this machine."""
+    from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await inner(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", []), *extra]}
+            await send(message)
+
+        _, first, *rest = [*scope["path"].split("/", 2), ""][:3]
+        hosts = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
+        answer: ASGIApp = inner
+        if len(hosts) != 1 or host_name(hosts[0]) not in HOSTS:
+            answer = PlainTextResponse("Ask for 127.0.0.1 or localhost.\n", 400)
+        elif scope["path"] == "/favicon.ico":  # browsers ask for it by themselves
+            answer = Response(status_code=204)
+        elif not hmac.compare_digest(first.encode(), token.encode()):
+            answer = PlainTextResponse("Open the address that flowrl watch has printed, with its token.\n", 404)
+        elif scope["method"] not in ("GET", "HEAD"):
+            answer = PlainTextResponse("This page only reads.\n", 405)
+        elif len(scope["path"]) > LONGEST_PATH or re.search(r"[0-9]{16}", scope["path"]):
+            answer = PlainTextResponse("This page has no such address.\n", 400)
+        elif scope["path"] == f"/{token}":
+            answer = RedirectResponse(f"/{token}/")
+        else:
+            scope = {**scope, "path": f"/{rest[0]}", "raw_path": b""}
+        await answer(scope, receive, sending)
+
+    return app
+
+
+def _page(watched: Watched, request: Request) -> Response:
+    from starlette.responses import HTMLResponse
+
+    return HTMLResponse(page())
+
+
+def _script(watched: Watched, request: Request) -> Response:
+    from starlette.responses import Response
+
+    return Response(SCRIPT, media_type="text/javascript")
+
+
+def _list(watched: Watched, request: Request) -> Response:
+    runs, rows, names = watched.look(), [], {}
+    begun, waiting = time.monotonic(), False
+    for followed in runs:
+        names[str(followed.number)] = followed.name
+        if not followed.was_read and time.monotonic() - begun > READING:
+            waiting = True
+            rows.append(waiting_row(followed, "reading"))
+            continue
+        try:
+            followed.refresh()
+            rows.append(list_row(followed))
+        except (ValueError, OSError) as error:
+            rows.append(waiting_row(followed, f"cannot be read: {error}"))
+    newest = max(runs, key=Followed.written, default=None)
+    first = "" if newest is None else str(newest.number)
+    return _since(request, {"html": list_of(rows), "names": names, "newest": first, "waiting": waiting})
+
+
+def _run(watched: Watched, request: Request) -> Response:
+    followed = _of(watched, request, "number")
+    followed.refresh()
+    with followed.lock:
+        return _since(request, {"view": view(followed), "commands": command_list(commands(followed))})
+
+
+def _pair(watched: Watched, request: Request) -> Response:
+    one, other = (_of(watched, request, key) for key in ("number", "other"))
+    for followed in (one, other):
+        followed.refresh()
+    marks = (one.version, other.version)
+    made = one.kept.get(f"pair {other.number}")
+    if made is None or made[0] != marks:
+        html = view_of_two(one.run(), other.run(), (one.name, other.name))
+        made = one.kept[f"pair {other.number}"] = (marks, html)
+    asked = [(f"{run.name}: {words}", command) for run in (one, other) for words, command in commands(run)]
+    return _since(request, {"view": made[1], "commands": command_list(asked)})
+
+
+def _log(watched: Watched, request: Request) -> Response:
+    followed = _of(watched, request, "number")
+    followed.refresh()
+    generation, _, seen = request.query_params.get("mark", "").partition("-")
+    with followed.lock:
+        same = generation == str(followed.generation) and seen.isdecimal() and int(seen) <= len(followed.rows)
+        start = int(seen) if same else max(0, len(followed.rows) - FIRST_LINES)
+        lines, mark = log_lines(followed.rows[start:]), f"{followed.generation}-{len(followed.rows)}"
+    return _json({"lines": lines, "mark": mark, "again": not same, "error": traceback_of(followed)})
+
+
+def _samples(watched: Watched, request: Request) -> Response:
+    followed = _of(watched, request, "number")
+    followed.refuse_links()
+    return _since(request, samples_of(followed.folder))
+
+
+def _sample(watched: Watched, request: Request) -> Response:
+    from starlette.responses import FileResponse, PlainTextResponse
+
+    followed = _of(watched, request, "number")
+    path = sample_file(followed.folder, request.path_params["iteration"], request.path_params["name"])
+    return PlainTextResponse("There is no such sample.\n", 404) if path is None else FileResponse(path)
+
+
+def _of(watched: Watched, request: Request, key: str) -> Followed:
+    number = request.path_params[key]
+    runs = watched.found or watched.look()
+    if number >= len(runs):
+        raise ValueError(f"there is no run {number}: load the page again")
+    return runs[number]
+
+
+def _since(request: Request, content: dict[str, Any]) -> Response:
+    from starlette.responses import Response
+
+    mark = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    if request.query_params.get("since") == mark:
+        return Response(status_code=204)
+    return _json({**content, "mark": mark})
+
+
+def _json(content: dict[str, Any], status: int = 200) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(content, status_code=status)

@@ -1,0 +1,92 @@
+"""Puts the page together."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from flowrl.pages.achieved import curves, summary, tasks, tiles
+from flowrl.pages.health_section import health, time_by_stage
+from flowrl.pages.shown_samples import images
+from flowrl.rendering.document import MEDIA_POLICY, POLICY, document
+from flowrl.rendering.markup import code, esc, folded, notes_box, plural, section, table
+from flowrl.runs.held_out_result import held_out
+from flowrl.runs.run_data import RunData
+
+FOOTER = "Written by <code>flowrl report</code> from the files of the run."
+
+
+def render(run: RunData, home: Path) -> str:
+    """The whole page as HTML, for a file in the folder `home`."""
+    held = held_out(run)
+    body = "".join(
+        [
+            summary(run, held),
+            notes_box(run.notes),
+            tiles(run, held),
+            curves(run, held),
+            tasks(held),
+            images(run, home),
+            health(run),
+            time_by_stage(run),
+            reproduce(run),
+            provenance(run),
+        ]
+    )
+    policy = MEDIA_POLICY if run.sample_word == "video" else POLICY
+    return document(run.name, body, lead=status(run), footer=FOOTER, policy=policy)
+
+
+def status(run: RunData) -> str:
+    """How far the run is, and on what it ran."""
+    done = int(run.train[-1]["iteration"]) + 1 if run.train else 0
+    state = '<span class="mark good">✓ finished</span>' if run.finished else '<span class="mark">not finished</span>'
+    planned = run.config.get("num_iterations")
+    reach = f"{done} of {plural(int(planned), 'iteration')}" if isinstance(planned, int) else plural(done, "iteration")
+    facts = [run.manifest.get(key) for key in ("config_name", "device", "started")]
+    return " · ".join([state, reach, *(esc(fact) for fact in facts if fact)])
+
+
+def reproduce(run: RunData) -> str:
+    """Commands that repeat the run, continue it, and use its result."""
+    folder = str(Path(run.config.get("out") or f"runs/{run.name}").expanduser())
+    quoted = shlex.quote(folder)
+    lines = []
+    commit, command = run.manifest.get("git_commit"), run.manifest.get("command")
+    if command:
+        text = shlex.join(str(word) for word in command) if isinstance(command, list) else str(command)
+        lines += ["# the command of this run", *([f"git checkout {commit}"] if commit else []), text, ""]
+    lines += [
+        "# the same settings in a new folder",
+        f"flowrl train {shlex.quote(folder + '/config.yaml')} out={quoted}-again",
+        "",
+    ]
+    if not run.finished:
+        lines += ["# continue from the last complete checkpoint", f"flowrl train resume={quoted}", ""]
+    lines += ["# this page, from the files as they are now", f"flowrl report {quoted}"]
+    if run.has_lora:
+        lines += [
+            "",
+            "# in Python, with the diffusers pipeline of the base model",
+            f"pipeline.load_lora_weights({folder + '/lora'!r})",
+        ]
+    if run.has_model:
+        lines += ["", "# in Python", f"pipeline = diffusers.DiffusionPipeline.from_pretrained({folder + '/model'!r})"]
+    lead = "All noise is a function of the seed and of counters, so a run on the same machine repeats itself."
+    return section("reproduce", "Run it again", code("\n".join(lines)), lead)
+
+
+def provenance(run: RunData) -> str:
+    """The manifest and the resolved configuration, folded."""
+    parts = ""
+    if run.manifest:
+        rows = [[esc(key), f"<code>{esc(_plain(value))}</code>"] for key, value in run.manifest.items()]
+        parts += folded("Manifest", table("Versions, machine and command", ["Key", "Value"], rows))
+    if run.config_text:
+        parts += folded("Resolved configuration", code(run.config_text))
+    return section("provenance", "Settings and versions", parts)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

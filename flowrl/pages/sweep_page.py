@@ -1,0 +1,206 @@
+"""The page of a sweep: one file that needs no network, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flowrl.comparing.measure import PIXELS as PIXEL_GRID
+from flowrl.comparing.sweep.sweep_draw import FEATURES_TEXT
+from flowrl.comparing.sweep.sweep_result import (
+    FEATURES,
+    PIXELS,
+    Results,
+    SettingResult,
+    at_same_cost,
+    differences,
+    scale_text,
+    sentence,
+)
+from flowrl.pages.sweep_figures import StripRows, against_cost, against_diversity, against_scale, key, strip
+from flowrl.rendering.document import document
+from flowrl.rendering.markup import DASH, MINUS, card, code, esc, notes_box, number, section, table
+from flowrl.statistics.bootstrap import Interval
+from flowrl.training.drift import KL_TEXT
+
+
+def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
+    """The whole page as HTML.
+
+    Args:
+        results: all numbers.
+        rows: images of a few prompts.
+        facts: how it was measured, by name.
+        command: what was typed; "" where that is not known.
+    """
+    title = f"RLG sweep of {facts['name']}"
+    body = "".join([
+        f'<p class="summary">{esc(sentence(results))}</p>',
+        f'<p class="muted">{_reading(results)}</p>',
+        notes_box(results.notes),
+        _quality(results), _scales(results),
+        section("images", "The same start noise at every scale", strip(rows, ("rlg", "run")),
+                "The first image of prompts spread evenly over the list, not picked."),
+        _cost(results),
+        section("searched", "What search kept", strip(rows, ("best_of", "prune")),
+                "For the same prompts; the first candidate has the start noise of the images above."),
+        _tables(results),
+        _measured(results, facts, command),
+    ])  # fmt: skip
+    lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
+    footer = "Written by <code>flowrl sweep</code> from the journals of its folder."
+    return document(title, body, lead=lead, footer=footer)
+
+
+def _reading(results: Results) -> str:
+    said = (
+        "RLG mixes the outputs of the base model and the tuned one at each step: scale 0 is the base model, 1 the "
+        "tuned one, beyond 1 goes further in the direction of training, at the cost of both."
+    )
+    if len(results.of_kind("rlg")) > 2:
+        said += " The best of several scales is picked on these very images, so expect a little less of it on new ones."
+    return said
+
+
+def _quality(results: Results) -> str:
+    kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
+    return section(
+        "quality", "Quality against diversity", _charts(results, against_diversity) + key(kinds),
+        "Each dot is a scale, with 95 % intervals over prompts both ways. Up and right is better. The intervals are "
+        "wide where prompts differ; differences between scales, which share prompts and start noise, are surer than "
+        "they look here and stand in the tables.",
+    )  # fmt: skip
+
+
+def _scales(results: Results) -> str:
+    if len(results.of_kind("rlg")) < 2:
+        return ""
+    charts = _charts(results, against_scale, _diversities(results))
+    return section("scales", "Scores and diversity against the scale", charts)
+
+
+def _charts(results: Results, draw: Callable[[Results, str], str], more: Sequence[str] = ()) -> str:
+    """Charts of the target, the judge and more columns, two beside each other."""
+    names = [*dict.fromkeys((results.target.name, results.judge.name)), *more]
+    charts = "".join(card(draw(results, name), title=esc(_headed(results, name))) for name in names)
+    return f'<div class="two">{charts}</div>'
+
+
+def _cost(results: Results) -> str:
+    searches = results.of_kind("best_of", "prune")
+    if not searches:
+        return ""
+    kinds = [one.setting.kind for one in (*results.of_kind("rlg"), *searches)]
+    return section(
+        "cost", "RLG beside search, at equal cost", _charts(results, against_cost) + key(kinds) + _same_cost(results),
+        "Dots above one another cost the same. A search also decodes and scores every image it looks at, which the "
+        "evaluations of the network do not count; the table does.",
+    )  # fmt: skip
+
+
+def _same_cost(results: Results) -> str:
+    found = at_same_cost(results)
+    if found is None:
+        return '<p class="muted">No search costs as much as RLG; best of 2 does where both models are guided.</p>'
+    reference, others = found
+    names = [*_measure_names(results), results.diversity]
+    rows = [[esc(reference.setting.label), _spent(reference), *(_cell(results, reference, name) for name in names)]]
+    for one in others:
+        change = differences(one, reference)
+        rows.append([esc(one.setting.label), _spent(one), *(_compared(results, one, change, name) for name in names)])
+    head = ["Setting", "Evaluations", *map(esc, names)]
+    where = scale_text(reference)
+    return (
+        f'<p class="muted">At the cost of RLG: its best {esc(where)} by {esc(results.judge.name)}, and below it the '
+        f"difference of each search to it.</p>{table('At equal cost', head, rows)}"
+    )
+
+
+def _tables(results: Results) -> str:
+    names = [*_measure_names(results), *_diversities(results)]
+    rows = []
+    for one in results.settings:
+        rows.append([esc(one.setting.label), _spent(one), *(_cell(results, one, name) for name in names), _far(one)])
+    head = ["Setting", "Evaluations", *map(esc, names), "Distance"]
+    parts = "<h3>Every setting, mean and 95 % interval</h3>" + table("Every setting", head, rows)
+    for title, changes in (
+        ("the tuned model (scale 1)", [one.to_tuned for one in results.settings]),
+        ("the base model (scale 0)", [one.to_base for one in results.settings]),
+    ):
+        cells = [[esc(one.setting.label), *(_difference(results, found, name) for name in names)]
+                 for one, found in zip(results.settings, changes, strict=True) if found]  # fmt: skip
+        if cells:
+            parts += f"<h3>Difference to {title}, same prompts and start noise</h3>"
+            parts += table(f"Difference to {title}", ["Setting", *map(esc, names)], cells)
+    lead = (
+        "Evaluations of the network, and images scored to choose, for one image that is kept. A triangle marks a "
+        "difference whose interval leaves 0 out. Distance is from the base model; of best of N, the bound of its KL "
+        "divergence from the model that it draws from."
+    )
+    return section("tables", "Tables", f'<div class="tables">{parts}</div>', lead)
+
+
+def _measured(results: Results, facts: Mapping[str, str], command: str) -> str:
+    said = dict(facts)
+    features, _ = said.pop("features"), said.pop("name")
+    roles = {"target": "target, as the run's reward", "heldout": "held out"}
+    listed = {"scores": "; ".join(f"{measure.name}: {roles[measure.role]}" for measure in results.measures)}
+    if FEATURES in results.peak.columns:
+        listed[FEATURES] = (
+            f"mean of 1 \u2212 cosine over pairs of images of a prompt; features: {FEATURES_TEXT[features]}"
+        )
+    listed[PIXELS] = (
+        f"root mean square difference of images averaged to {PIXEL_GRID} x {PIXEL_GRID}, over pairs of a prompt"
+    )
+    listed["distance"] = f"{KL_TEXT}. At scale w it is w² times that at 1."
+    items = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in {**said, **listed}.items())
+    return section("measured", "How it was measured", f'{code(command)}<dl class="facts">{items}</dl>')
+
+
+def _diversities(results: Results) -> list[str]:
+    return [name for name in (FEATURES, PIXELS) if name in results.peak.columns]
+
+
+def _measure_names(results: Results) -> list[str]:
+    return [measure.name for measure in results.measures]
+
+
+def _headed(results: Results, name: str) -> str:
+    role = next((measure.role for measure in results.measures if measure.name == name), None)
+    return name if role is None else f"{name}, {'target' if role == 'target' else 'held out'}"
+
+
+def _spent(one: SettingResult) -> str:
+    return f"{one.evaluations}<small>{one.looks} scored</small>" if one.looks else str(one.evaluations)
+
+
+def _far(one: SettingResult) -> str:
+    if one.setting.kind == "best_of":
+        return f"<small>KL \u2264 {number(one.kl_bound)}</small>"
+    return number(one.drift)
+
+
+def _cell(results: Results, one: SettingResult, name: str) -> str:
+    value, digits = one.means[name], results.digits(name)
+    return f"{number(value.mean, digits)}<small>{_bounds(value, digits)}</small>"
+
+
+def _compared(results: Results, one: SettingResult, change: Mapping[str, Interval], name: str) -> str:
+    return f"{number(one.means[name].mean, results.digits(name))}<small>{_difference(results, change, name)}</small>"
+
+
+def _difference(results: Results, change: Mapping[str, Interval], name: str) -> str:
+    """The difference, an arrow where its sign is established, and its interval."""
+    value, digits = change[name], results.digits(name)
+    mark = f' <span class="mark">{"▲" if value.mean > 0 else "▼"}</span>' if value.excludes(0.0) else ""
+    return f"{_signed(value.mean, digits)}{mark}<small>{_bounds(value, digits, sign=True)}</small>"
+
+
+def _bounds(interval: Interval, digits: int, *, sign: bool = False) -> str:
+    write = _signed if sign else number
+    return f"{write(interval.low, digits)} to {write(interval.high, digits)}" if interval.known else DASH
+
+
+def _signed(value: float, digits: int) -> str:
+    """With its sign and as many decimals as the column has, also near 0."""
+    text = f"{value:+.{digits}f}"
+    return (text if any(digit in "123456789" for digit in text) else text[1:]).replace("-", MINUS)

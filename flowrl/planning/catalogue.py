@@ -1,0 +1,144 @@
+"""What `flowrl list` lists, read from the sources: tables and docstrings by their syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.config.base import config_files, read_with_base
+from flowrl.config.key_docs import fields_of, first_sentence, key_docs
+from flowrl.config.source_syntax import PACKAGE, class_of, classes_in, table_of, tree_of
+from flowrl.config.train import TrainConfig
+from flowrl.evaluation.benchmark import BENCHMARKS, REPRODUCES
+from flowrl.runtime.files import read_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A key that chooses a method, the recipe that has it, a heading, and the module and table that name methods."""
+
+    key: str
+    heading: str
+    module: str
+    table: str
+    recipe: str = "grpo"
+
+
+METHODS = (
+    Choice(key="credit.method", heading="Credit of a step", module="flowrl.credit", table="CREDIT"),
+    Choice(
+        key="objective.name", heading="Losses on transitions", module="flowrl.objectives.policy_gradient",
+        table="OBJECTIVES",
+    ),
+    Choice(
+        key="objective.name", heading="Losses on noised images", module="flowrl.objectives.forward_losses",
+        table="FORWARD", recipe="forward",
+    ),
+    Choice(
+        key="objective.name", heading="Losses on pairs", module="flowrl.recipes.preference_settings",
+        table="OBJECTIVES", recipe="preference",
+    ),
+    Choice(
+        key="objective.name", heading="Gradients of the reward", module="flowrl.objectives.gradient_paths",
+        table="PATHS", recipe="backprop",
+    ),
+    Choice(
+        key="shaping.name", heading="Shaping of the advantages", module="flowrl.advantages.shaping", table="SHAPINGS",
+        recipe="",
+    ),
+    Choice(
+        key="reward_map.name", heading="Maps of the rewards", module="flowrl.advantages.reward_maps", table="MAPS",
+        recipe="",
+    ),
+    Choice(
+        key="curriculum.sampling", heading="Choice of prompts", module="flowrl.prompts.curriculum", table="CURRICULA",
+        recipe="",
+    ),
+)  # fmt: skip
+"""Where methods are named; an empty recipe stands for all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One line of a list, its heading, and what is said of it when it is asked for by name."""
+
+    name: str
+    text: str
+    group: str = ""
+    more: tuple[tuple[str, str], ...] = ()
+
+
+def entries(kind: str) -> list[Entry]:
+    """Everything of one kind, in the order of the code; of a configuration by name."""
+    makers = {"configs": _configs, "rewards": _rewards, "methods": _methods, "families": _families,
+              "benchmarks": _benchmarks, "keys": _keys}  # fmt: skip
+    return list(makers[kind]())
+
+
+def head_of(text: str) -> str:
+    """The comment that a configuration begins with, without its marks."""
+    lines = text.split("\n")
+    end = next((k for k, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "\n".join(line.removeprefix("#").strip() for line in lines[:end])
+
+
+def families() -> dict[str, Any]:
+    """The model families by name: their stock classes and published checkpoints."""
+    found: dict[str, Any] = read_json(PACKAGE / "pipelines" / "published.json")["families"]
+    return found
+
+
+def _configs() -> Iterator[Entry]:
+    for name, path in config_files().items():
+        text = path.read_text(encoding="utf-8")
+        model = read_with_base(path)["pipeline"]["model"]
+        more = (("folder", path.parent.name), ("model", model), ("head", head_of(text)))
+        yield Entry(name=name, text=first_sentence(head_of(text)), group=path.parent.name, more=more)
+
+
+def _rewards() -> Iterator[Entry]:
+    for name, value in table_of("flowrl.rewards", "REWARDS").items():
+        module, _, cls = str(ast.literal_eval(value)).partition(":")
+        yield _of_class(name, module, cls)
+
+
+def _methods() -> Iterator[Entry]:
+    for choice in METHODS:
+        recipe = f" recipe={choice.recipe}" if choice.recipe not in ("", "grpo") else ""
+        for name, cls in classes_in(choice.module, choice.table).items():
+            found = _of_class(name, choice.module, cls)
+            yield Entry(name=name, text=found.text, more=(("key", f"{choice.key}={name}{recipe}"), *found.more))
+
+
+def _families() -> Iterator[Entry]:
+    for name, facts in families().items():
+        text = first_sentence(ast.get_docstring(tree_of(f"flowrl.pipelines.families.{name}")) or "")
+        models = [f"{model} ({known['licence']})" for model, known in facts["checkpoints"].items()]
+        yield Entry(name=name, text=text, more=(("classes", ", ".join(facts["stock"])), ("models", "\n".join(models))))
+
+
+def _benchmarks() -> Iterator[Entry]:
+    for name in BENCHMARKS:
+        text = REPRODUCES.get(name, "")
+        of_runner = ast.get_docstring(tree_of(BENCHMARKS[name])) or ""
+        yield Entry(name=name, text=first_sentence(text or of_runner), more=(("in full", text or of_runner),))
+
+
+def _keys() -> Iterator[Entry]:
+    for doc in key_docs(TrainConfig):
+        more = (("takes", doc.kind), *((("default", doc.default),) if doc.default else ()), ("meaning", doc.text))
+        yield Entry(name=doc.key, text=first_sentence(doc.text), more=more)
+
+
+def _of_class(name: str, module: str, cls: str) -> Entry:
+    """An entry of a dataclass of options: its docstring, and its fields as what there is more."""
+    _, body = class_of(module, cls)
+    text, texts = ast.get_docstring(body) or "", fields_of(body)
+    more = [("in full", text)]
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in texts:
+            default = "required" if node.value is None else ast.unparse(node.value)
+            more.append((f"options.{node.target.id}", f"({default}) {texts[node.target.id]}"))
+    return Entry(name=name, text=first_sentence(text), more=tuple(more))

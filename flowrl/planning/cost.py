@@ -1,0 +1,112 @@
+"""FLOPs of an iteration and of a run, from counted evaluations and the FLOPs of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flowrl.pipelines import known_checkpoints
+from flowrl.planning.counts import Counts, RunCounts
+from flowrl.planning.network import Network
+from flowrl.planning.published_models import Parts
+from flowrl.planning.traces import Trace
+from flowrl.runtime.files import read_json
+
+FLOOR = 788.0
+"""TFLOP/s of bfloat16 matrix products that an H200 was measured to reach; nothing can be faster."""
+
+_DECODE = {"VAE_4": 9.8e6, "VAE_16": 9.8e6, "VAE_32": 9.8e6, "VAE_WAN": 8.5e6}  # FLOPs per decoded pixel and frame
+_DECODE_WAN_IMAGE = 10.9e6  # a video's frames share work in time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """FLOPs by stage; `evaluation` None where the number of its images is not known, decoding likewise."""
+
+    stages: Mapping[str, float]
+    evaluation: float | None
+    decoding: float | None
+
+    @property
+    def training(self) -> float:
+        """Without evaluations."""
+        return sum(self.stages.values()) + (self.decoding or 0.0)
+
+    @property
+    def total(self) -> float:
+        """Everything that is known."""
+        return self.training + (self.evaluation or 0.0)
+
+
+def cost_of(
+    network: Network, run: RunCounts, *, eval_forward: float, decode: float | None, eval_decode: float | None,
+    recomputed: float,
+) -> Cost:  # fmt: skip
+    """FLOPs of a whole run.
+
+    Args:
+        network: one evaluation.
+        run: the run's evaluations.
+        eval_forward: FLOPs of an evaluation at the size that evaluations draw.
+        decode: FLOPs of decoding one image, None where not known.
+        eval_decode: likewise of evaluations.
+        recomputed: forward passes that a row of the backward pass costs once more.
+    """
+    total = run.total
+    stages = {
+        "rollout": network.forward * (total.rollout + total.completion),
+        "update": network.forward * total.update + network.backward * total.backward,
+        "recomputation": network.forward * total.backward * recomputed,
+        "reference": network.forward * total.reference,
+    }
+    evaluation = None
+    if not run.evaluations:
+        evaluation = 0.0
+    elif run.evaluation_rows is not None:
+        images = (run.evaluation_images or 0) * (eval_decode or 0.0)
+        evaluation = run.evaluations * (run.evaluation_rows * eval_forward + images)
+        evaluation += (run.base_rows or 0) * eval_forward
+    return Cost(
+        stages={name: value for name, value in stages.items() if value}, evaluation=evaluation,
+        decoding=None if decode is None else decode * total.images,
+    )  # fmt: skip
+
+
+def per_image(counts: Counts, images: int) -> dict[str, float]:
+    """Evaluations an image, by kind."""
+    kinds = ("rollout", "completion", "update", "backward", "reference")
+    return {kind: getattr(counts, kind) / images for kind in kinds}
+
+
+def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | None]) -> float | None:
+    """FLOPs of decoding one image or video of (height, width, frames); None where the decoder is not known.
+
+    A folder's `AutoencoderKL` is measured; published decoders cost so much a pixel.
+    """
+    height, width, frames = size
+    path = Path(model) / "vae" / "config.json"
+    if path.is_file():
+        config = read_json(path, finite=False)
+        if config.get("_class_name") == "AutoencoderKL":
+            return _measured(config, height, width)
+    kinds = {count: kind for kind, count in known_checkpoints.tables()["part_parameters"].items()}
+    kind = kinds.get((parts or {}).get("vae", 0))
+    if kind not in _DECODE:
+        return None
+    each = _DECODE_WAN_IMAGE if kind == "VAE_WAN" and frames is None else _DECODE[kind]
+    return each * height * width * (frames or 1)
+
+
+def _measured(config: Mapping[str, object], height: int, width: int) -> float:
+    from diffusers import AutoencoderKL
+
+    with torch.device("meta"):
+        vae = AutoencoderKL.from_config(dict(config))
+        factor = 2 ** (len(vae.config.block_out_channels) - 1)
+        latent = torch.empty(1, vae.config.latent_channels, height // factor, width // factor)
+        with torch.no_grad(), Trace() as counter:
+            vae.decode(latent)
+    return counter.total

@@ -1,0 +1,91 @@
+"""What decoding takes at once: the model's autoencoder runs on the meta device, and what it makes is counted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import torch
+from torch import Tensor
+
+from flowrl.pipelines import ModelFamily, cards, common, known_checkpoints
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.random_weights import vae_config
+from flowrl.planning.traces import Fused, Trace
+
+Size = tuple[int, int, int | None]
+"""Height, width and frames; None for images."""
+_BY_FRAME = ("AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21")
+_SOME_FRAMES = (3, 4)
+"""Latent frames by which a decoder that takes one after another is measured: from the third on each adds the same."""
+_LITTLE = 2**31
+"""Bytes below which tiles are not looked at."""
+_CLIPS = 3
+"""Clips of the whole size that decoding in tiles holds beside a tile: tiles as they are, blended, and put together."""
+
+
+def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "float32") -> tuple[int, int] | None:
+    """Bytes that decoding one image or clip makes at most, whole and in tiles, without the autoencoder's weights.
+
+    Only families of videos decode in tiles, and only where it takes much; else both are the same. In tiles it is an
+    upper bound.
+
+    Args:
+        family: of the model.
+        model: folder or hub id.
+        size: what is decoded.
+        dtype: `pipeline.vae_dtype`.
+
+    Returns:
+        None where nothing is known of the model.
+    """
+    card = family.card(model) if isinstance(family, Family) else None
+    if card is None or card.network is None or not isinstance(family, Family):
+        return None
+    stated = cards.read_part(model, "vae/config.json")
+    config = vae_config(family, card) if stated is None else stated
+    name = config.get("_class_name") or known_checkpoints.tables()["families"][family.name]["autoencoder"]
+    with torch.device("meta"):
+        vae: Any = getattr(diffusers, name).from_config(dict(config))
+    low = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+
+    def made(height: int, width: int, frames: int | None) -> int:
+        given: dict[str, Any] = {"height": height, "width": width, **({} if frames is None else {"num_frames": frames})}
+        p = FamilyPipeline(
+            _without_scheduler(family), card, family.options(**given), pipe=SimpleNamespace(vae=vae), denoisers={},
+            dtype=torch.float32, device=torch.device("meta"), tokens=1,
+        )  # fmt: skip
+        with torch.no_grad(), Fused(low), Trace() as trace:
+            family.decode(p, common.meta(1, *p.latent_shape))
+        return trace.peak
+
+    def peak(height: int, width: int, frames: int | None) -> int:
+        factor = card.factors[1]
+        latent = 1 if frames is None else (frames - 1) // factor + 1
+        if name not in _BY_FRAME or latent <= _SOME_FRAMES[1]:
+            return made(height, width, frames)
+        few, more = (made(height, width, factor * (count - 1) + 1) for count in _SOME_FRAMES)
+        return more + (more - few) * (latent - _SOME_FRAMES[1])
+
+    whole = peak(*size)
+    if not family.videos or whole < _LITTLE:
+        return whole, whole
+    multiple = 4 * card.factors[0]  # of any family's sizes
+    sides = (vae.tile_sample_min_height, vae.tile_sample_min_width)
+    tile = [min(side, multiple * math.ceil(own / multiple)) for side, own in zip(size[:2], sides, strict=True)]
+    return whole, min(whole, peak(tile[0], tile[1], size[2]) + _CLIPS * 4 * 3 * size[0] * size[1] * (size[2] or 1))
+
+
+def _without_scheduler(family: Family) -> Family:
+    """The family, without constants that are a scheduler's, which decoding does not ask for."""
+
+    def constants(p: FamilyPipeline) -> dict[str, Tensor]:
+        try:
+            return family.constants(p)
+        except AttributeError:
+            return {}
+
+    return replace(family, constants=constants)

@@ -1,0 +1,101 @@
+"""The plan of a model that a family is written for: what the family says of it, without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from flowrl.pipelines import ModelFamily, cards
+from flowrl.planning import published_models
+from flowrl.planning.cost import decode_flops
+from flowrl.planning.decoding import Size, decode_peaks
+from flowrl.planning.published_models import Parts
+from flowrl.planning.sent_text import Text, text_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """One image or clip of a size: the call of its network, and what decoding it takes.
+
+    Attributes:
+        call: arguments of one evaluation of the denoiser, on the meta device.
+        decoding: FLOPs, and bytes at most, whole and in tiles; None where they are not known.
+    """
+
+    call: dict[str, Any]
+    decoding: Callable[[], tuple[float | None, tuple[int, int] | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyRoute:
+    """A model by its family. `StockRoute` has the same members.
+
+    Attributes:
+        family: of the model.
+        model: folder or hub id whose configuration is counted.
+        options: of the family, as configured.
+        vae_dtype: `pipeline.vae_dtype`.
+    """
+
+    family: ModelFamily
+    model: str
+    options: dict[str, Any]
+    vae_dtype: str
+    uncounted: ClassVar[tuple[str, ...]] = ()
+    """Parts that are not counted, in words."""
+    at_once: ClassVar[bool] = False
+    """Whether rows of guidance go through the network in one call."""
+
+    @cached_property
+    def size(self) -> Size | None:
+        """What is drawn; None where nothing is known."""
+        drawn = self.family.planned_size(self.model, self.options)
+        return None if drawn is None else (drawn.height, drawn.width, drawn.num_frames)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Layers of a LoRA."""
+        return self.family.lora_targets
+
+    @cached_property
+    def parts_of(self) -> str | None:
+        """The published checkpoint whose parts stand for the model's, where its own are not known."""
+        return published_models.nearest(self.family, self.model) if self._own_parts is None else None
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        """Parameters of the parts besides the denoiser."""
+        return self._own_parts if self.parts_of is None else published_models.other_parts(self.parts_of)
+
+    @cached_property
+    def _own_parts(self) -> Parts | None:
+        return published_models.other_parts(self.model)
+
+    def rows(self, scale: float) -> int:
+        """Network rows that guidance takes per sample."""
+        return self.family.rows(self.model, scale)
+
+    def text(self, prompts: Sequence[str] | None) -> tuple[Text, dict[str, Any] | None]:
+        """Tokens that are read of a prompt, and the call of a usual prompt where they depend on it."""
+        text = text_of(self.family, self.model, self.options, prompts)
+        if text.usual is None or self.size is None:
+            return text, None
+        return text, self._call(self.size, text.usual)
+
+    def drawn(self, size: Size, tokens: int) -> Drawn:
+        """An image or clip of a size whose prompt has so many tokens.
+
+        Raises:
+            ValueError: the family cannot draw the size.
+        """
+
+        def decoding() -> tuple[float | None, tuple[int, int] | None]:
+            peaks = decode_peaks(self.family, self.model, size, dtype=self.vae_dtype)
+            return decode_flops(self.model, self.parts, size), peaks
+
+        return Drawn(call=self._call(size, tokens), decoding=decoding)
+
+    def _call(self, size: Size, tokens: int) -> dict[str, Any]:
+        return self.family.meta_call(self.model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)

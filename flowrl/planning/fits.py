@@ -1,0 +1,174 @@
+"""What makes a run fit a card: as little as will do, of all that could be changed.
+
+Settings are ladders, in the order of what they cost; a ladder's rungs save more and more. From everything at its last
+rung, the dearest ladder goes down as far as the run still fits with all cheaper ones at their last, then the next. So a
+dear setting changes only where no cheaper ones will do, and none further than it must.
+
+| setting | what it costs |
+|---|---|
+| `pipeline.free_text_encoders` | nothing but prompts that are known at the start |
+| `pipeline.vae_slice`, `eval.batch_size` | a little time of decoding and evaluating |
+| `rollout_batch_size`, `micro_batch_size` | time, once a GPU has too few tokens at once |
+| `pipeline.gradient_checkpointing` | a forward pass for every backward pass |
+| `optim.name`, `optim.offload` | moments in 8 bits; or their way to the host and back at every update |
+| `pipeline.offload` | the way of reward models to the device and back in every iteration |
+| `pipeline.options.vae_tiling` | seams in clips, which rewards see |
+| `pipeline.quantize` | another model, rounded, and time to restore its weights |
+| `parallel.shard` | more cards, and the way of all weights between them |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flowrl.planning.memory import CARDS, GIB, Facts, Memory, Settings, memory_of
+
+_BITS = {"none": 16, "int8": 8, "fp8": 8, "int8_bnb": 8, "nf4": 4}
+"""Of a weight in each form of `pipeline.quantize`: only a smaller one is tried."""
+SHARDS = (2, 4, 8)
+"""Processes of one copy of a denoiser that are tried."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A setting at another value: `overrides` as `flowrl train` takes them, and the fields of `Settings`."""
+
+    overrides: tuple[str, ...] = ()
+    settings: Mapping[str, Any]
+
+
+Ladder = tuple[Change, ...]
+"""Values of one setting, each saving more than the one before it; the first is what the run has."""
+AS_IT_IS = Change(settings={})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """What makes a run fit a card of `card` GB.
+
+    Attributes:
+        card: nominal GB.
+        overrides: what to change; None where nothing will do.
+        memory: with that, or with everything that saves memory.
+        settings: likewise.
+        gains: bytes that the run would take more without a change, by its overrides; each is needed.
+    """
+
+    card: int
+    overrides: tuple[str, ...] | None
+    memory: Memory
+    settings: Settings
+    gains: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """What may be changed of a run, beside its `Settings`.
+
+    Attributes:
+        sizes: processes of one copy of the denoiser -> micro-batches that are allowed then.
+        encoders: whether there are text encoders.
+        checkpoints: whether the denoiser can be checkpointed.
+        videos: whether the model makes videos, whose decoder has tiles.
+        rewards: whether rewards have models.
+        splits: whether the denoiser may be split over processes.
+        forms: of `pipeline.quantize`, each smaller than the one before it.
+        copies: of the denoiser that the run asks for (`parallel.replicate`).
+    """
+
+    sizes: Mapping[int, Sequence[int]]
+    encoders: bool
+    checkpoints: bool
+    videos: bool
+    rewards: bool
+    splits: bool
+    forms: Sequence[str]
+    copies: int = 1
+
+
+def card_gib(card: int) -> float:
+    """GiB that a card of so many GB has: as drivers report it, or 1.5 % less than its name says."""
+    return CARDS.get(card, card * 0.985)
+
+
+def fit(facts: Facts, chosen: Settings, choices: Choices, card: int) -> Fit:
+    """The least changes with which a process fits a card of so many GB."""
+    room, ladders = card_gib(card) * GIB, list(_ladders(facts, chosen, choices))
+
+    def at(places: Sequence[int]) -> Settings | None:
+        merged: dict[str, Any] = {}
+        for ladder, place in zip(ladders, places, strict=True):
+            merged |= ladder[place].settings
+        settings = replace(chosen, **merged)
+        return settings if settings.micro_batch_size in choices.sizes[settings.shard] else None
+
+    def fits(places: Sequence[int]) -> bool:
+        settings = at(places)
+        return settings is not None and memory_of(facts, settings).peak <= room
+
+    places = [len(ladder) - 1 for ladder in ladders]
+    for k in reversed(range(len(ladders))):
+        places[k] = next((rung for rung in range(len(ladders[k])) if fits([*places[:k], rung, *places[k + 1 :]])), -1)
+        if places[k] < 0:
+            return _least(facts, chosen, [at([*places[:k], rung, *places[k + 1 :]]) for rung in range(len(ladders[k]))],
+                          card)  # fmt: skip
+    settings = at(places) or chosen
+    overrides = tuple(text for ladder, place in zip(ladders, places, strict=True) for text in ladder[place].overrides)
+    memory, gains = memory_of(facts, settings), list[tuple[str, int]]()
+    for k, (ladder, place) in enumerate(zip(ladders, places, strict=True)):
+        without = at([*places[:k], 0, *places[k + 1 :]]) if place else None
+        if without is not None:
+            gains.append((" ".join(ladder[place].overrides), memory_of(facts, without).peak - memory.peak))
+    return Fit(card=card, overrides=overrides, memory=memory, settings=settings, gains=tuple(gains))
+
+
+def _least(facts: Facts, chosen: Settings, tried: Sequence[Settings | None], card: int) -> Fit:
+    """The run at its smallest, which is too large still."""
+    found = [(memory_of(facts, settings), settings) for settings in (chosen, *tried) if settings is not None]
+    memory, settings = min(found, key=lambda entry: entry[0].peak)
+    return Fit(card=card, overrides=None, memory=memory, settings=settings)
+
+
+def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladder]:
+    """What can be changed, the cheapest first."""
+
+    def ladder(*changes: tuple[str, dict[str, Any]]) -> Ladder:
+        return (AS_IT_IS, *(Change(overrides=tuple(text.split()), settings=given) for text, given in changes))
+
+    if choices.encoders and not chosen.free_text_encoders:
+        yield ladder(("pipeline.free_text_encoders=true", {"free_text_encoders": True}))
+    yield ladder(*((f"pipeline.vae_slice={n}", {"vae_slice": n}) for n in _halves(chosen.vae_slice)))
+    if facts.evaluates:
+        yield ladder(*((f"eval.batch_size={n}", {"eval_batch_size": n}) for n in _halves(chosen.eval_batch_size)))
+    smaller = sorted({n for sizes in choices.sizes.values() for n in sizes if n < chosen.micro_batch_size})
+    yield ladder(*(
+        (f"rollout_batch_size={n} micro_batch_size={n}", {"micro_batch_size": n, "rollout_batch_size": n})
+        for n in reversed(smaller)
+    ))  # fmt: skip
+    if choices.checkpoints and not chosen.gradient_checkpointing and not facts.keeps:
+        yield ladder(("pipeline.gradient_checkpointing=true", {"gradient_checkpointing": True}))
+    if chosen.optimizer == "adamw" and not chosen.optim_offload:
+        yield ladder(("optim.name=adamw_8bit", {"optimizer": "adamw_8bit"}),
+                     ("optim.offload=true", {"optim_offload": True}))  # fmt: skip
+    if choices.rewards and "rewards" not in chosen.offload:
+        away = (*chosen.offload, "rewards")
+        yield ladder((f"pipeline.offload=[{','.join(away)}]", {"offload": away}))
+    if choices.videos and not chosen.vae_tiling:
+        yield ladder(("pipeline.options.vae_tiling=true", {"vae_tiling": True}))
+    smaller_forms = [form for form in choices.forms if _BITS[form] < _BITS[chosen.quantize]]
+    forms: list[tuple[str, dict[str, Any]]] = [(f"pipeline.quantize={f}", {"quantize": f}) for f in smaller_forms]
+    forms = forms if not facts.full and chosen.shard == 1 else []
+    if choices.splits and chosen.shard == 1 and chosen.quantize == "none":
+        forms += [
+            (f"parallel.shard={n}", {"shard": n, "processes": max(n * choices.copies, chosen.processes)})
+            for n in SHARDS if choices.sizes.get(n)
+        ]  # fmt: skip
+    yield ladder(*forms)
+
+
+def _halves(size: int) -> Iterator[int]:
+    while size > 1:
+        size = (size + 1) // 2
+        yield size

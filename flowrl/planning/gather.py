@@ -1,0 +1,314 @@
+"""A configuration's plan: everything that `flowrl.planning.plan_text` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from flowrl.config.locations import split_revision
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.train import Geometry, TrainConfig, is_here
+from flowrl.pipelines import GENERIC, ModelFamily, cards
+from flowrl.pipelines.weights.quantize import check_quantize
+from flowrl.planning import published_models as checkpoints
+from flowrl.planning.cost import Cost, cost_of
+from flowrl.planning.counts import RunCounts, graph_rows, negative_again, of_run
+from flowrl.planning.decoding import Size
+from flowrl.planning.family_route import Drawn, FamilyRoute
+from flowrl.planning.fits import SHARDS, Choices
+from flowrl.planning.memory import Facts, Memory, Settings, allowed_sizes, memory_of
+from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
+from flowrl.planning.published_models import Parts
+from flowrl.planning.sent_text import Text
+from flowrl.planning.stock_route import StockRoute, stock_route
+from flowrl.planning.throughput import Pace
+from flowrl.prompts.loading import eval_items
+from flowrl.recipes import forward_settings
+from flowrl.rewards import models_of, reward_options
+from flowrl.session.batch_sizes import geometry_of
+from flowrl.training.model_files import location_of
+from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
+from flowrl.training.processes.mesh import check_parallel
+from flowrl.training.scoring import check_offload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is known of a run before it starts; None is what is not known.
+
+    Attributes:
+        name: of the configuration.
+        config: its settings.
+        model: folder or hub id.
+        family: of the model.
+        processes: of the run.
+        pace: by which hours are reckoned.
+        processor: whose hours are reckoned, GPU or CPU.
+        geometry: of one process, with the micro-batch that the recipe takes.
+        size: what is drawn.
+        text: tokens of a prompt.
+        usual_forward: FLOPs of a forward pass with a usual prompt; None where all are as long.
+        network: one evaluation of the denoiser.
+        unknown: why `network` is None; empty where it is known.
+        run: evaluations of the run.
+        slots: copies of the trained weights.
+        parts: of the model besides the denoiser.
+        rewards: models of the rewards, `(model, parameters, bytes per weight)`, each once.
+        unknown_rewards: names of those whose models are not known.
+        cost: FLOPs of the run.
+        memory: of a process.
+        facts: what memory is reckoned from, None where that is not known.
+        settings: those that memory depends on.
+        choices: what could be changed of them.
+        counted_as: the published checkpoint that stands for the model, of whose configuration nothing is known.
+        parts_of: the one whose other parts stand for the model's.
+        licence: name, and whether the hub asks to accept it.
+        prompts: number of training prompts.
+    """
+
+    name: str
+    config: TrainConfig
+    model: str
+    family: str
+    processes: int
+    pace: Pace
+    processor: str
+    geometry: Geometry
+    size: Size | None
+    text: Text
+    usual_forward: int | None
+    network: Network | None
+    unknown: str
+    run: RunCounts
+    slots: int
+    parts: Parts | None
+    rewards: tuple[tuple[str, int, int], ...]
+    unknown_rewards: tuple[str, ...]
+    cost: Cost | None
+    memory: Memory | None
+    facts: Facts | None
+    settings: Settings
+    choices: Choices
+    counted_as: str | None
+    parts_of: str | None
+    licence: tuple[str, bool] | None
+    prompts: int | None
+
+
+def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, pace: Pace, processor: str) -> Plan:
+    """Counts and measures; nothing is downloaded.
+
+    Args:
+        config: settings that passed `flowrl.planning.refusals.obstacles`.
+        name: of the configuration.
+        family: of the model.
+        processes: of the run.
+        pace: by which hours are reckoned.
+        processor: GPU or CPU.
+
+    Raises:
+        ValueError: the model cannot draw the configured size.
+    """
+    settings, location = config.pipeline, location_of(config.pipeline)
+    model = checkpoints.counted_as(family, location)
+    ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
+    options = family_options(settings)
+    items = _eval_items(config)
+    found = stock_route(family, model, options, settings.vae_dtype)
+    route = (
+        found if isinstance(found, StockRoute)
+        else FamilyRoute(family=family, model=model, options=options, vae_dtype=settings.vae_dtype)
+    )  # fmt: skip
+    passes = cache(route.rows)  # asked in every iteration
+    run = of_run(config, passes, ranks, items)
+    text, usual_call = route.text(_prompts(config))
+    trained = _trained(config, route.targets)
+    size, denoisers = route.size, few_blocks(family, model, trained.targets or ())
+    unknown = found if isinstance(found, str) else ""
+    unknown = unknown or f"no configuration of {config.pipeline.model} is known without its download"
+    rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
+    elsewhere = bool(config.workers.rewards)  # workers hold the models that score
+    geometry, slots = geometry_of(config, ranks), _slots(config)
+    usual = network = cost = facts = None
+    if size is not None and denoisers is not None:
+        unknown = ""
+        drawn = eval_drawn = route.drawn(size, text.most)
+        network = measure(denoisers, drawn.call, trained=trained, dtype=DTYPES[settings.dtype])
+        eval_forward, eval_working = network.forward, network.working
+        evaluated = _eval_size(config, size)
+        if evaluated != size and run.evaluations:
+            eval_drawn = _eval_drawn(route, evaluated, text.most)
+            eval_forward, eval_working = without_gradient(denoisers, eval_drawn.call)
+        if usual_call is not None:
+            usual = without_gradient(denoisers, usual_call)[0]
+        decode_cost, decode = drawn.decoding()
+        eval_cost, eval_decode = (decode_cost, decode) if eval_drawn is drawn else eval_drawn.decoding()
+        cost = cost_of(
+            network, run, eval_forward=eval_forward, decode=decode_cost, eval_decode=eval_cost,
+            recomputed=(settings.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
+        )  # fmt: skip
+        unknown_parts: tuple[str, ...] = ("text encoders and autoencoder",) if route.parts is None else ()
+        facts = Facts(
+            network=network, eval_working=eval_working, rows=graph_rows(config, passes),
+            passes=(passes(config.sampler.guidance_scale), passes(_eval_scale(config))),
+            keeps=geometry.images_per_process // config.updates_per_rollout if config.keep_graphs else 0,
+            decode=decode, eval_decode=eval_decode, image=4 * 3 * size[0] * size[1] * (size[2] or 1),
+            parts=route.parts or {}, rewards=() if elsewhere else rewards,
+            unknown=(
+                *unknown_parts, *route.uncounted, *(f"reward {name}" for name in unknown_rewards if not elsewhere),
+            ),
+            dtype=(settings.dtype, DTYPES[settings.dtype].itemsize), full=config.policy.train == "full", slots=slots,
+            reference=config.policy.train == "full" and (bool(run.evaluations) or config.kl_coef > 0),
+            evaluates=run.evaluations > 0, at_once=route.at_once,
+        )  # fmt: skip
+    own = _settings(config, family, options, geometry, processes)
+    return Plan(
+        name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
+        processor=processor, geometry=geometry, size=size, text=text, usual_forward=usual, network=network,
+        unknown=unknown, run=run, slots=slots, parts=route.parts, rewards=rewards, unknown_rewards=unknown_rewards,
+        cost=cost, memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
+        choices=_choices(config, family, facts, processes), counted_as=None if model == location else model,
+        parts_of=route.parts_of, licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
+    )  # fmt: skip
+
+
+def group_multiple(config: TrainConfig) -> int:
+    """Images that a micro-batch is a multiple of."""
+    if config.recipe == "preference":
+        return 2
+    return config.group_size if config.recipe == "forward" and forward_settings.objective_of(config).whole_groups else 1
+
+
+# ---- parts of it -----------------------------------------------------------------------------------------------------
+
+
+def _eval_size(config: TrainConfig, size: Size) -> Size:
+    return config.eval.height or size[0], config.eval.width or size[1], size[2]
+
+
+def _eval_scale(config: TrainConfig) -> float:
+    return config.sampler.guidance_scale if config.eval.guidance_scale is None else config.eval.guidance_scale
+
+
+def _eval_drawn(route: FamilyRoute | StockRoute, size: Size, tokens: int) -> Drawn:
+    """At the size that evaluations draw."""
+    try:
+        return route.drawn(size, tokens)
+    except ValueError as error:
+        raise ValueError(str(error).replace("pipeline.", "eval.")) from error
+
+
+def _slots(config: TrainConfig) -> int:
+    """Copies of the trained weights beside themselves."""
+    average = int(config.policy.ema_decay > 0)
+    if config.recipe == "forward":
+        return average + len(forward_settings.slot_decays(config))
+    return average + int(config.recipe == "preference")
+
+
+def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:
+    """What is trained; the rank of a file that is not here is taken for the usual one."""
+    settings = config.policy
+    if settings.train == "full":
+        return Trained(targets=settings.target_modules, rank=0)
+    here = settings.init_lora is None or is_here(settings.init_lora)
+    rank = lora_of(settings, (), init_lora(config))[0] if here else settings.rank
+    return Trained(targets=settings.target_modules or usual, rank=rank, magnitudes=settings.lora_variant == "dora")
+
+
+def _settings(
+    config: TrainConfig, family: ModelFamily, options: Mapping[str, Any], geometry: Geometry, processes: int
+) -> Settings:
+    pipeline, usual = config.pipeline, cards.VideoOptions if family.videos else cards.ImageOptions
+    return Settings(
+        processes=processes, micro_batch_size=geometry.micro_batch_size, rollout_batch_size=geometry.rollout_batch_size,
+        eval_batch_size=config.eval.batch_size, gradient_checkpointing=pipeline.gradient_checkpointing,
+        quantize=pipeline.quantize, offload=pipeline.offload, free_text_encoders=pipeline.free_text_encoders,
+        vae_slice=options.get("vae_slice", usual.vae_slice), vae_tiling=options.get("vae_tiling", False),
+        optimizer=config.optim.name, optim_offload=config.optim.offload, shard=config.parallel.shard,
+        context=config.parallel.context, rollouts=config.workers.rollouts,
+    )  # fmt: skip
+
+
+def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, processes: int) -> Choices:
+    """What may be changed so that a run fits a card."""
+    group, sizes = group_multiple(config), dict[int, list[int]]()
+    parallel, pipeline = config.parallel, config.pipeline
+    device = "mps" if pipeline.device == "mps" else None  # others may be on another machine than this one
+    copies = parallel.replicate or 1
+    offload = tuple(dict.fromkeys((*pipeline.offload, "rewards")))
+    for shard in (parallel.shard, *SHARDS):
+        ranks = max(shard * copies, processes // parallel.context)
+        images, left = divmod(config.num_images, ranks * config.updates_per_rollout)
+        if not left and ranks % shard == 0:
+            sizes[shard] = allowed_sizes(images, group)
+    return Choices(
+        sizes=sizes, encoders=facts is not None and set(facts.parts) > {"vae"},
+        checkpoints=facts is not None and facts.network.blocks > 0, videos=family.videos,
+        rewards=facts is not None and bool(facts.rewards)
+        and _passes(check_offload, replace(config, pipeline=replace(pipeline, offload=offload))),
+        splits=facts is not None and parallel.context == 1 and family.name not in GENERIC  # loaded whole
+        and _passes(check_parallel, replace(config, parallel=replace(parallel, shard=SHARDS[0])), None),
+        forms=[form for form in ("int8", "nf4") if family.name not in GENERIC
+               and _passes(check_quantize, form, device, compile=pipeline.compile)],
+        copies=copies,
+    )  # fmt: skip
+
+
+def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
+    """Whether a check of `flowrl train` lets settings pass."""
+    try:
+        check(*given, **named)
+    except ValueError:
+        return False
+    return True
+
+
+def _eval_items(config: TrainConfig) -> int | None:
+    """Images of an evaluation; None where its prompts are not here."""
+    if config.prompts.eval is None:
+        return 0
+    if not is_here(config.prompts.eval):
+        return None
+    rows = read_prompts(config.prompts, config.prompts.eval)
+    settings = config.eval
+    return len(eval_items(rows, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt))
+
+
+def _prompts(config: TrainConfig) -> list[str] | None:
+    """All prompts that are embedded; None where some are not here."""
+    files = [text for text in (config.prompts.train, config.prompts.eval) if text is not None]
+    if not all(map(is_here, files)):
+        return None
+    rows = [row for text in files for row in read_prompts(config.prompts, text)]
+    return list(dict.fromkeys(text for row in rows for text in (row.text, row.negative)))
+
+
+def _train_prompts(config: TrainConfig) -> int | None:
+    return len(read_prompts(config.prompts, config.prompts.train)) if is_here(config.prompts.train) else None
+
+
+def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:
+    """Models of the rewards, each once, and the names of rewards whose models are not known."""
+    found: dict[str, tuple[str, int, int]] = {}
+    unknown: dict[str, None] = {}
+    for reward in rewards:
+        models = _models_of(reward)
+        if models is None:
+            unknown[reward.called] = None
+        for entry in models or ():
+            found[entry[0]] = entry
+    return tuple(found.values()), tuple(unknown)
+
+
+def _models_of(reward: RewardConfig) -> tuple[tuple[str, int, int], ...] | None:
+    """What a reward says that it loads; None where it does not, or has to be put in place first."""
+    if reward.name is None:
+        return None
+    try:
+        models = models_of(reward_options(reward.name, reward.options))
+    except ValueError:
+        return None
+    return None if models is None else checkpoints.reward_models(models)

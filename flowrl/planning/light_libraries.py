@@ -1,0 +1,149 @@
+"""Imports of torch and diffusers without what only loading and training need.
+
+diffusers takes accelerate, transformers, PEFT, SciPy and Triton with it where they are installed, and torch's compiler
+for its decorators, which is most of the seconds that a plan would take. It does without each of them where it is
+absent, and its networks are the same then.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from flowrl.runtime.private_names import COMPILER, LIGHT_MODULES, SIZES, forget_disabled
+
+_ABSENT = ("accelerate", "bitsandbytes", "peft", "scipy", COMPILER, "torchao", "torchvision", "transformers", "triton")
+_FLEX = {"torch.nn.attention.flex_attention": SimpleNamespace(BlockMask=object, create_block_mask=None)}
+"""Attention by SymPy's expressions, of no family here; diffusers takes a class from it for its annotations."""
+_MODULE = ("flowrl", "__main__.py")
+
+
+def import_lightly() -> None:
+    """Imports what the networks of all model families are built and counted with, where this process is the command.
+
+    While they are imported some packages are absent; afterwards everything can be imported as ever, but diffusers does
+    not take those packages up any more. So nothing is done in somebody's script, which may go on to load a model, or
+    where torch or diffusers are there already.
+    """
+    command = Path(sys.argv[0]).parts[-2:]
+    if {"torch", "diffusers"} & set(sys.modules) or not (command[-1:] == ("flowrl",) or command == _MODULE):
+        return
+    gc.disable()  # it would look through all that is imported, again and again, and find nothing to free
+    try:
+        _import()
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _import() -> None:
+    import torch
+
+    absent = {name: None for name in _ABSENT if name not in sys.modules}
+    counter = logging.getLogger("torch.utils.flop_counter")  # it warns of Triton's absence
+    level = counter.level
+    counter.setLevel(logging.ERROR)
+    in_place: dict[str, Any] = absent | _FLEX
+    sys.modules.update(in_place)
+    try:
+        with (
+            patch.object(importlib.metadata, "packages_distributions", dict),  # reads the files of every package
+            patch.object(torch.distributed, "is_available", lambda: False),
+            patch.object(torch.compiler, "disable", _as_it_is),
+        ):
+            for name in LIGHT_MODULES:
+                importlib.import_module(name)
+    finally:
+        for name in in_place:
+            del sys.modules[name]
+        counter.setLevel(level)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Inside, torch imports neither its compiler, to keep it away from operations on the meta device, nor SymPy, to ask
+    whether sizes are expressions: 500 modules and 0.4 s, none of which any stand-in saves without the others.
+    """
+    if COMPILER in sys.modules or not set(LIGHT_MODULES) <= sys.modules.keys():  # which import it for themselves
+        yield
+        return
+    met: list[Callable[..., Any]] = []
+
+    def disable(function: Callable[..., Any], *given: Any, **options: Any) -> Callable[..., Any]:
+        met.append(function)
+        return function
+
+    in_place: dict[str, Any] = {COMPILER: SimpleNamespace(disable=disable)}
+    for name, known in {"sympy": {"Basic": _Expression}, SIZES: _NUMBERS}.items():
+        if name not in sys.modules:
+            in_place[name] = _stand_in(name, known)
+    sys.modules.update(in_place)
+    try:
+        yield
+    finally:
+        for name, module in in_place.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        for function in met:  # torch keeps the answer there
+            forget_disabled(function)
+
+
+class _Expression:
+    """A size that is no number: none is."""
+
+
+def _all(*conditions: bool) -> bool:
+    return all(conditions)
+
+
+def _any(*conditions: bool) -> bool:
+    return any(conditions)
+
+
+def _equal(x: Any, y: Any) -> bool:
+    return bool(tuple(x) == tuple(y) if isinstance(x, list | tuple) and isinstance(y, list | tuple) else x == y)
+
+
+def _sure(condition: bool, skip: int = 0) -> bool:
+    return condition
+
+
+def _none(size: Any) -> bool:
+    return False
+
+
+_NUMBERS: Mapping[str, Any] = {
+    "expect_true": _sure, "guard_or_false": _sure, "guard_or_true": _sure, "statically_known_true": _sure,
+    "sym_and": _all, "sym_or": _any, "sym_eq": _equal, "is_nested_int": _none, "has_guarding_hint": _all,
+    "guarding_hint_or_throw": _sure, "guard_size_oblivious": _sure, "free_unbacked_symbols": _none,
+}  # fmt: skip
+"""What torch asks of sizes when it works out what an operation makes, where all sizes are numbers."""
+
+
+def _stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
+    """A module in whose place some of its names do; whoever asks for another one gets the whole of it."""
+    module = ModuleType(name)
+
+    def whole(asked: str) -> Any:
+        if asked.startswith("__"):  # by those who look through all modules
+            raise AttributeError(asked)
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+        return getattr(importlib.import_module(name), asked)
+
+    vars(module).update(known, __getattr__=whole)
+    return module
+
+
+def _as_it_is(*given: Any, **options: Any) -> Any:
+    """A decorator that changes nothing, with or without arguments of its own."""
+    return given[0] if given and callable(given[0]) else lambda function: function

@@ -1,0 +1,276 @@
+"""What a process holds while it trains, in bytes: an estimate from counted tensors, not a measurement.
+
+Everything that costs time is counted once (`Facts`); what settings make of it (`Settings`) is a pure function of both,
+so that thousands of settings can be tried for a card (`flowrl.planning.fits`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flowrl.planning.network import Network
+from flowrl.planning.published_models import Parts
+from flowrl.planning.weights import Weights
+
+GIB = 2**30
+CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
+"""Nominal size of a card -> GiB that its driver reports; of 48 GB with error correction, which takes a sixteenth."""
+OVERHEAD = 2 * GIB
+"""The reserve: a process's CUDA context (some 0.5 GiB), workspaces, and blocks that the allocator cannot use."""
+SLOT = 4
+"""Bytes of a trained parameter in one more slot of weights."""
+SAVED_STATE = 12
+"""Bytes of a trained parameter in a checkpoint, without slots: weight and Adam's moments."""
+_MOMENTS = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
+"""Bytes of both moments of a parameter: in 8 bits with a float32 scale for each 256 of them."""
+_RESTORED = {"none": 0, "int8": 10, "fp8": 10, "int8_bnb": 10, "nf4": 2}
+"""Bytes of a weight while a product restores it: codes and product in float32, then 16 bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What is counted of a run, whatever its memory settings.
+
+    Attributes:
+        network: one evaluation of the denoiser.
+        eval_working: most bytes at once of an evaluation at the size that evaluations draw.
+        rows: network rows of an image that is trained, whose graphs are there at once.
+        passes: network rows of an image that is drawn, and of one that an evaluation draws.
+        keeps: images whose graphs are all kept (`keep_graphs`); 0 where a micro-batch's are.
+        decode: bytes that decoding one image makes, whole and in tiles; None where not known.
+        eval_decode: the same at the evaluations' size.
+        image: bytes of a decoded image.
+        parts: of the model besides the denoiser.
+        rewards: models of the rewards, `(model, parameters, bytes per weight)`.
+        unknown: what is held too, but of unknown size.
+        dtype: of the denoiser, and its bytes.
+        full: whether the denoiser's own weights are trained.
+        slots: copies of the trained weights.
+        reference: whether the weights before training are kept beside those that are trained.
+        evaluates: whether there are evaluations.
+        at_once: whether denoiser and text encoders are loaded together, also where the latter are freed then.
+    """
+
+    network: Network
+    eval_working: int
+    rows: int
+    passes: tuple[int, int]
+    keeps: int
+    decode: tuple[int, int] | None
+    eval_decode: tuple[int, int] | None
+    image: int
+    parts: Parts
+    rewards: tuple[tuple[str, int, int], ...]
+    unknown: tuple[str, ...]
+    dtype: tuple[str, int]
+    full: bool
+    slots: int
+    reference: bool
+    evaluates: bool
+    at_once: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The settings that memory depends on, and nothing else does; see the keys of the configuration."""
+
+    processes: int = 1
+    micro_batch_size: int
+    rollout_batch_size: int
+    eval_batch_size: int
+    gradient_checkpointing: bool = False
+    quantize: str = "none"
+    offload: tuple[str, ...] = ()
+    free_text_encoders: bool = False
+    vae_slice: int = 8
+    vae_tiling: bool = False
+    optimizer: str = "adamw"
+    optim_offload: bool = False
+    shard: int = 1
+    context: int = 1
+    rollouts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Of one process.
+
+    Attributes:
+        held: bytes by what they are, all through the run.
+        unknown: what is held too, but of unknown size.
+        image: activations of one image of a micro-batch.
+        image_checkpointed: the same with gradient checkpointing.
+        configured: those of the configured micro-batch.
+        micro_batch_size: the configured one.
+        update: what else an update takes, whatever its micro-batch.
+        stages: bytes by the other parts of an iteration, beside what is held.
+        start: all that is there before text encoders are freed, where they are; else 0.
+        worker: the most that a process which only draws takes; None where the learner draws.
+    """
+
+    held: Mapping[str, int]
+    unknown: tuple[str, ...] = ()
+    image: int
+    image_checkpointed: int
+    configured: int
+    micro_batch_size: int
+    update: int = 0
+    stages: Mapping[str, int]
+    start: int = 0
+    worker: int | None = None
+
+    @property
+    def fixed(self) -> int:
+        """What is always held, the reserve included."""
+        return sum(self.held.values()) + OVERHEAD
+
+    @property
+    def peak(self) -> int:
+        """At most, in any part of the run."""
+        return max(self.fixed + max([self.configured + self.update, *self.stages.values()]), self.start + OVERHEAD)
+
+
+def memory_of(facts: Facts, chosen: Settings) -> Memory:
+    """What a process holds with these settings."""
+    network, split = facts.network, chosen.context
+    gathered = 0 if chosen.shard == 1 else _gathered(network.weights, facts.dtype[1])
+    restored = _RESTORED[chosen.quantize] * max((o * i for o, i in network.weights.matrices), default=0)
+    working = gathered + restored
+    held = _denoiser(facts, chosen) | _trained(facts, chosen)
+    encoders, vae, rewards = _others(facts)
+    stages: dict[str, int] = {}
+    away = 0  # what comes back from the host for a while
+    if encoders and "text_encoders" in chosen.offload and not chosen.free_text_encoders:
+        stages["encoding"] = encoders
+    elif encoders and not chosen.free_text_encoders:
+        held[f"text encoders, {facts.dtype[0]}"] = encoders
+    for names, kind in ((vae, "vae"), (rewards, "rewards")):
+        if kind in chosen.offload:
+            away += sum(names.values())
+        else:
+            held |= names
+    draws = working + chosen.rollout_batch_size * facts.passes[0] * network.working // split
+    images = 2 * chosen.rollout_batch_size * facts.image
+    decoded = _decoded(facts.decode, chosen, chosen.rollout_batch_size)
+    here = draws * (not chosen.rollouts)  # finished images are decoded and scored beside the sampling
+    stages[f"{'sampling, ' * bool(here)}decoding, scoring {chosen.rollout_batch_size} images"] = (
+        here + images + decoded + away
+    )
+    if facts.evaluates:
+        rows = chosen.eval_batch_size * facts.passes[1]
+        own = _decoded(facts.eval_decode, chosen, chosen.eval_batch_size)
+        stages[f"evaluating {chosen.eval_batch_size} images"] = (
+            working + max(rows * facts.eval_working // split, own) + 2 * chosen.eval_batch_size * facts.image + away
+        )
+    each = {
+        checkpointed: (saved + network.beside) * facts.rows // split
+        for checkpointed, saved in ((False, network.saved), (True, network.saved_checkpointed))
+    }
+    graphs = facts.keeps or chosen.micro_batch_size
+    memory = Memory(
+        held=held, unknown=facts.unknown, image=each[False], image_checkpointed=each[True],
+        configured=each[chosen.gradient_checkpointing] * graphs, micro_batch_size=chosen.micro_batch_size,
+        update=working, stages=stages,
+        start=encoders + sum(vae.values()) + sum(_denoiser(facts, chosen).values()) * facts.at_once
+        if chosen.free_text_encoders else 0,
+    )  # fmt: skip
+    if not chosen.rollouts:
+        return memory
+    drawing = sum((_denoiser(facts, chosen) | vae).values())  # its text encoders are dropped once it has loaded
+    masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
+    return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
+
+
+def base_bytes(weights: Weights, form: str, width: int) -> int:
+    """Bytes of a denoiser's weights, `width` for each of those that `form` leaves as they are."""
+    if form == "none":
+        return weights.parameters * width
+    coded = sum(count * outputs * inputs for (outputs, inputs), count in weights.matrices.items())
+    codes = sum(count * _codes(outputs, inputs, form) for (outputs, inputs), count in weights.matrices.items())
+    return codes + (weights.parameters - coded) * width
+
+
+def _codes(outputs: int, inputs: int, form: str) -> int:
+    """Bytes of a quantised matrix: 8 bits a weight and a float32 scale for each row; of nf4 4 bits a weight, a scale in
+    8 bits for each 64 of them, float32 for each 256 of those, and two tables of 16 and 256 numbers and one more."""
+    if form != "nf4":
+        return outputs * (inputs + 4)
+    scales = math.ceil(outputs * inputs / 64)
+    return math.ceil(outputs * inputs / 2) + scales + 4 * (math.ceil(scales / 256) + 16 + 256 + 1)
+
+
+def trained_bytes(parameters: int, slots: int, *, moments: float = 8.0) -> int:
+    """A LoRA in float32, its gradient, its sum in float64, Adam's moments, and further slots."""
+    return int(parameters * (4 + 4 + 8 + moments + SLOT * slots))
+
+
+def checkpoint_bytes(parameters: int, slots: int) -> int:
+    """One checkpoint on disk."""
+    return parameters * (SAVED_STATE + SLOT * slots)
+
+
+def fitting(memory: Memory, card: float, allowed: Sequence[int], *, checkpointed: bool) -> int:
+    """The largest allowed micro-batch that a card of so many GiB holds; 0 where none does.
+
+    Args:
+        memory: of a process.
+        card: GiB.
+        allowed: sizes that divide an update's images.
+        checkpointed: with gradient checkpointing.
+    """
+    each = memory.image_checkpointed if checkpointed else memory.image
+    free = card * GIB - memory.fixed
+    if free < max([0, *memory.stages.values()]) or card * GIB < memory.start + OVERHEAD:
+        return 0
+    return max((size for size in allowed if size * each + memory.update <= free), default=0)
+
+
+def allowed_sizes(images: int, multiple: int) -> list[int]:
+    """Micro-batches that divide an update's images of a process, multiples of what must stay together."""
+    return [size for size in range(multiple, images + 1, multiple) if images % size == 0]
+
+
+# ---- parts of it -----------------------------------------------------------------------------------------------------
+
+
+def _gathered(weights: Weights, width: int) -> int:
+    """Bytes of weights that a process of a split denoiser has beside its part: two blocks, and what is no block."""
+    return width * (2 * weights.largest_block + weights.parameters - weights.blocks)
+
+
+def _decoded(each: tuple[int, int] | None, chosen: Settings, batch: int) -> int:
+    """Bytes of decoding a slice of a batch."""
+    return 0 if each is None else each[chosen.vae_tiling] * min(chosen.vae_slice, batch)
+
+
+def _denoiser(facts: Facts, chosen: Settings) -> dict[str, int]:
+    name, width = facts.dtype
+    words = name if chosen.quantize == "none" else f"{chosen.quantize} and {name}"
+    words += f", 1/{chosen.shard}" * (chosen.shard > 1)
+    return {f"denoiser, {words}": base_bytes(facts.network.weights, chosen.quantize, width) // chosen.shard}
+
+
+def _trained(facts: Facts, chosen: Settings) -> dict[str, int]:
+    count, slots = facts.network.trained, facts.slots
+    copies = ", copies" * bool(slots or facts.reference)
+    moments = 0.0 if chosen.optim_offload else _MOMENTS[chosen.optimizer]
+    adam = ", Adam" * (moments > 0)
+    if not facts.full:
+        return {f"LoRA, gradient{adam}{', copies' * bool(slots)}": trained_bytes(count, slots, moments=moments)}
+    width = facts.dtype[1]
+    gradient = width + 4  # of a micro-batch, and its sum
+    if chosen.optim_offload:
+        return {"gradient and its sum": count * gradient}
+    masters = 4 * (width < 4)
+    each = gradient + masters + moments + SLOT * slots + width * facts.reference
+    return {f"{'masters, ' * (masters > 0)}gradient{adam}{copies}": int(count * each)}
+
+
+def _others(facts: Facts) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Bytes of the text encoders, and of autoencoder and rewards by name."""
+    encoders = sum(count * facts.dtype[1] for name, count in facts.parts.items() if name != "vae")
+    vae = {"autoencoder, float32": 4 * facts.parts["vae"]} if "vae" in facts.parts else {}
+    rewards = {f"reward's {model.rpartition('/')[2]}": count * size for model, count, size in facts.rewards}
+    return encoders, vae, rewards

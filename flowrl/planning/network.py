@@ -1,0 +1,303 @@
+"""One evaluation of a family's denoiser on the meta device: parameters, FLOPs, and activations that training saves.
+
+The network and its arguments are the family's: `flowrl.pipelines.ModelFamily`. Of the blocks of a large network only a
+few run: see `flowrl.pipelines.like_blocks`. Everything that is counted is a whole number, so that what is reckoned from
+a few blocks is exactly what all of them would have counted.
+
+FLOPs: 1 multiply-add is 2. Forward and backward run for real, with the LoRA in place and everything else frozen, so
+that weights without gradient cost none. Attention is reckoned by its formula, `4 b h q k d` forward and twice that
+backward, as fused kernels do it without recomputation.
+
+Activations: the distinct storages that autograd saves, under the casts of autocast, with attention that keeps its
+inputs, its output and one number per row. What is there beside them at the worst moment, gradients on their way and
+results that are used once, is counted too. Not counted is what an allocator wastes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.like_blocks import fewest, names_a_block
+from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.weights.full_weights import trained_names
+from flowrl.planning.traces import Fused, Saved, Trace, cast
+from flowrl.planning.weights import Weights, weights_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What is trained of a denoiser.
+
+    Attributes:
+        targets: layers of the LoRA, or whose own weights are trained; None trains all weights.
+        rank: of the LoRA; 0 trains the weights themselves.
+        magnitudes: whether the LoRA has a trained magnitude for each output of a layer (DoRA).
+    """
+
+    targets: Sequence[str] | None
+    rank: int
+    magnitudes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """A denoiser with what is trained, and one evaluation of one sample of it.
+
+    Attributes:
+        parameters: of the checkpoint, of all experts.
+        trained: parameters that are trained, of all experts: those of the LoRA, or weights themselves.
+        weights: what the checkpoint's parameters are, by their places.
+        latent: shape of the image as the network takes it, without batch.
+        attended: most tokens that attend to something at once; 0 without attention.
+        forward: FLOPs of a forward pass with the LoRA.
+        backward: FLOPs of the backward pass after it.
+        attention: share of attention in `forward`.
+        saved: bytes that autograd saves for the backward pass.
+        saved_checkpointed: the same with gradient checkpointing, the block that is recomputed included.
+        beside: bytes at the worst moment of both passes that are not saved.
+        working: most bytes at once of an evaluation without gradient.
+        blocks: that are checkpointed one by one; 0 where the network cannot be.
+    """
+
+    parameters: int
+    trained: int
+    weights: Weights
+    latent: tuple[int, ...]
+    attended: int
+    forward: float
+    backward: float
+    attention: float
+    saved: int
+    saved_checkpointed: int
+    beside: int
+    working: int
+    blocks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Counted:
+    """What was counted of one evaluation, as `Network` says it.
+
+    `kept` are the bytes that checkpointing keeps outside of blocks, `largest` those of the largest block.
+    """
+
+    latent: tuple[int, ...]
+    attended: int
+    largest: int
+    beside: int
+    working: int
+    weights: Weights
+    trained: int
+    forward: int
+    backward: int
+    attention: int
+    saved: int
+    kept: int
+    blocks: int
+
+    def __add__(self, other: _Counted) -> _Counted:
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _LINEAR}
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in _MOST}
+        return replace(self, **sums, **most)
+
+    def block(self, more: _Counted, times: int) -> _Counted:
+        """So many times what one block takes, by which `more` has more than this."""
+        linear = {name: times * (getattr(more, name) - getattr(self, name)) for name in _LINEAR if name != "weights"}
+        return replace(more, **linear, weights=more.weights.beyond(self.weights, times))
+
+
+_MOST = ("attended", "largest", "beside", "working")
+_LINEAR = tuple(f.name for f in fields(_Counted) if f.name not in ("latent", *_MOST))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FewBlocks:
+    """Networks by which one with many blocks is measured.
+
+    Attributes:
+        least: with as few blocks as there can be, or all of them.
+        more: for each kind of block how many `least` lacks, and a network with one more than `least`.
+    """
+
+    least: nn.Module
+    more: Sequence[tuple[int, nn.Module]] = ()
+
+
+def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBlocks | None:
+    """The networks by which a model's denoiser is measured; None where nothing is known of the model.
+
+    Args:
+        family: of the model.
+        model: folder or hub id.
+        targets: layers of the LoRA; where they name a block, all blocks are there.
+    """
+    kinds = {} if names_a_block(targets) else family.block_kinds(model)
+    few = fewest(kinds)
+    least = family.meta_denoiser(model, few)
+    if least is None:
+        return None
+    more = [
+        (kinds[kind] - count, family.meta_denoiser(model, {**few, kind: count + 1}))
+        for kind, count in few.items() if kinds[kind] > count
+    ]  # fmt: skip
+    return FewBlocks(least=least, more=[(lacking, network) for lacking, network in more if network is not None])
+
+
+def measure(denoisers: FewBlocks, call: dict[str, Any], *, trained: Trained, dtype: torch.dtype) -> Network:
+    """Forward and backward of one sample.
+
+    Args:
+        denoisers: on the meta device; they get a LoRA here.
+        call: keyword arguments of the network.
+        trained: LoRA or weights.
+        dtype: of the checkpoint's weights and the arithmetic; the LoRA is float32.
+
+    Raises:
+        ValueError: a target matches no layer.
+    """
+    least = total = _count(denoisers.least, call, trained, dtype)
+    for lacking, network in denoisers.more:
+        total += least.block(_count(network, call, trained, dtype), lacking)
+    return Network(
+        parameters=total.weights.parameters, trained=total.trained, weights=total.weights, latent=total.latent,
+        attended=total.attended, forward=total.forward, backward=total.backward,
+        attention=total.attention / total.forward, saved=total.saved,
+        saved_checkpointed=total.kept + total.largest if total.blocks else total.saved, beside=total.beside,
+        working=total.working, blocks=total.blocks,
+    )  # fmt: skip
+
+
+def without_gradient(denoisers: FewBlocks, call: dict[str, Any]) -> tuple[int, int]:
+    """FLOPs of an evaluation without gradient, and most bytes of it at once, once networks have what is trained."""
+    least, working = _evaluated(denoisers.least, call)
+    flops = least
+    for lacking, network in denoisers.more:
+        more, own = _evaluated(network, call)
+        flops += lacking * (more - least)
+        working = max(working, own)
+    return flops, working
+
+
+def _evaluated(denoiser: nn.Module, call: Mapping[str, Any]) -> tuple[int, int]:
+    network = first_expert(denoiser)
+    dtype = next(network.parameters()).dtype
+    given = cast(dict(call), dtype)
+    with torch.no_grad(), Fused(dtype) as fused, Trace() as trace:
+        network(**given)
+    return trace.total + fused.attention, trace.peak
+
+
+def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype: torch.dtype) -> _Counted:
+    check_targets(denoiser, (trained.targets or ()) if trained.rank else ())
+    weights = weights_of(denoiser)
+    added = _prepare(denoiser, trained)
+    network = first_expert(denoiser)
+    nn.Module.to(network, dtype)  # diffusers' own `to` warns of parts it would keep in float32
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float() if trained.rank else parameter.data
+            parameter.register_post_accumulate_grad_hook(_forget)
+    _, working = _evaluated(network, call)
+    given = cast(dict(call), dtype)
+    saved = Saved(network)
+    blocks = _checkpointed(network, saved.block)
+    with Fused(dtype) as fused, saved_tensors_hooks(saved.pack, _as_it_is), Trace() as trace:
+        output = network(**given)
+        answer = output
+        while not isinstance(answer, Tensor):  # one of a tuple, and of Z-Image's list of samples
+            answer = answer[0]
+        forward = trace.total
+        answer.float().sum().backward()
+    return _Counted(
+        weights=weights, trained=added, latent=_latent(given), attended=fused.attended,
+        forward=forward + fused.attention, backward=trace.total - forward + 2 * fused.attention,
+        attention=fused.attention, saved=saved.total, kept=saved.outside, largest=saved.largest,
+        beside=max(0, trace.peak - saved.total), working=working, blocks=saved.blocks if blocks else 0,
+    )  # fmt: skip
+
+
+def _forget(parameter: Tensor) -> None:
+    """Gradients of weights are counted as such, not among activations."""
+    parameter.grad = None
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _prepare(denoiser: nn.Module, trained: Trained) -> int:
+    """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
+    if trained.rank:
+        return _add_lora(denoiser, trained)
+    chosen = set(trained_names(denoiser, trained.targets))
+    for name, parameter in denoiser.named_parameters():
+        parameter.requires_grad_(name in chosen)
+    return sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
+
+
+def _add_lora(denoiser: nn.Module, trained: Trained) -> int:
+    """Puts a LoRA on the layers that targets match; how many parameters it has."""
+    denoiser.requires_grad_(False)
+    endings = tuple(f".{target}" for target in trained.targets or ())
+    bound = [name for name, part in denoiser.named_modules()
+             if isinstance(part, nn.Linear) and f".{name}".endswith(endings)]  # fmt: skip
+    outputs = 0
+    for name in bound:
+        layer: Any = denoiser.get_submodule(name)
+        outputs += layer.out_features
+        parent, _, own = name.rpartition(".")
+        setattr(denoiser.get_submodule(parent), own, _WithLora(layer, trained.rank))
+    magnitudes = outputs if trained.magnitudes else 0
+    return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
+
+
+class _WithLora(nn.Module):
+    """A linear layer with a LoRA: the operations and casts of PEFT's, whose import takes longer than all of a plan."""
+
+    def __init__(self, base: Any, rank: int) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.base = base
+            self.down = nn.Linear(base.in_features, rank, bias=False)
+            self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight, of which networks ask the dtype."""
+        weight: Tensor = self.base.weight
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Likewise."""
+        bias: Tensor | None = self.base.bias
+        return bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base(x)
+        change = self.up(self.down(x.to(self.down.weight.dtype))) * 1.0
+        return (result + change).to(result.dtype)
+
+
+def _latent(call: dict[str, Any]) -> tuple[int, ...]:
+    if "x" in call:  # a list, one image per sample
+        return tuple(call["x"][0].shape)
+    value = call.get("hidden_states", call.get("sample"))
+    return tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
+
+
+def _checkpointed(network: Any, function: Callable[..., Any]) -> bool:
+    """Has the network call its blocks through a function, as for gradient checkpointing."""
+    try:
+        network.enable_gradient_checkpointing(function)
+    except (AttributeError, TypeError, ValueError):  # it has no blocks that could be recomputed
+        return False
+    return True

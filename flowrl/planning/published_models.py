@@ -1,0 +1,79 @@
+"""What a model's parts weigh besides its denoiser: of published checkpoints by a table, of folders by their files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flowrl.config.locations import is_path, split_revision
+from flowrl.pipelines import ModelFamily, known_checkpoints
+from flowrl.pipelines.places.hub_files import model_card, small_json
+from flowrl.rewards import Model
+from flowrl.runtime.files import safetensors_parameters
+
+_DENOISERS = ("transformer", "transformer_2", "unet")
+
+Parts = Mapping[str, int]
+"""Name of a pipeline's part, which is that of its folder -> number of its parameters."""
+
+
+def other_parts(model: str) -> Parts | None:
+    """The parts of a folder or a published checkpoint besides the denoiser; None where nothing is known."""
+    if Path(model).is_dir():
+        return {name: count for name, count in folder_parts(Path(model)).items() if name not in _DENOISERS}
+    known = known_checkpoints.published(model)
+    return None if known is None else known.parts
+
+
+def counted_as(family: ModelFamily, model: str) -> str:
+    """The model whose configuration is counted: itself, or the family's first checkpoint where nothing is known."""
+    if family.planned_size(model, {}) is not None or Path(model).exists():
+        return model
+    return next((name for name, known in known_checkpoints.checkpoints().items() if known.family == family.name), model)
+
+
+def nearest(family: ModelFamily, model: str) -> str | None:
+    """The published checkpoint of a family whose denoiser is configured most like a model's; None without any."""
+    own = {} if Path(model).exists() else small_json(model, f"{family.denoisers[0]}/config.json") or {}
+    alike = {
+        name: sum(own.get(key) == value for key, value in known.network.items())
+        for name, known in known_checkpoints.checkpoints().items() if known.family == family.name
+    }  # fmt: skip
+    return max(alike, key=alike.__getitem__, default=None)
+
+
+def licence_of(model: str) -> tuple[str, bool] | None:
+    """The licence of a hub id and whether the hub asks to accept it; None where neither table nor hub says."""
+    known = known_checkpoints.published(model)
+    if known is not None:
+        return known.licence, known.gated
+    card = None if Path(model).exists() or is_path(model) else model_card(model)
+    return None if card is None or card.licence is None else (card.licence, card.gated)
+
+
+def folder_parts(folder: Path) -> Parts:
+    """Every part of a pipeline folder that has weights, read from the headers of its safetensors files."""
+    parts = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        files = sorted(path.glob("*.safetensors"))
+        plain = [file for file in files if ".fp16." not in file.name] or files
+        if plain:
+            parts[path.name] = sum(map(safetensors_parameters, plain))
+    return parts
+
+
+def reward_models(models: Sequence[Model]) -> tuple[tuple[str, int, int], ...] | None:
+    """(model, parameters, bytes per weight) of a reward's models; None where one is not known."""
+    found = [(model.name, model.parameters, model.bytes_per_weight) for model in models]
+    known = tuple((name, count, width) for name, count, width in found if count is not None)
+    return known if len(known) == len(found) else None
+
+
+def in_cache(model: str) -> bool:
+    """Whether the hub's cache on this machine holds weights of a model; small files alone are soon there."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()
+    repo, _ = split_revision(model)
+    files = (cache / f"models--{repo.replace('/', '--')}").glob("snapshots/*/**/*")
+    return any(path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt") for path in files)

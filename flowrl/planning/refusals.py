@@ -1,0 +1,119 @@
+"""What stands in the way of a run: settings that cannot work, and things still missing on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowrl.config.train import TrainConfig, is_here
+from flowrl.pipelines import ModelFamily
+from flowrl.rewards import judged_by
+from flowrl.runtime.failures import found_by
+from flowrl.session.preflight import check_arithmetic, look
+from flowrl.training.parts import check_attention
+from flowrl.training.processes.devices import check_device
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """`refused` are settings to change, `absent` what has to be put in place, `device` this machine's own lack.
+
+    `of_prompts` are those of the first two that are about files of prompts.
+    """
+
+    refused: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    device: list[str] = field(default_factory=list)
+    of_prompts: list[str] = field(default_factory=list)
+
+
+def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obstacles:
+    """Everything that `flowrl train` would refuse, and what it could only refuse once weights are loaded.
+
+    Args:
+        config: the run's settings.
+        family: of the model.
+        processes: of the run.
+    """
+    found = Obstacles()
+    for key, value in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.eval)):
+        if value is not None and not is_here(value):
+            found.absent.append(f"{key}: {value} is not here; its contents were not checked")
+    found.of_prompts.extend(found.absent)
+    with _world(processes):
+        looked = look(config, here=False, only_here=True)
+        found.of_prompts.extend(looked.of_prompts)
+        for fault in looked.faults:
+            missing = [value for value in _texts(config) if value in fault and not is_here(value)]
+            (found.absent if missing else found.refused).append(fault)
+        found.device.extend(found_by(
+            lambda: check_device(config.pipeline.device), lambda: check_attention(config.pipeline, family),
+            lambda: check_arithmetic(config),
+        ))  # fmt: skip
+    found.refused.extend(one for one in _found_late(config, family, processes) if one not in found.refused)
+    return found
+
+
+def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Iterator[str]:
+    """Combinations that a run meets when its model and its rewards are there."""
+    ranks = processes // config.parallel.context  # those that share an image's tokens draw it together
+    share = config.num_images // ranks
+    for place, reward in enumerate((*config.rewards, *config.eval.rewards)):
+        key = f"rewards.{place}" if place < len(config.rewards) else f"eval.rewards.{place - len(config.rewards)}"
+        judged = judged_by(reward.name)
+        if share % config.group_size and ("groups" in judged or reward.gate is not None):
+            why = "has a gate, which looks at" if reward.gate is not None else "compares"
+            yield (
+                f"{key} ({reward.name or reward.function}) {why} the images of a group, but {share} images per process "
+                f"are not whole groups of {config.group_size}: make prompts_per_step a multiple of {ranks}, the number "
+                "of processes that draw images of their own"
+            )
+        if "videos" in judged and not family.videos:
+            yield f"{key} ({reward.name}) judges videos, and the family {family.name} draws images: change one of them"
+        if "sounds" in judged and family.sound is None:
+            yield (
+                f"{key} ({reward.name}) judges sounds, and what the family {family.name} draws is silent: take another "
+                "reward, or a model whose videos have sound, such as Lightricks/LTX-2"
+            )
+        if "edits" in judged and family.num_sources == (0, 0):
+            yield (
+                f"{key} ({reward.name}) judges edits of a source image, and the family {family.name} takes none: "
+                "change one of them"
+            )
+
+
+def _texts(config: TrainConfig) -> list[str]:
+    """Paths that options may name."""
+    options = [reward.options for reward in (*config.rewards, *config.eval.rewards)]
+    found = list(_strings([*options, config.objective.options, config.policy.init_lora]))
+    return [*found, *(reward.file for reward in (*config.rewards, *config.eval.rewards) if reward.file is not None)]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _strings(entry)
+    elif isinstance(value, Sequence):
+        for entry in value:
+            yield from _strings(entry)
+
+
+@contextmanager
+def _world(processes: int) -> Iterator[None]:
+    """Inside, checks see this number of processes, as a launcher would tell the first of them."""
+    told = {"WORLD_SIZE": str(processes), "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ |= told
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,183 @@
+"""The pace that hours are reckoned by: what is said, a bench, or a range for each of some GPUs.
+
+Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl.config.train import TrainConfig
+from flowrl.runtime.files import read_json
+
+FILE = "bench.json"
+"""What `flowrl bench` writes."""
+RUNS = Path("runs")
+"""Where benches are written unless told otherwise, and looked for."""
+PEAKS = {"4090": 165.2, "A100": 312.0, "H100": 989.4, "H200": 989.4, "B200": 2250.0}
+"""GPU -> TFLOP/s of bfloat16 products with float32 sums and no sparsity, by the makers' data sheets (SXM where there is
+one)."""
+SHARES = (0.213, 0.462)
+"""Shares of the peak that training of large transformers was published to reach: GPT-3's and PaLM's (arXiv 2204.02311,
+table 3); Llama 3's, 0.38 to 0.43, lies between them (arXiv 2407.21783, table 4)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """TFLOP/s by which hours are reckoned.
+
+    Attributes:
+        range: least and most that is to be expected; None where nothing is known, and hours are told for some GPUs.
+        told: where that is from, a sentence.
+        measured: whether it was measured on this machine.
+    """
+
+    range: tuple[float, float] | None
+    told: str
+    measured: bool = False
+
+
+def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> Pace:
+    """What was given, else what a bench measured, else what the newest bench here measured, else nothing.
+
+    Args:
+        config: of the run that is planned.
+        given: by `--tflops`; None where it was not.
+        bench: a bench's file or folder, by `--bench`; its machine may be another one.
+
+    Raises:
+        ValueError: the bench cannot be read, measured no pace, or is one of another model.
+    """
+    if given is not None:
+        return Pace(range=(given, given), told=f"The pace of {given:g} TFLOP/s is what --tflops says.")
+    if bench is not None:
+        return _of_file(config, Path(bench))
+    damaged = list[Path]()
+    found = measured_tflops(config, damaged)
+    left_out = "".join(f" Left out, since it is damaged: {path}." for path in damaged)
+    if found is not None:
+        (low, median, high), path = found
+        told = f"The pace of {median:g} TFLOP/s ({low:g} to {high:g}) was measured on this machine: {path}.{left_out}"
+        return Pace(range=(low, high), told=told, measured=True)
+    least, most = (f"{100 * share:.0f}" for share in SHARES)
+    told = (
+        f"At {least} to {most} % of a GPU's peak, which training of large transformers was published to reach; flowrl "
+        "bench CONFIG measures this model's pace."
+    )
+    return Pace(range=None, told=told + left_out)
+
+
+def _of_file(config: TrainConfig, path: Path) -> Pace:
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"--bench: there is no {file}: give the folder of a flowrl bench, or its {FILE}")
+    try:
+        facts, found = _read(file)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(
+            f"--bench: {file} is damaged, or of another version: measure again with flowrl bench"
+        ) from error
+    if found is None:
+        raise ValueError(f"--bench: {file} measured no pace: let flowrl bench time the network, or leave --bench out")
+    wanted = _wanted(config)
+    if other := {key: facts.get(key) for key in wanted if facts.get(key) != wanted[key]}:
+        theirs = ", ".join(f"{key} {value}" for key, value in other.items())
+        own = ", ".join(f"{key} {wanted[key]}" for key in other)
+        raise ValueError(f"--bench: {file} was measured with {theirs}, this run has {own}: measure this one")
+    low, median, high = found
+    where = facts.get("device", "a device that it does not name")
+    told = f"The pace of {median:g} TFLOP/s ({low:g} to {high:g}) was measured on {where}: {file}."
+    return Pace(range=(low, high), told=told)
+
+
+def measured_tflops(
+    config: TrainConfig, damaged: list[Path], folder: Path = RUNS
+) -> tuple[tuple[float, float, float], Path] | None:
+    """TFLOP/s on the clock of the newest bench of the same model on this machine, and the bench: least, median, most.
+
+    Its dtype, `pipeline.compile` and `threads` have to be those of the run too. A bench of fewer blocks (`--layers`)
+    has the pace of no model, so it is not taken.
+
+    Args:
+        config: of the run that is planned.
+        damaged: gets the files that cannot be read.
+        folder: whose folders hold benches.
+    """
+    wanted = _wanted(config)
+    found = [
+        (str(facts.get("date")), tflops, path, facts)
+        for path, facts, tflops in _benches(folder, damaged)
+        if {key: facts.get(key) for key in wanted} == wanted
+    ]
+    if not found:
+        return None
+    here = _machine(config)
+    for _, tflops, path, facts in sorted(found, key=lambda one: one[:3], reverse=True):
+        if {key: facts.get(key) for key in here} == here:
+            return tflops, path
+    return None
+
+
+def _wanted(config: TrainConfig) -> dict[str, Any]:
+    """Facts of a bench that has the pace of a run, wherever it was made."""
+    return {
+        "layers": None, "model": config.pipeline.model, "dtype": config.pipeline.dtype,
+        "compile": config.pipeline.compile,
+    }  # fmt: skip
+
+
+def _benches(folder: Path, damaged: list[Path]) -> Iterator[tuple[Path, dict[str, Any], tuple[float, float, float]]]:
+    """Path, facts and TFLOP/s of the benches that lie in a folder's folders, but for those that measured no pace."""
+    for path in sorted(folder.glob(f"*/{FILE}")):
+        try:
+            facts, found = _read(path)
+        except (ValueError, KeyError, TypeError, OSError):
+            damaged.append(path)
+        else:
+            if found is not None:
+                yield path, facts, found
+
+
+def _read(path: Path) -> tuple[dict[str, Any], tuple[float, float, float] | None]:
+    """Facts of a bench and its TFLOP/s, least, median and most; None where it measured no pace.
+
+    Raises:
+        ValueError, KeyError, TypeError, OSError: it cannot be read.
+    """
+    data = read_json(path)
+    facts, measured = data["facts"], data["throughput"]
+    tflops = float(measured["tflops"]) if measured else 0.0
+    if not isinstance(facts, dict):
+        raise TypeError
+    if not tflops > 0:
+        return facts, None
+    low, high = _spread(data, str(measured.get("tflops_of")))
+    return facts, (_rounded(tflops * low), _rounded(tflops), _rounded(tflops * high))
+
+
+def _spread(data: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """Least and most pace of a phase's repeats, in shares of its median."""
+    walls = [row["wall"] for row in data.get("phases", ()) if row["name"] == name and row.get("wall")]
+    if not walls:
+        return 1.0, 1.0
+    median, low, high = (float(walls[0][key]) for key in ("median", "low", "high"))
+    return (median / high, median / low) if min(median, low, high) > 0 else (1.0, 1.0)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _machine(config: TrainConfig) -> dict[str, Any]:
+    """The facts by which a machine is known again, and the threads of a run on it."""
+    import torch
+
+    device = config.pipeline.device
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    name = torch.cuda.get_device_name() if on_gpu and torch.cuda.is_available() else "cpu"
+    threads = torch.get_num_threads() if config.threads is None else config.threads
+    return {"device": name, "cpu_count": os.cpu_count(), "threads": threads}

@@ -1,0 +1,55 @@
+"""The first line of a plan: whether the run fits a card, and with which settings."""
+
+from __future__ import annotations
+
+import re
+
+from flowrl.planning.fits import Fit, card_gib, fit
+from flowrl.planning.gather import Plan
+from flowrl.planning.memory import CARDS, GIB
+from flowrl.planning.plan_words import in_bytes, note, pairs
+
+_NAMED = re.compile(r"_([1-9]\d*)gb$")
+
+
+def card_of(name: str) -> int | None:
+    """GB of the card that a configuration names at the end of its own name, as presets do (`flux_grpo_24gb`)."""
+    found = _NAMED.search(name)
+    return None if found is None else int(found[1])
+
+
+def verdict(plan: Plan, card: int | None) -> list[str]:
+    """Whether a process fits a card of so many GB, and what each setting gains that has to be changed for it.
+
+    Args:
+        plan: of the run.
+        card: None takes the smallest usual one that holds the run as it is, else the largest.
+    """
+    if plan.memory is None or plan.facts is None:
+        return note(f"whether it fits a card is not known: {plan.unknown}")
+    if card is None:
+        holding = (size for size in CARDS if plan.memory.peak <= card_gib(size) * GIB)
+        card = next(holding, max(CARDS))
+    found = fit(plan.facts, plan.settings, plan.choices, card)
+    most = f"at most {in_bytes(found.memory.peak)} of {card_gib(card):.4g}"
+    if found.memory.unknown:
+        most += f", and {', '.join(found.memory.unknown)}, of unknown size"
+    if found.overrides is None:
+        return note(f"does not fit {card} GB with any setting, because {in_the_way(found)}")
+    if not found.overrides:
+        return note(f"fits {card} GB as it is: {most}")
+    more = max(found.settings.processes, plan.processes)
+    cards = f", on {more} such cards" if more > plan.processes else ""
+    lines = note(
+        f"fits {card} GB with {' '.join(found.overrides)}: {most}{cards}. As it is it takes "
+        f"{in_bytes(plan.memory.peak)}; each setting is needed, and without it alone the run would take so much more:"
+    )
+    return lines + pairs((in_bytes(gain), overrides) for overrides, gain in found.gains)
+
+
+def in_the_way(found: Fit) -> str:
+    """Why a run does not fit: what it takes at its smallest, and what is largest of that."""
+    held = sorted(found.memory.held.items(), key=lambda entry: -entry[1])[:2]
+    largest = " and ".join(f"{name} ({in_bytes(size)})" for name, size in held)
+    lacking = in_bytes(found.memory.peak - card_gib(found.card) * GIB)
+    return f"it takes at least {in_bytes(found.memory.peak)}, {lacking} too much; most of it is {largest}"

@@ -1,0 +1,1 @@
+"""The phases of an iteration timed on this machine, beside what the machine could reach."""

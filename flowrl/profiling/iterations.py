@@ -1,0 +1,179 @@
+"""Whole iterations by the recipe itself, in a folder for the moment: the code that `flowrl train` runs."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flowrl.config.methods import BudgetConfig
+from flowrl.config.train import TrainConfig
+from flowrl.planning.counts import Counts, of_iteration
+from flowrl.profiling.bench_result import USED, WHOLE, Phase, Spread
+from flowrl.profiling.bench_subject import Subject, joined_reward
+from flowrl.profiling.ceilings import GEMM, exact_ceiling
+from flowrl.profiling.part_phases import decoding_flops
+from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.session.batch_sizes import sizes_line
+from flowrl.session.preflight import recipe_of
+from flowrl.training.run import Run
+from flowrl.training.seal import inputs_of
+
+ITERATIONS = 3  # of which the first is left out
+_RATIO = "ratio_first_deviation"
+
+
+class _Watched(Run):
+    """A run that keeps its rows, and the CPU seconds at each."""
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Keeps a row and when it came, and writes it."""
+        self.rows = [*self.__dict__.get("rows", []), dict(row) | {"cpu": time.process_time()}]
+        super().log(row)
+
+
+def iteration(subject: Subject, watch: Stopwatch, pace: float | None) -> Iterator[Phase]:
+    """Three iterations with the first left out: the whole, and its stages. `pace` is in FLOPs a second, if known."""
+    config, told = fitting(subject, watch.left, pace)
+    if config is None:
+        yield Phase(section="iteration", name=WHOLE, note=told)
+        return
+    rows = run_iterations(subject, config)
+    if len(rows) < 2:
+        yield Phase(section="iteration", name=WHOLE, note="not measured: the recipe logged no second iteration")
+        return
+    yield from phases_of(subject, config, rows, told)
+
+
+def run_iterations(subject: Subject, config: TrainConfig) -> list[dict[str, Any]]:
+    """The rows that the recipe logs."""
+    with tempfile.TemporaryDirectory(prefix="flowrl-bench-") as name, subject.unchanged_weights():
+        inputs = inputs_of(config, subject.prompts)
+        reward = joined_reward(subject)
+        run = _Watched(
+            Path(name), config, name=subject.name, inputs=inputs, resumed=False,
+            parts=(subject.pipeline, subject.policy, reward),
+        )  # fmt: skip
+        recipe_of(config).main(config, run, subject.prompts)
+        return [row for row in run.rows if "seconds" in row]
+
+
+def settings_of(subject: Subject) -> TrainConfig:
+    """The configuration of whole iterations: nothing is evaluated, and only the end is saved."""
+    config = subject.config
+    return replace(
+        config, num_iterations=ITERATIONS, budget=BudgetConfig(), checkpoint_every=ITERATIONS + 1, progress=False,
+        max_invalid_ratio=1.0, out=None, logging=replace(config.logging, tensorboard=False),
+    )  # fmt: skip
+
+
+def with_prompts(subject: Subject, numbers: Iterable[int]) -> Iterator[TrainConfig]:
+    """The configuration of whole iterations with each of some numbers of prompts that its other settings allow."""
+    for prompts in numbers:
+        try:
+            config = replace(settings_of(subject), prompts_per_step=prompts)
+            config.resolve_batch(1)
+            recipe_of(config).check(config)
+        except ValueError:  # a number that the settings do not divide into
+            continue
+        if sizes_line(config, 1) and not sizes_line(subject.config, 1):  # smaller batches than the run's
+            continue
+        yield config
+
+
+def fitting(subject: Subject, seconds: float, pace: float | None) -> tuple[TrainConfig | None, str]:
+    """The configuration with as many prompts an iteration as the time is enough for; None and why where it is not."""
+    wanted = subject.config.prompts_per_step
+    for config in with_prompts(subject, [count for count in range(wanted, 0, -1) if wanted % count == 0]):
+        if foreseen(subject, config, pace) * ITERATIONS <= seconds:
+            prompts = config.prompts_per_step
+            fewer = f"{prompts} of {wanted} prompts an iteration, for want of time (--minutes)"
+            return config, "" if prompts == wanted else fewer
+    return None, "not measured: not even one prompt an iteration fits into what is left of --minutes"
+
+
+def foreseen(subject: Subject, config: TrainConfig, pace: float | None) -> float:
+    """Seconds that an iteration's evaluations and decoding take at a pace; 0 where that is not known."""
+    return 0.0 if pace is None else flops_of(subject, counts_of(subject, config)) / pace
+
+
+def counts_of(subject: Subject, config: TrainConfig, index: int = 1) -> Counts:
+    """Evaluations of an iteration, as `flowrl plan` counts them."""
+    return of_iteration(config, index, partial(_passes, subject), config.resolve_batch(1))
+
+
+def _passes(subject: Subject, scale: float) -> int:
+    return subject.pipeline.passes(scale)
+
+
+def flops_of(subject: Subject, counts: Counts) -> float:
+    """FLOPs of an iteration's network and decoder."""
+    return (
+        subject.forward_flops(counts.forward) + subject.backward_flops(counts.backward)
+        + counts.images * decoding_flops(subject)
+    )  # fmt: skip
+
+
+def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]], told: str) -> Iterator[Phase]:
+    """The whole iteration and its stages on the clock, of the rows after the first; `USED` on a CPU."""
+    timed = rows[1:]
+    used = [after["cpu"] - before["cpu"] for before, after in zip(rows, timed, strict=False)]
+    wall = Spread.of([row["seconds"] for row in timed])
+    done = _evaluations(rows)
+    checkpointing = config.pipeline.gradient_checkpointing
+    counts = Counts(**done, images=int(timed[-1].get("num_scored", config.num_images)))
+    ratio = max((row[_RATIO] for row in rows if row.get(_RATIO) is not None), default=None)
+    peak = max((row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row), default=None)
+    whole = Phase(
+        section="iteration", name=WHOLE, seconds=wall, wall=wall, repeats=len(timed), rows=counts.forward,
+        items=config.num_images, flops=flops_of(subject, counts),
+        recomputed=subject.forward_flops(counts.backward) * checkpointing, ceiling=GEMM, note=told,
+        peak_bytes=None if peak is None else int(peak * 2**30), ratio_first_deviation=ratio,
+    )  # fmt: skip
+    on_cpu = subject.device.type == "cpu"
+    yield replace(whole, ceiling="") if on_cpu else whole
+    if on_cpu:
+        yield replace(whole, name=USED, seconds=Spread.of(used), note="", ratio_first_deviation=None)
+    stages = {name: [row.get(f"seconds/{name}", 0.0) for row in timed] for name in _stages(timed)}
+    stages["other"] = [row["seconds"] - sum(parts) for row, *parts in zip(timed, *stages.values(), strict=True)]
+    for stage, seconds in stages.items():
+        spread = Spread.of(seconds)
+        yield Phase(
+            section="iteration", name=stage, seconds=spread, wall=spread, repeats=len(timed),
+            **_asked(subject, stage, counts, recomputed=checkpointing) | ({"ceiling": ""} if on_cpu else {}),
+        )  # fmt: skip
+
+
+def _stages(rows: list[dict[str, Any]]) -> list[str]:
+    """Names of the stages that rows have seconds of, the usual ones first and in their order."""
+    found = {key.removeprefix("seconds/") for row in rows for key in row if key.startswith("seconds/")} - {"total"}
+    usual = [name for name in ("pairs", "rollout", "reward", "update") if name in found]
+    return [*usual, *sorted(found.difference(usual))]
+
+
+def _asked(subject: Subject, stage: str, counts: Counts, *, recomputed: bool) -> dict[str, Any]:
+    """Rows and FLOPs of a stage."""
+    forward = {"rollout": counts.rollout + counts.completion, "update": counts.update + counts.reference}
+    if stage == "reward":
+        return {
+            "items": counts.images, "flops": counts.images * decoding_flops(subject), "ceiling": exact_ceiling(subject),
+        }  # fmt: skip
+    if stage not in forward:
+        return {}
+    backward = counts.backward if stage == "update" else 0
+    return {
+        "rows": forward[stage], "ceiling": GEMM,
+        "flops": subject.forward_flops(forward[stage]) + subject.backward_flops(backward),
+        "recomputed": subject.forward_flops(backward) * recomputed,
+    }  # fmt: skip
+
+
+def _evaluations(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Evaluations by kind of an iteration, the mean of those after the first; rows hold totals."""
+    kinds = ("rollout", "completion", "update", "reference", "backward")
+    sums = {kind: rows[-1].get(f"nfe/{kind}", 0) - rows[0].get(f"nfe/{kind}", 0) for kind in kinds}
+    return {kind: round(total / (len(rows) - 1)) for kind, total in sums.items()}

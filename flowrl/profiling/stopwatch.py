@@ -1,0 +1,134 @@
+"""Repeats of a call: seconds with their spread, and what can be counted exactly: operations, saved bytes, memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from flowrl.profiling.bench_result import OUT_OF_MEMORY, Phase, Spread
+from flowrl.runtime.failures import out_of_memory
+from flowrl.runtime.private_names import TorchDispatchMode, storage_key
+from flowrl.training.processes.devices import wait_for
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopwatch:
+    """How calls are timed.
+
+    Attributes:
+        device: where they run.
+        repeats: that are timed, fewer once the time is used up, but always one.
+        warm_ups: calls before; one of them is counted instead of timed.
+        deadline: of `time.monotonic()`.
+        weights: storages that are no saved activations.
+        counts: whether calls are counted at all: what is compiled shows no operations.
+    """
+
+    device: torch.device
+    repeats: int
+    warm_ups: int
+    deadline: float
+    weights: frozenset[int] = frozenset()
+    counts: bool = True
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    def phase(self, section: str, name: str, call: Call, *, counted: bool = True, **facts: Any) -> Phase:
+        """Times a call; a phase that says so where memory is not enough for it.
+
+        Args:
+            section: of the phase.
+            name: of the phase.
+            call: takes one repeat.
+            counted: count operations and saved bytes, which compiled calls do not show.
+            facts: other fields of the phase.
+        """
+        try:
+            return self._timed(section, name, call, counted=counted and self.counts, **facts)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return Phase(section=section, name=name, note=OUT_OF_MEMORY)
+
+    def _timed(self, section: str, name: str, call: Call, *, counted: bool, **facts: Any) -> Phase:
+        operations = saved = None
+        if counted:
+            operations, saved = self._count(call)
+        for _ in range(self.warm_ups - counted):
+            call()
+        wait_for(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        own, wall = list[float](), list[float]()
+        while len(own) < self.repeats and (not own or self.left > 0):
+            first, second = self._once(call)
+            own.append(first)
+            wall.append(second)
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        return Phase(
+            section=section, name=name, seconds=Spread.of(own), wall=Spread.of(wall), repeats=len(own),
+            operations=operations, saved_bytes=saved or None, peak_bytes=peak, **facts,
+        )  # fmt: skip
+
+    def _once(self, call: Call) -> tuple[float, float]:
+        """Seconds of the device and of the clock."""
+        begun = time.perf_counter()
+        if self.device.type == "cuda":
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            first.record()
+            call()
+            last.record()
+            last.synchronize()
+            return first.elapsed_time(last) / 1e3, time.perf_counter() - begun
+        used = time.process_time()
+        call()
+        wait_for(self.device)
+        return time.process_time() - used, time.perf_counter() - begun
+
+    def _count(self, call: Call) -> tuple[int, int]:
+        """Operations that a call dispatches, and bytes of the distinct storages that autograd saves."""
+        seen, held = set(self.weights), list[Tensor]()
+        saved = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal saved
+            storage = tensor.untyped_storage()
+            if (key := storage_key(tensor)) not in seen:
+                seen.add(key)
+                held.append(tensor)  # a storage that is freed may come back as another one
+                saved += storage.nbytes()
+            return tensor
+
+        with Operations() as counter, saved_tensors_hooks(pack, lambda tensor: tensor):
+            call()
+        return counter.number, saved
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that torch dispatches, those that only look at a tensor differently left out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def storages(tensors: Iterable[Tensor]) -> frozenset[int]:
+    """Storages of weights."""
+    return frozenset(storage_key(tensor) for tensor in tensors)

@@ -1,0 +1,1 @@
+"""Models and LoRAs for others: cards, uploads, merges, exports."""

@@ -1,0 +1,87 @@
+"""Uploads listed files to a repository of the hub, in one commit; the only code here that sends anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrl.publishing.shared_files import Shared
+
+_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+
+def check_target(repository: str, *, update: bool, public: bool) -> None:
+    """Refuses what cannot be uploaded to, before anything is written.
+
+    Raises:
+        ValueError: no hub id, no token, no net, or a repository that is there and is another one than was asked for.
+    """
+    from huggingface_hub import constants, errors, get_token
+
+    if not _ID.fullmatch(repository) or Path(repository).exists():
+        raise ValueError(
+            f"--to {repository} is no repository of the hub, which is written OWNER/NAME: a folder of this machine is "
+            f"given without --to (flowrl push RUN {repository})"
+        )
+    if constants.is_offline_mode():
+        raise ValueError("--to uploads, and HF_HUB_OFFLINE is set: unset it, or leave --to out")
+    if not get_token():
+        raise ValueError(
+            "--to uploads, and there is no token: set HF_TOKEN to one that may write, or run 'hf auth login'; without "
+            "--to the folder is written alone"
+        )
+    try:
+        info = _api().repo_info(repository, timeout=10)
+    except errors.RepositoryNotFoundError:
+        return
+    except Exception as error:  # the transport raises errors of every kind
+        raise ValueError(_unreachable(error)) from error
+    if not update:
+        raise ValueError(f"{repository} is there already: --update adds to it, or give another name")
+    if not info.private and not public:
+        raise ValueError(f"{repository} is public: say --public to upload there, or give another name")
+
+
+def upload(repository: str, files: Sequence[Shared], *, public: bool) -> str:
+    """Makes the repository where it is missing and uploads; returns its address.
+
+    Raises:
+        ValueError: the hub refused or does not answer; what was uploaded is all or nothing.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    api = _api()
+    operations = [
+        CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file.content if isinstance(file.content, bytes)
+                           else str(file.content))
+        for file in files
+    ]  # fmt: skip
+    try:
+        address = api.create_repo(repository, private=not public, exist_ok=True)
+        private = public or api.repo_info(repository, timeout=10).private
+        if not private:  # somebody made it meanwhile, or the owner's settings did not let it be
+            raise ValueError(f"{repository} is public and nothing was uploaded: say --public, or give another name")
+        api.create_commit(repository, operations=operations, commit_message="LoRA and model card by flowrl push")
+    except ValueError:
+        raise
+    except Exception as error:  # as above
+        raise ValueError(_unreachable(error)) from error
+    return str(address)
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi, constants
+
+    return HfApi(endpoint=constants.ENDPOINT)
+
+
+def _unreachable(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return f"{constants.ENDPOINT} refused ({said}): the token has to be one that may write there"
+    return f"{constants.ENDPOINT} could not be used ({said}): the folder is complete, upload it when there is a net"

@@ -1,0 +1,1 @@
+"""HTML, charts and terminal text; knows nothing of runs."""

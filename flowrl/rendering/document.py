@@ -1,0 +1,31 @@
+"""The frame of every page: one self-contained HTML document."""
+
+from __future__ import annotations
+
+from flowrl.rendering.markup import esc
+from flowrl.rendering.style import CSS
+
+# The page may load nothing, from nowhere: what it shows is inside it.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+MEDIA_POLICY = f"{POLICY}; media-src data: 'self' file:"  # and clips beside it, whether it is served or opened
+
+
+def document(title: str, body: str, *, footer: str, lead: str = "", policy: str = POLICY) -> str:
+    """A whole page.
+
+    Args:
+        title: text, of the window and above the page.
+        body: HTML of the main part.
+        footer: HTML of the last line.
+        lead: HTML below the title.
+        policy: what the page may load.
+    """
+    below = f"<p>{lead}</p>" if lead else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<meta name="color-scheme" content="light dark"><title>{esc(title)}</title><style>{CSS}</style></head>'
+        f"<body><header><h1>{esc(title)}</h1>{below}</header><main>{body}</main>"
+        f"<footer><p>{footer}</p></footer></body></html>\n"
+    )

@@ -1,0 +1,130 @@
+"""Charts of dots with their intervals along both axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from flowrl.rendering.charts import Frame, dot, draw_axes, ends_of, frame_of, nice_ticks, responsive, svg
+from flowrl.rendering.markup import esc
+from flowrl.statistics.bootstrap import Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A dot with its interval along either axis, drawn where it is known.
+
+    Attributes:
+        x: where it lies, likewise `y`.
+        title: what hovering says.
+        label: what stands beside it where there is room.
+        color: 0 to 6.
+        shape: "dot", "ring", or "raw" for one of many.
+        line: points of one line are joined in their order.
+    """
+
+    x: Interval
+    y: Interval
+    title: str = ""
+    label: str = ""
+    color: int = 1
+    shape: str = "dot"
+    line: Hashable = None
+
+
+def scatter(
+    points: Sequence[Point], *, x_label: str, y_label: str, description: str, log: bool = False, same: bool = False
+) -> str:
+    """Dots with their intervals, for desktop and phone.
+
+    Args:
+        points: one or more; labels are placed in their order, and what finds no place is left to hovering.
+        x_label: of the axis, likewise `y_label`.
+        y_label: see above.
+        description: for those who cannot see the chart.
+        log: x is drawn as a logarithm.
+        same: both axes measure the same: they get one scale, and the line on which they are equal.
+    """
+    return responsive(lambda width: _draw_points(points, width, x_label, y_label, description, log, same))
+
+
+def _draw_points(
+    points: Sequence[Point], width: int, x_label: str, y_label: str, description: str, log: bool, same: bool
+) -> str:
+    height = 300 if same else 330
+    x_low, x_high = ends_of(point.x for point in points)
+    y_low, y_high = ends_of(point.y for point in points)
+    diagonal = ""
+    if same:
+        x_ticks = y_ticks = nice_ticks(min(x_low, y_low), max(x_high, y_high), 5)
+        low, high = x_ticks[0], x_ticks[-1]
+    else:
+        y_ticks = nice_ticks(y_low, y_high, 5)
+        low, high = (math.log10(x_low), math.log10(x_high)) if log else (x_low, x_high)
+        pad = 0.06 * (high - low) or 0.1
+        low, high = low - pad, high + pad
+        x_ticks = log_ticks(low, high) if log else nice_ticks(low, high, 6 if width > 400 else 4)
+    frame = frame_of(width, height, x_ticks, (low, high), y_ticks, log=log)
+    if same:
+        ends = f"M{frame.x(low):.1f} {frame.y(low):.1f}L{frame.x(high):.1f} {frame.y(high):.1f}"
+        diagonal = f'<path class="axis" stroke-dasharray="4 4" d="{ends}"/>'
+    parts = [draw_axes(frame, x_label, y_label), diagonal]
+    for line in dict.fromkeys(point.line for point in points if point.line is not None):
+        parts.append(_joined(frame, [point for point in points if point.line == line]))
+    parts += [_whiskers(frame, point) for point in points]
+    parts += [dot(frame.x(p.x.mean), frame.y(p.y.mean), p.title, p.color, p.shape) for p in points]
+    return svg(width, height, description, "".join([*parts, *_labels(frame, points)]))
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Exponents of 1, 2, 5 times powers of ten within a range of exponents.
+
+    Powers alone where there are many; in a narrow range, round numbers as on any axis.
+    """
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    factors = (1,) if high - low > 3 else (1, 2, 5)
+    values = [10.0**power * factor for power in powers for factor in factors]
+    if high - low < 0.8:
+        values = [value for value in nice_ticks(10**low, 10**high, 4) if value > 0]
+    return tuple(place for value in values if low <= (place := math.log10(value)) <= high)
+
+
+def _joined(frame: Frame, points: Sequence[Point]) -> str:
+    if len(points) < 2:
+        return ""
+    path = "L".join(f"{frame.x(point.x.mean):.1f} {frame.y(point.y.mean):.1f}" for point in points)
+    return f'<path class="line thin c{points[0].color}" d="M{path}"/>'
+
+
+def _whiskers(frame: Frame, point: Point) -> str:
+    x, y, parts = frame.x(point.x.mean), frame.y(point.y.mean), ""
+    if point.y.known:
+        parts += f"M{x:.1f} {frame.y(point.y.high):.1f}V{frame.y(point.y.low):.1f}"
+    if point.x.known:
+        parts += f"M{frame.x(point.x.low):.1f} {y:.1f}H{frame.x(point.x.high):.1f}"
+    return f'<path class="whisker faint c{point.color}" d="{parts}"/>' if parts else ""
+
+
+def _labels(frame: Frame, points: Sequence[Point]) -> list[str]:
+    """Labels beside their dots, where they cover no other dot or label."""
+    labelled = [(frame.x(point.x.mean), frame.y(point.y.mean), point.label) for point in points if point.label]
+    taken = [(x - 6, x + 6, y - 6, y + 6) for x, y, _ in labelled]
+    parts = []
+    for x, y, label in labelled:
+        size = 6.6 * len(label)
+        places = ((x + 8, y - 6), (x - 8 - size, y - 6), (x + 8, y + 15), (x - 8 - size, y + 15),
+                  (x - size / 2, y - 12), (x - size / 2, y + 21))  # fmt: skip
+        for left, base in places:
+            box = (left, left + size, base - 9, base + 2)
+            inside = frame.left <= left and box[1] <= frame.width and box[2] >= 0
+            inside = inside and base <= frame.height - frame.bottom - 2
+            if inside and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                parts.append(f'<text class="tick" x="{left:.1f}" y="{base:.1f}">{esc(label)}</text>')
+                break
+    return parts
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]

@@ -1,0 +1,103 @@
+"""What the run achieved: held-out scores before and after, and whether their difference is established."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.runs.run_data import Row, RunData, column, keys_below
+from flowrl.statistics.bootstrap import Interval, point
+from flowrl.statistics.means import ScoreRow, claim, partners, task_scores, unknown_because
+from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_interval, score_rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """Held-out scores of the first evaluation and, once there is a second, of the last."""
+
+    metric: str  # the metric's name in metrics.jsonl
+    label: str  # the same for readers
+    first: int
+    last: int  # iterations finished at either evaluation
+    before: Interval
+    after: Interval | None
+    difference: Interval | None  # paired; None without image rows on both sides
+    tasks_before: Mapping[str, Interval]
+    tasks_after: Mapping[str, Interval]
+    task_differences: Mapping[str, Interval]
+    num_pairs: int
+    num_unpaired: int  # image rows left out of the pairing: no verdict, or no partner
+    claim: str  # what the intervals speak of
+    untold: str  # why the difference has no interval; "" where it has
+
+    @property
+    def change(self) -> float:
+        """After minus before, NaN before the second evaluation."""
+        if self.difference is not None:
+            return self.difference.mean
+        return math.nan if self.after is None else self.after.mean - self.before.mean
+
+
+def held_out(run: RunData) -> HeldOut | None:
+    """Collects the held-out result; None for a run without (readable) evaluation.
+
+    Scores come from the metrics, differences and what the metrics lack from the image rows.
+    """
+    metric = main_metric(keys_below(run.evaluations, "eval/"))
+    rows = [row for row in run.evaluations if metric is not None and column([row], metric)[0].size]
+    if metric is None or not rows:
+        return None
+    first, last = int(rows[0]["iteration"]), int(rows[-1]["iteration"])
+    images = [run.image_rows.get(first, ()), run.image_rows.get(last, ()) if last > first else ()]
+    before, after = (score_rows(found, metric) for found in images)
+    pair = partners(before, after)
+    is_score = metric == SCORE
+    return HeldOut(
+        metric=metric,
+        label="GenEval score" if is_score else f"reward {metric.removeprefix(REWARD)}",
+        first=first,
+        last=last,
+        before=_interval(rows[0], metric, before),
+        after=_interval(rows[-1], metric, after) if last > first else None,
+        difference=score_interval(pair[1], metric, base=pair[0]) if pair[0] else None,
+        tasks_before=_tasks(rows[0], before) if is_score else {},
+        tasks_after=_tasks(rows[-1], after) if is_score and last > first else {},
+        task_differences=task_scores(pair[1], base=pair[0]) if is_score and pair[0] else {},
+        num_pairs=len(pair[0]),
+        num_unpaired=max(map(len, images)) - len(pair[0]),
+        claim=claim(pair[0] or before),
+        untold=untold(pair[0]),
+    )
+
+
+def untold(pairs: Sequence[ScoreRow]) -> str:
+    """Why the paired difference of these rows has no interval; "" where it has."""
+    return unknown_because(pairs) if pairs else "there are no image rows of both evaluations to pair"
+
+
+def conclusion(difference: Interval | None) -> str:
+    """A plain word on a paired difference, if there is one: does its 95 % interval exclude zero?"""
+    if difference is None or not difference.known:
+        return "not testable"
+    if not difference.excludes(0.0):
+        return "not established"
+    return "established improvement" if difference.mean > 0 else "established loss"
+
+
+def _interval(row: Row, metric: str, rows: Sequence[ScoreRow]) -> Interval:
+    """The logged value, with the logged bounds or else those of the image rows."""
+    low, high = row.get(f"{metric}_low"), row.get(f"{metric}_high")
+    if low is None or high is None:
+        known = score_interval(rows, metric) if rows else None
+        low, high = (known.low, known.high) if known else (math.nan, math.nan)
+    return Interval(mean=float(row[metric]), low=float(low), high=float(high))
+
+
+def _tasks(row: Row, rows: Sequence[ScoreRow]) -> dict[str, Interval]:
+    """Scores of the tasks, GenEval's own first and easy to hard: of the image rows, else the logged means alone."""
+    found = task_scores(rows) if rows else {
+        task: point(float(row[GENEVAL + task])) for task in TASKS if column([row], GENEVAL + task)[0].size
+    }  # fmt: skip
+    return {task: found[task] for task in (*TASKS, *(name for name in found if name not in TASKS)) if task in found}

@@ -1,0 +1,134 @@
+"""Where a run may be written: a free folder, one that holds nothing, or one in which nothing was trained yet; and that
+no name in a run folder leads elsewhere. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+from flowrl.runtime.files import LOCK, contents, is_taken, leads_out, locked, make_folder, sync
+from flowrl.training.trackers.tracker import FOLDERS
+
+RUNS = Path("runs")
+"""Where runs go that were given no folder."""
+CONFIG, MANIFEST = "config.yaml", "manifest.json"
+_FIRST = {CONFIG, MANIFEST, *FOLDERS}
+"""What a run writes before it trains."""
+_LOOSE = ("model", ".model.good", "model.diverged", ".model.writing", ".model.aside", ".shipped.keeping",
+          ".shipped.restoring", "wandb")  # fmt: skip
+"""Folders of a run that may hold links to elsewhere: frozen parts of a model, and what W&B keeps."""
+
+
+def make_free_folder(name: str, parent: Path = RUNS) -> Path:
+    """Makes `runs/<name>-<n>` with the first free n; two runs that start at once get two folders."""
+    make_folder(parent)
+    number = 1
+    while True:
+        folder = parent / f"{name}-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            sync(parent)
+            return folder
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuses a run folder in which a name leads out of it: what is written there would change files elsewhere, and
+    what is read and shown would be theirs. A link that stays inside is taken, and so is a folder that is itself a link.
+
+    Raises:
+        ValueError: names it.
+    """
+    if found := leads_out(folder, loose=_LOOSE):
+        raise ValueError(
+            f"{folder}: {found}, and nothing is read or written through it: put the file itself there, or remove it. "
+            "To keep a run on another disk, let the run folder itself be the link"
+        )
+
+
+def refuse_taken(folder: Path, config: str = "") -> None:
+    """Refuses a run folder that holds anything; says who is at work in it where somebody is.
+
+    Args:
+        folder: it may be missing.
+        config: the text that the run would write as `config.yaml`.
+
+    Raises:
+        ValueError: with the ways on.
+    """
+    if is_taken(folder) and os.path.lexists(folder / LOCK) and not _only_begun(folder, config):
+        with locked(folder, "another run"):
+            pass
+    refuse_full(folder, config)
+    refuse_links(folder)
+
+
+def refuse_full(folder: Path, config: str = "") -> None:
+    """Refuses a run folder that holds anything, but for what the same command leaves where it is killed before anything
+    was trained.
+
+    Raises:
+        ValueError: with the two ways on.
+    """
+    if is_taken(folder) and not _only_begun(folder, config):
+        raise ValueError(
+            f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
+            f"'flowrl train resume={shlex.quote(str(folder))}', or choose another folder with out="
+        )
+
+
+def _only_begun(folder: Path, config: str) -> bool:
+    """Whether a folder holds no more than what a run with this configuration writes before it trains."""
+    if not folder.is_dir() or {path.name for path in contents(folder)} - _FIRST:
+        return False
+    if any((folder / name).is_dir() for name in (CONFIG, MANIFEST)):
+        return False
+    text, manifest = (_text(folder / name) for name in (CONFIG, MANIFEST))
+    return text in ("", config) and (not manifest or _is_manifest(manifest))
+
+
+def _text(path: Path) -> str:
+    """The text of a file; "" where it is not there, and where a power cut has left zeros or nothing."""
+    return path.read_bytes().strip(b"\0").decode("utf-8", "replace") if path.is_file() else ""
+
+
+def _is_manifest(text: str) -> bool:
+    try:
+        return "run" in json.loads(text)
+    except (ValueError, TypeError):
+        return False
+
+
+def refuse_no_run(folder: Path, hint: str = "") -> None:
+    """Refuses to continue what is no run folder.
+
+    Args:
+        folder: what was given.
+        hint: what to do where the folder belongs on several nodes.
+
+    Raises:
+        ValueError: with the way on.
+    """
+    refuse_links(folder)
+    path = folder / CONFIG
+    if path.is_file() and _text(path):
+        return
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a run folder (no folder is there){hint}")
+    inside = {entry.name for entry in contents(folder)}
+    if not inside - _FIRST and (inside or (folder / LOCK).exists()):
+        raise ValueError(
+            f"{folder} holds nothing of a run yet, which ended in its first moment: start it with the command that "
+            f"began it, out={folder}"
+        )
+    what = f"{CONFIG} is empty" if path.exists() else f"no {CONFIG}"
+    if "checkpoints" in inside:
+        raise ValueError(
+            f"{folder} is not a whole run folder ({what}): put its {CONFIG} back; {MANIFEST} tells every setting under "
+            "inputs"
+        )
+    raise ValueError(f"{folder} is not a run folder ({what}){hint}")

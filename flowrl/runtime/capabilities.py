@@ -1,0 +1,96 @@
+"""What this machine offers beyond the minimum, probed without side effects and said in one line each."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from flowrl.runtime.versions import version_of
+
+_OPERATORS = "operators built for torch"
+_ATTENTION_PACKAGES = ("xformers", "flash-attn", "flash_attn_3", "kernels")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What kernels ask of a machine; plain data, so that any machine can be described.
+
+    Attributes:
+        device: "cpu", "cuda" or "mps".
+        capability: compute capability of the GPU.
+        packages: versions of installed packages that hold attention kernels.
+        faults: why some of those cannot be used.
+    """
+
+    device: str
+    capability: tuple[int, int] | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+
+def this_machine(device: str) -> Machine:
+    """The machine that this runs on, for networks on a kind of device; nothing is imported for it."""
+    packages = {name: version for name in _ATTENTION_PACKAGES if (version := version_of(name)) is not None}
+    state = xformers_state()
+    return Machine(
+        device=device, packages=packages,
+        capability=torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None,
+        faults={} if "xformers" not in packages or state.startswith(_OPERATORS) else {"xformers": state},
+    )  # fmt: skip
+
+
+def at_least_version(found: str, least: str) -> bool:
+    """Whether a version is no older than another, by their numbers."""
+    numbers = [tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])) for text in (found, least)]
+    return numbers[0] >= numbers[1]
+
+
+def capabilities() -> dict[str, str]:
+    """A line about each optional part; goes into a run's manifest."""
+    lines = {"cuda": _cuda(), "bfloat16": _bfloat16(), "xformers": xformers_state()}
+    others = (name for name in _ATTENTION_PACKAGES if name not in lines)
+    return lines | {name: version_of(name) or "not installed" for name in others}
+
+
+def xformers_state(folder: Path | None = None) -> str:
+    """Whether xformers' compiled operators fit the installed torch.
+
+    Importing xformers beside a torch that it was not built for prints a page of warnings and loads no operators, so
+    this reads the record of its build instead.
+
+    Args:
+        folder: of the package; None looks for the installed one.
+    """
+    if folder is None:
+        spec = importlib.util.find_spec("xformers")
+        if spec is None or spec.origin is None:
+            return "not installed"
+        folder = Path(spec.origin).parent
+    try:
+        built = json.loads((folder / "cpp_lib.json").read_text(encoding="utf-8"))["version"]["torch"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "installed without compiled operators"
+    here = torch.__version__
+    if str(built).split("+")[0].split(".")[:2] != here.split("+")[0].split(".")[:2]:
+        return f"installed, but built for torch {built} while {here} runs: no operators"
+    return f"{_OPERATORS} {built}"
+
+
+def _cuda() -> str:
+    if not torch.cuda.is_available():
+        return "not available"
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+
+
+def _bfloat16() -> str:
+    if torch.cuda.is_available():
+        return "in hardware" if torch.cuda.is_bf16_supported() else "emulated"
+    flags = Path("/proc/cpuinfo")
+    known = flags.exists() and "avx512_bf16" in flags.read_text(encoding="utf-8")
+    return "in hardware (avx512_bf16)" if known else "on the CPU, speed unknown"

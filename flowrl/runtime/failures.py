@@ -1,0 +1,359 @@
+"""What a failure is told as: one paragraph with its cause and what to change; the traceback goes to a file.
+
+Nothing heavy is imported, so errors of torch and other libraries are known by the names of their classes.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import platform
+import re
+import shlex
+import sys
+import sysconfig
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from flowrl.runtime.disk_errors import DISK, FULL, system_words
+from flowrl.runtime.files import replacing
+from flowrl.runtime.scrubbing import printable, say, without_secrets
+from flowrl.runtime.versions import version_text
+
+LOG = "error.log"
+"""The file of a run folder that holds the traceback of the error that stopped the run."""
+SHOW = "FLOWRL_TRACEBACK"
+"""Environment variable: set to 1, tracebacks are printed too."""
+
+MAX_TOLD = 18
+"""Mistakes that one message names."""
+_LONGEST_NAME = 300  # characters of a file's name that are shown
+_MOST = 800  # characters of a foreign message that are shown
+_ALLOCATION = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|unable to allocate|ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_LOST_PROCESS = re.compile(
+    r"connection (closed|reset|refused) by peer|Connection was likely closed|Broken pipe|heartbeat|pair closure|"
+    r"Connection (reset|refused)|socket closed|Timed out waiting \d+ms for (recv|send)|remote process exited|"
+    r"ncclRemoteError|NCCL communicator was aborted|collective operation timeout",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and torch's store say of a process that is gone."""
+_ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)? \w+)", re.IGNORECASE)
+_LESS_MEMORY = (
+    ("flowrl.training.heldout", "while evaluating",
+     "lower eval.batch_size, then pipeline.vae_slice, and set pipeline.free_text_encoders=true"),
+    ("flowrl.training.parts", "while loading",
+     "set pipeline.dtype=bfloat16 and pipeline.free_text_encoders=true, and move large rewards to another machine "
+     "(flowrl serve, reward remote)"),
+    ("flowrl.training.scoring", "while decoding or scoring",
+     "lower rollout_batch_size, then pipeline.vae_slice, and move large rewards to another machine (flowrl serve, "
+     "reward remote)"),
+    ("flowrl.training.paths", "while sampling",
+     "lower rollout_batch_size, then pipeline.vae_slice, and set pipeline.free_text_encoders=true"),
+    ("flowrl.recipes", "while training",
+     "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
+    ("flowrl.commands.train", "in the run",
+     "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
+    ("flowrl.rewards", "in a reward", "score fewer images at once (--batch-size, or the reward's own options)"),
+    ("flowrl", "", "lower --batch-size, take --dtype bfloat16, or draw smaller images"),
+)  # fmt: skip
+"""Module on the way to the error -> what went on, and what needs less memory; the first that fits."""
+
+
+class Faults(ValueError):
+    """One thing that is wrong, or several that are told together: a paragraph for one, else a line for each.
+
+    Attributes:
+        faults: what is wrong, each a paragraph of its own.
+    """
+
+    def __init__(
+        self, *faults: str, head: str = "what is asked for has", what: str = "mistakes", more: str = ""
+    ) -> None:
+        """Of several faults, the line above says `head`, their number and `what`; `more` is said after the last."""
+        self.faults = tuple(dict.fromkeys(faults))
+        count = len(self.faults)
+        lines = [f"{head} {count} {what}", *self.faults[:MAX_TOLD]]
+        lines += [f"and {count - MAX_TOLD} more"] if count > MAX_TOLD else []
+        one = f"{self.faults[0]}{f'. {more}' if more else ''}" if count == 1 else ""
+        super().__init__(one or "\n  ".join([*lines, *([more] if more else [])]))
+
+
+def faults_of(error: Exception) -> tuple[str, ...]:
+    """What is wrong by an error, each in a paragraph of its own."""
+    return error.faults if isinstance(error, Faults) else (explain(error),)
+
+
+def found_by(*checks: Callable[[], object]) -> list[str]:
+    """What checks refuse, each thing once: a check refuses by a ValueError, or by an OSError of a file."""
+    found = dict[str, None]()
+    for check in checks:
+        try:
+            check()
+        except (ValueError, OSError) as error:
+            found |= dict.fromkeys(faults_of(error))
+    return list(found)
+
+
+class FlowrlError(ValueError):
+    """What the Python functions raise: one paragraph that says what was given, what is allowed and what to change."""
+
+
+def explain(error: BaseException) -> str:
+    """One paragraph, without secrets: what went wrong and what to change."""
+    return printable(without_secrets(_explained(error)))
+
+
+def _explained(error: BaseException) -> str:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    number = _errno(error)
+    if out_of_memory(error):
+        return _memory(error)
+    if isinstance(error, SystemExit):
+        return (
+            f"sys.exit({'' if error.code is None else repr(error.code)}) was called{_where(error)}, which ends the "
+            "command before its work is done: raise an error there instead, with words that say what is wrong"
+        )
+    if number in DISK:
+        what, advice = DISK[number]
+        return f"a file could not be {_deed(error, number)}: {what}{_file(error)}. {advice}"
+    if isinstance(error, RecursionError):
+        return (
+            f"something is nested too deep or calls itself without an end{_where(error)}: look for a file or a "
+            "configuration with many brackets in each other, or a function of yours that calls itself"
+        )
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            f"{error.object[error.start : error.end]!r} cannot be written as {error.encoding} text{_where(error)}: set "
+            "PYTHONIOENCODING=utf-8, or take the character out"
+        )
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file that is read as text is not {error.encoding} text (byte {error.start}){_where(error)}: {error}"
+    if "UnpicklingError" in names:
+        return (
+            f"a file of weights is damaged, or holds Python objects beside its tensors, which are never run"
+            f"{_where(error)}: take the model as .safetensors files. {_short(error)}"
+        )
+    if "SafetensorError" in names:
+        return f"a .safetensors file is damaged or cut short{_where(error)}: get it again. {_short(error)}"
+    if isinstance(error, OSError):
+        return _os_error(error)
+    if isinstance(error, ValueError):
+        return str(error) or f"a value was refused without a word{_where(error)}"
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("flowrl"):
+        return f"the Python package {error.name!r} is missing{_where(error)}: install it, or take what does not need it"
+    if "TorchDynamoException" in names:
+        return (
+            f"the network's blocks could not be compiled: set pipeline.compile=none, which computes the same, slower. "
+            f"{_short(error)}"
+        )
+    if lost_process(error):
+        return (
+            "another process of this run ended, or is not reached any more. What it says itself, on the terminal or in "
+            "its own log, is the reason; where it says nothing it was killed from outside: for want of memory (dmesg "
+            "names it), by the scheduler, or with its machine"
+        )
+    if re.search(r"CUDA error|device-side assert|HIP error|cudnn", str(error), re.IGNORECASE):
+        return (
+            f"the GPU reported an error{_where(error)}: start again, with CUDA_LAUNCH_BLOCKING=1 if it comes back, "
+            f"which names the line. {_short(error)}"
+        )
+    return (
+        f"an error that flowrl does not know stopped the command{_where(error)}: {type(error).__name__}: "
+        f"{_short(error) or 'no message'}"
+    )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is used up, itself or by what caused it; a ValueError speaks for itself."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, ValueError):
+        kinds = {kind.__name__ for kind in type(seen).__mro__}
+        if kinds & {"MemoryError", "OutOfMemoryError"} or _errno(seen) == errno.ENOMEM:
+            return True
+        if kinds & {"RuntimeError", "SafetensorError", "AcceleratorError"} and _ALLOCATION.search(str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether an error says that another process of the run, with which this one exchanged numbers, is gone."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "RuntimeError" in kinds and _LOST_PROCESS.search(str(error)) is not None
+
+
+def told(error: BaseException, folder: Path | None = None) -> str:
+    """The paragraph of an error; of one that nobody foresaw with the file that has the traceback.
+
+    Args:
+        error: what was raised.
+        folder: of the run, for its `error.log`; None takes a file of its own in the folder for temporary files.
+    """
+    paragraph = explain(error)
+    if os.environ.get(SHOW, "") not in ("", "0"):
+        say("".join(traceback.format_exception(error)), end="", file=sys.stderr)
+    foreseen = isinstance(error, ValueError | OSError) and not isinstance(error, UnicodeError)
+    log = None if foreseen and folder is None else write_error_log(folder, error)
+    if foreseen or log is None:
+        return paragraph
+    return f"{paragraph.rstrip('.')}. The traceback is in {log}"
+
+
+def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
+    """Writes an error with its traceback to `error.log` of a folder, or to a file for temporary files.
+
+    Processes of a run but the first write `error-<rank>.log`.
+
+    Returns:
+        The file; None where neither place can be written.
+    """
+    rank = os.environ.get("RANK", "0")
+    text = "\n".join([
+        time.strftime("%Y-%m-%dT%H:%M:%S%z"), shlex.join(["flowrl", *sys.argv[1:]]),
+        f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
+    ])  # fmt: skip
+    data = without_secrets(text).encode("utf-8", "backslashreplace")
+    if folder is not None and folder.is_dir():
+        path = folder / (LOG if rank == "0" else f"error-{rank}.log")
+        try:
+            with replacing(path) as stream:  # not through a link that lies there
+                stream.write(data)
+        except (OSError, ValueError):
+            pass
+        else:
+            return path
+    try:
+        handle, name = tempfile.mkstemp(prefix="flowrl-error-", suffix=".log")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+    except OSError:
+        return None
+    return Path(name)
+
+
+def speaker() -> str:
+    """Who speaks on the terminal: flowrl, with its rank where several processes run."""
+    rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    return "flowrl" if world == "1" else f"flowrl (process {rank} of {world})"
+
+
+def _errno(error: BaseException) -> int | None:
+    """The number of the operating system's error, also where a library wrote it into its message."""
+    if isinstance(error, OSError):
+        return error.errno
+    if type(error).__name__ == "SafetensorError":
+        found = re.search(r"os error (\d+)", str(error))
+        return int(found[1]) if found else None
+    written = "PytorchStreamWriter failed" in str(error)
+    if (written or "inline_container" in str(error)) and isinstance(error.__context__, OSError):
+        return error.__context__.errno  # that of the write before
+    return errno.ENOSPC if written else None  # torch.save says no more
+
+
+def _os_error(error: OSError) -> str:
+    if error.errno is None:
+        return str(error) or type(error).__name__
+    if isinstance(error, ConnectionError):
+        return (
+            f"a connection failed{_where(error)}: {system_words(error)}. See whether the program at its other end is "
+            "there, and what it says"
+        )
+    name = _file_name(error)
+    if name is None:
+        return f"the system refused what was asked of it{_where(error)}: {system_words(error)}"
+    path = Path(name)
+    if error.errno == errno.ENOENT:
+        beside = "" if path.is_absolute() else f" (seen from {_working_folder()})"
+        return f"there is no {path}{beside}: check the path, or whether it was moved while the command ran"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        if os.path.exists(path) and not os.access(path, os.R_OK):
+            return f"{path} cannot be read: you have no right to; ask its owner, or change its mode (chmod)"
+        return f"{path} cannot be written: you have no right to; choose another folder, or change its mode (chmod)"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{path} is there already, or lies in what is no folder: choose another place"
+    return f"{path}: {system_words(error)}"
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "a working folder that was removed"
+
+
+def _deed(error: BaseException, number: int | None) -> str:
+    return "written" if number in FULL else "read or written"
+
+
+def _file(error: BaseException) -> str:
+    """The file of an error in brackets, or the line that it is at."""
+    name = _file_name(error)
+    return _where(error) if name is None else f" ({name if len(name) < _LONGEST_NAME else f'...{name[-99:]}'})"
+
+
+def _file_name(error: BaseException) -> str | None:
+    """The file that an error names; of one while an open file was read or written, which names none, that file."""
+    name = error.filename if isinstance(error, OSError) else None
+    if isinstance(name, str | bytes):
+        return os.fsdecode(name)
+    places = list(traceback.walk_tb(error.__traceback__))
+    for frame, _ in reversed(places):
+        for value in frame.f_locals.values():
+            if isinstance(value, io.IOBase):
+                opened = getattr(value, "name", None)  # of one in memory there is none
+                if isinstance(opened, str | bytes):
+                    return os.fsdecode(opened)
+    return None
+
+
+def _memory(error: BaseException) -> str:
+    text, modules = str(error), _modules(error)
+    whose = "the GPU's memory" if re.search(r"CUDA|HIP|MPS|GPU|XPU", text) else "this machine's memory"
+    asked = _ASKED.search(text)
+    more = f" ({_gib(asked[1])} more were asked for)" if asked else ""
+    phase, advice = next(
+        ((phase, advice) for start, phase, advice in _LESS_MEMORY if any(name.startswith(start) for name in modules)),
+        ("", _LESS_MEMORY[-1][2]),
+    )
+    planned = "; 'flowrl plan CONFIG' says what a run needs" if "batch_size," in advice else ""
+    return f"{whose} is used up{f' {phase}' if phase else ''}{more}: {advice}{planned}"
+
+
+def _gib(amount: str) -> str:
+    number, unit = amount.split()
+    return f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else amount
+
+
+def _modules(error: BaseException) -> list[str]:
+    """Names of the modules between the handler and the error, and its causes."""
+    found: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(found) < 2000:
+        place = seen.__traceback__
+        while place is not None:
+            found.append(str(place.tb_frame.f_globals.get("__name__", "")))
+            place = place.tb_next
+        seen = seen.__cause__
+    return found
+
+
+def _where(error: BaseException) -> str:
+    """The last line on the way to the error that is flowrl's or the user's, not a library's."""
+    library = (sysconfig.get_path("stdlib"), "<")
+    for line in reversed(traceback.extract_tb(error.__traceback__)):
+        if "site-packages" not in line.filename and not line.filename.startswith(library):
+            return f" (at {line.filename}:{line.lineno})"
+    return ""
+
+
+def _short(error: BaseException) -> str:
+    """A foreign message in one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _MOST else f"{text[:_MOST]} ..."

@@ -1,0 +1,394 @@
+"""Every private or undocumented name of other libraries that flowrl uses; no other file uses one.
+
+Names that are imported stand in `NAMES` and are imported from here, when the importing file is, so that this file loads
+nothing. Members of foreign objects stand in `MEMBERS` and are read and written by the functions below. Each says why it
+is needed. If a release no longer has one, the error names the releases that do. A test looks each up in what is
+installed, and looks for private names elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from flowrl.runtime.versions import TESTED, numbers, version_of
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, _ActionsContainer
+
+    from torch import Tensor, nn
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+    ActionsContainer = _ActionsContainer
+
+
+@dataclass(frozen=True)
+class Private:
+    """A private name of another library, and what it is for."""
+
+    path: str
+    """"module:name", "module:name.member", "module:Class().member" or "module:function(parameter)"."""
+    why: str
+    """What flowrl does with it that no public name does."""
+    since: str | None = None
+    """The oldest release with it among those of `LOOKED_AT`; None is all of them."""
+
+    @property
+    def library(self) -> str:
+        """The package to install."""
+        return self.path.partition(":")[0].partition(".")[0]
+
+    @property
+    def member(self) -> str:
+        """Its last part."""
+        return self.path.rpartition(":")[2].rpartition(".")[2]
+
+
+LOOKED_AT: Mapping[str, str] = {"diffusers": "0.36.0", "peft": "0.17.1", "torch": "2.13.0"}
+"""The oldest release in which the names here were looked up; the newest is that of `flowrl.runtime.versions.TESTED`."""
+
+_DISPATCH = "diffusers.models.attention_dispatch"
+_PARALLEL = "diffusers.models._modeling_parallel"
+NAMES: Mapping[str, Private] = {
+    # diffusers: attention
+    "dispatch_attention_fn": Private(f"{_DISPATCH}:dispatch_attention_fn", "calls a kernel that a word names"),
+    "AttentionBackendName": Private(f"{_DISPATCH}:AttentionBackendName", "names of kernels, as processors take them"),
+    "check_backend": Private(
+        f"{_DISPATCH}:_check_attention_backend_requirements", "says before the first call what a kernel lacks here"
+    ),
+    "fetch_backend": Private(
+        f"{_DISPATCH}:_maybe_download_kernel_for_backend", "fetches a kernel of the hub before the first call"
+    ),
+    "HUB_KERNELS": Private(f"{_DISPATCH}:_HUB_KERNELS_REGISTRY", "knows which kernels of the hub were fetched"),
+    "AttentionModuleMixin": Private(
+        "diffusers.models.attention:AttentionModuleMixin", "how attention of newer networks is recognised"
+    ),
+    "Attention": Private("diffusers.models.attention_processor:Attention", "how attention of others is recognised"),
+    "QwenImage21AttnProcessor": Private(
+        "diffusers.models.transformers.transformer_qwenimage21:QwenImage21AttnProcessor",
+        "which attention leaves its backend out without a cache",
+    ),
+    "SanaLinearAttnProcessor2_0": Private(
+        "diffusers.models.attention_processor:SanaLinearAttnProcessor2_0", "which of Sana's attention is linear"
+    ),
+    "SanaLinearAttnProcessor3_0": Private(
+        "diffusers.models.transformers.transformer_sana_video:SanaLinearAttnProcessor3_0",
+        "which of SANA-Video's attention is linear",
+    ),
+    # diffusers: tokens of one image on several processes
+    "ContextParallelConfig": Private(f"{_PARALLEL}:ContextParallelConfig", "splits over a mesh of flowrl's own"),
+    "ParallelConfig": Private(f"{_PARALLEL}:ParallelConfig", "tells processors that tokens are split"),
+    "apply_context_parallel": Private(
+        "diffusers.hooks.context_parallel:apply_context_parallel",
+        "splits and joins tokens; `enable_parallelism` takes the whole world for the group",
+    ),
+    # diffusers: the rest
+    "LoraBaseMixin": Private("diffusers.loaders.lora_base:LoraBaseMixin", "which stock classes read names of LoRAs"),
+    "CacheMixin": Private("diffusers.models.cache_utils:CacheMixin", "networks that may cache, refused under guidance"),
+    "TimestepEmbedding": Private(
+        "diffusers.models.embeddings:TimestepEmbedding", "Wan's, which gets a subclass that stays in float32"
+    ),
+    "ChromaSingleTransformerBlock": Private(
+        "diffusers.models.transformers.transformer_chroma:ChromaSingleTransformerBlock",
+        "Chroma's blocks, whose masks are kept while they are computed again",
+    ),
+    "HunyuanVideo15ImageProcessor": Private(
+        "diffusers.pipelines.hunyuan_video1_5.image_processor:HunyuanVideo15ImageProcessor",
+        "the shapes that HunyuanVideo-1.5 draws in",
+    ),
+    "infer_diffusers_model_type": Private(
+        "diffusers.loaders.single_file_utils:infer_diffusers_model_type", "which model a single file's keys are of"
+    ),
+    "DIFFUSERS_DEFAULT_PIPELINE_PATHS": Private(
+        "diffusers.loaders.single_file_utils:DIFFUSERS_DEFAULT_PIPELINE_PATHS", "whose configuration such a file gets"
+    ),
+    "get_3d_rotary_pos_embed": Private(
+        "diffusers.models.embeddings:get_3d_rotary_pos_embed", "CogVideoX's positions, made by its pipeline"
+    ),
+    # PEFT
+    "BaseTunerLayer": Private("peft.tuners.tuners_utils:BaseTunerLayer", "layers with adapters of any kind"),
+    "LoraLayer": Private("peft.tuners.lora:LoraLayer", "layers with a LoRA"),
+    "PeftLoraLinear": Private("peft.tuners.lora:Linear", "the layer that `LoraLinear` computes in fewer operations"),
+    "get_pattern_key": Private("peft.utils.other:get_pattern_key", "which key of `alpha_pattern` a layer goes by"),
+    # torch
+    "TorchDispatchMode": Private(
+        "torch.utils._python_dispatch:TorchDispatchMode", "sees every operation, which counts and plans go by"
+    ),
+    "flop_registry": Private(
+        "torch.utils.flop_counter:flop_registry", "formulas of FLOPs; its own counter takes every operation apart"
+    ),
+    "foreach_mul_": Private("torch:_foreach_mul_", "scales all gradients in one launch"),
+    "foreach_add_": Private("torch:_foreach_add_", "sums all gradients in one launch"),
+    "IMPORT_MAPPING": Private("torch._utils:IMPORT_MAPPING", "Python 2's modules, as torch's safe reader reads them"),
+    "NAME_MAPPING": Private("torch._utils:NAME_MAPPING", "Python 2's names, as torch's safe reader reads them"),
+    "callback_handler": Private("torch._dynamo.callback:callback_handler", "says when time goes into compiling"),
+    "all_to_all_single": Private(
+        "torch.distributed._functional_collectives:all_to_all_single", "an exchange that compiled code may hold"
+    ),
+    "wait_tensor": Private("torch.distributed._functional_collectives:wait_tensor", "ends that exchange"),
+    # Python
+    "ActionsContainer": Private("argparse:_ActionsContainer", "type of parsers and of groups of their flags"),
+}
+"""What can be imported from here, by the name that it has here."""
+
+MEMBERS: tuple[Private, ...] = (
+    Private(f"{_DISPATCH}:_templated_context_parallel_attention", "replaced where tokens are split: `share_attention`"),
+    Private("diffusers:FluxTransformer2DModel._repeated_blocks", "classes of blocks that are compiled each by itself"),
+    Private("diffusers:FluxTransformer2DModel._cp_plan", "where a network's tokens are split and joined"),
+    Private("diffusers:ModelMixin._supports_gradient_checkpointing", "whether a network can recompute its blocks"),
+    Private(
+        "diffusers.models.transformers.transformer_flux:FluxAttnProcessor._attention_backend",
+        "the kernel of one network: the public setter is the default of all others too",
+    ),
+    Private(
+        "diffusers.models.transformers.transformer_flux:FluxAttnProcessor._parallel_config",
+        "that tokens are split, to one processor and not to all",
+    ),
+    Private(f"{_PARALLEL}:ContextParallelConfig._ulysses_mesh", "the group, which its own setup takes for the world"),
+    Private(f"{_PARALLEL}:ContextParallelConfig._flattened_mesh", "the same for what gathers"),
+    Private("diffusers:ModelMixin._keep_in_fp32_modules", "parts that stock keeps in float32 when it loads in 16 bits"),
+    Private("diffusers:DiffusionPipeline._get_signature_types", "classes of a pipeline's parts, without a download"),
+    Private(
+        "diffusers:SanaPipeline.__call__(complex_human_instruction)",
+        "the default that every prompt is put behind; it stands nowhere else",
+    ),
+    Private("diffusers:SanaVideoPipeline.__call__(complex_human_instruction)", "the same of videos"),
+    Private("peft:LoraConfig._register_custom_module", "`LoraLinear` in place of PEFT's layer"),
+    Private("peft.tuners.tuners_utils:BaseTunerLayer._disable_adapters", "off without flipping requires_grad"),
+    Private("peft.tuners.tuners_utils:BaseTunerLayer._active_adapter", "another without flipping requires_grad"),
+    Private("peft.tuners.tuners_utils:BaseTunerLayer._get_available_adapters", "names of a layer's adapters"),
+    Private(
+        "peft.tuners.lora:Linear._get_in_out_features", "overridden: weights that are split over processes", "0.18.1"
+    ),
+    Private("torch:nn.Module._parameters", "weights that are exchanged for others while a network rests"),
+    Private("torch:nn.Module._buffers", "buffers that are"),
+    Private("torch:Tensor._version", "whether a buffer was written meanwhile"),
+    Private("torch:UntypedStorage._cdata", "which tensors share their memory"),
+    Private("torch:ops.aten.mm.default._overloadpacket", "the operation that a formula of FLOPs is kept under"),
+    Private("torch:ops.aten.mm.default._schema", "whether an operation writes to what it is given"),
+    Private("torch:ops.mkldnn._is_mkldnn_bf16_supported", "whether this CPU multiplies bfloat16"),
+    Private("torch:ops.mkldnn._is_mkldnn_fp16_supported", "whether this CPU multiplies float16"),
+    Private("torch._inductor.config:emulate_precision_casts", "compiled code rounds where eager code does"),
+    Private("argparse:ArgumentParser()._option_string_actions", "the flags that a command has"),
+)
+"""What the functions below read, write or replace."""
+
+COMPILER = "torch._dynamo"
+"""The module whose import takes seconds; a plan does without (`flowrl.planning.light_libraries`)."""
+SIZES = "torch.fx.experimental.symbolic_shapes"
+"""The module that torch asks what is known of sizes, which takes SymPy with it; likewise."""
+NOTES: Mapping[str, str] = {
+    "torch.utils._pytree": "register_constant() on Enum",
+    "diffusers.quantizers.torchao.torchao_quantizer": "Unable to import `torchao` Tensor objects",
+}
+"""What torch and diffusers say, by logger, wherever torchao is installed, of classes of it that nothing here uses."""
+LIGHT_MODULES = (
+    "torch.utils.flop_counter", "diffusers.utils.torch_utils", "diffusers.hooks", _DISPATCH,
+    "diffusers.models.transformers", "diffusers.models.unets",
+)  # fmt: skip
+"""What a plan needs of torch and diffusers, each imported once while heavy packages are absent."""
+
+
+def __getattr__(name: str) -> Any:
+    """A name of `NAMES`, when it is imported from here."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found(NAMES[name])
+
+
+def found(private: Private) -> Any:
+    """What a private name stands for in the installed release; a parameter's default for "function(parameter)".
+
+    Raises:
+        ValueError: it is gone; says which releases have it.
+    """
+    module, _, names = private.path.partition(":")
+    names, _, parameter = names.partition("(") if names.endswith(")") else (names, "", "")
+    parameter = parameter.rstrip(")")
+    missing = (ImportError, AttributeError, KeyError)
+    try:
+        value = importlib.import_module(module)
+        for name in names.split(".") if names else ():
+            value = _member(value, name.removesuffix("()"))
+            value = value() if name.endswith("()") else value
+        return inspect.signature(value).parameters[parameter].default if parameter else value  # type: ignore[arg-type]
+    except missing as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == private.library:
+            raise
+        raise ValueError(gone(private, version_of(private.library))) from error
+
+
+def _member(value: Any, name: str) -> Any:
+    """An attribute, or None for one that instances alone have and the class declares."""
+    declared = [names for kind in getattr(value, "__mro__", ()) for names in getattr(kind, "__annotations__", ())]
+    return getattr(value, name, None) if name in declared else getattr(value, name)
+
+
+def gone(private: Private, installed: str | None) -> str:
+    """What is said of a name that the installed release does not have."""
+    since = private.since or LOOKED_AT.get(private.library, "3.11")
+    newest = TESTED[private.library][1] if private.library in TESTED else since
+    had = f"{private.library} {since} to {newest} have it"
+    if installed is not None and numbers(installed) < numbers(since):
+        had += ", earlier ones do not"
+    elif installed is not None and numbers(newest) < numbers(installed):
+        had += f", so that it was moved after {newest}, by {installed} at the latest"
+    return (
+        f"{private.library} {installed or '(not installed)'} has no {private.path}, needed by flowrl ({private.why}): "
+        f"{had}; install '{private.library}>={since},<={newest}'"
+    )
+
+
+# ---- diffusers -------------------------------------------------------------------------------------------------------
+
+
+def set_backend(processor: Any, backend: Any) -> None:
+    """Sets the kernel of one attention processor that `ReadsBackend`."""
+    processor._attention_backend = backend
+
+
+def set_parallel(processor: Any, parallel: Any) -> None:
+    """Tells one attention processor that `ReadsParallel` that tokens are split."""
+    processor._parallel_config = parallel
+
+
+def share_mesh(settings: Any, mesh: Any) -> None:
+    """Gives a `ContextParallelConfig` what its own `setup` finds in a mesh of the whole world."""
+    settings._flattened_mesh = settings._ulysses_mesh = mesh
+
+
+def mesh_of(parallel: Any) -> Any:
+    """The mesh that was given to a `ParallelConfig`."""
+    return parallel.context_parallel_config._ulysses_mesh
+
+
+def share_attention(attend: Callable[..., Tensor]) -> None:
+    """Puts a function in place of diffusers' attention of split tokens, for this process."""
+    dispatch: Any = importlib.import_module(_DISPATCH)
+    dispatch._templated_context_parallel_attention = attend
+
+
+def split_plan(network: Any) -> Mapping[str, Any]:
+    """Where a network's tokens are split and joined."""
+    plan: Mapping[str, Any] = network._cp_plan
+    return plan
+
+
+def repeated_classes(network: Any) -> tuple[str, ...]:
+    """Names of the classes of the blocks that a network repeats."""
+    return tuple(network._repeated_blocks)
+
+
+def can_checkpoint(network: Any) -> bool:
+    """Whether a network can recompute its blocks."""
+    return bool(network._supports_gradient_checkpointing)
+
+
+def kept_in_float32(network: Any) -> tuple[str, ...]:
+    """Names of the parts of a class of networks that stock keeps in float32."""
+    return tuple(network._keep_in_fp32_modules or ())
+
+
+def part_types(stock: Any) -> Mapping[str, tuple[Any, ...]]:
+    """Classes that the parts of a stock pipeline may be of, by their names."""
+    types: Mapping[str, tuple[Any, ...]] = stock._get_signature_types()
+    return types
+
+
+def sana_instruction(stock: str = "SanaPipeline") -> list[str]:
+    """Lines that the call of a stock class of Sana puts before every prompt."""
+    return list(found(next(entry for entry in MEMBERS if entry.path.startswith(f"diffusers:{stock}."))))
+
+
+# ---- PEFT ------------------------------------------------------------------------------------------------------------
+
+
+def register_layers(config: Any, layers: Mapping[type, type]) -> None:
+    """Has PEFT put layers of one's own around those of a kind."""
+    config._register_custom_module(layers)
+
+
+def adapter_names(layer: Any) -> set[str]:
+    """Names of all adapters of a layer."""
+    return set(layer._get_available_adapters())
+
+
+def switch_adapters(layer: Any, *, off: bool) -> None:
+    """Switches the adapters of a layer; PEFT's own flips requires_grad too and costs tens of milliseconds a network."""
+    layer._disable_adapters = off
+
+
+def choose_adapters(layer: Any, names: Iterable[str] | str) -> None:
+    """Says which adapters of a layer are at work, as `active_adapter` gives it."""
+    layer._active_adapter = names if isinstance(names, str) else list(names)
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------
+
+
+def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The dictionaries of a module's own parameters and of its own buffers, which may be written."""
+    return module._parameters, module._buffers  # type: ignore[return-value]
+
+
+def times_written(tensor: Tensor) -> int:
+    """Grows with every operation in place on a tensor."""
+    return tensor._version
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Equal for tensors that share their memory, as long as one of them lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def operation_of(func: Any) -> Any:
+    """The operation that an overload which torch dispatches belongs to."""
+    return func._overloadpacket
+
+
+def writes(func: Any) -> bool:
+    """Whether an overload writes to one of its arguments."""
+    return bool(func._schema.is_mutable)
+
+
+def products_by_dtype() -> dict[str, bool]:
+    """Whether the instructions of this CPU multiply the two dtypes of 16 bits."""
+    import torch
+
+    ops = torch.ops.mkldnn
+    return {"bfloat16": ops._is_mkldnn_bf16_supported(), "float16": ops._is_mkldnn_fp16_supported()}
+
+
+def rounding_options() -> dict[str, Any]:
+    """Options of the compiler that have it round where eager code does."""
+    return {"emulate_precision_casts": True}
+
+
+def forget_disabled(function: Any) -> None:
+    """Forgets what torch's operators keep of a compiler that was told to stay away."""
+    delattr(function, "__dynamo_disable")
+
+
+# ---- Python ----------------------------------------------------------------------------------------------------------
+
+
+def flags_of(parser: ArgumentParser) -> list[str]:
+    """All flags of a parser."""
+    return list(parser._option_string_actions)
+
+
+@runtime_checkable
+class ReadsBackend(Protocol):
+    """A processor that goes through diffusers' dispatcher, by a backend of its own."""
+
+    _attention_backend: Any
+
+
+@runtime_checkable
+class ReadsParallel(Protocol):
+    """A processor that says to its kernel whether tokens are split: not in attention to a prompt that all have."""
+
+    _parallel_config: Any

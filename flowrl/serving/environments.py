@@ -1,0 +1,297 @@
+"""Rewards in environments of their own: processes of other Pythons behind the one port of `flowrl serve`.
+
+    rewards:
+      - {name: hps}                                                     # in this Python
+      - {name: geneval, python: envs/geneval/bin/python}                # where flowrl is installed too
+      - {scorer: deqa_score.py, label: deqa, python: envs/deqa/bin/python, environment: {CUDA_VISIBLE_DEVICES: "1"}}
+
+An entry with `scorer` is a function score(images, prompts, metadata) that `flowrl.rewards.serving.score_server` serves
+there, without flowrl. A process that dies is started again; its requests meanwhile get 503, the other rewards go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowrl.config.options import build_options
+from flowrl.generation.named_rewards import reward_label
+from flowrl.rewards.serving import score_server
+from flowrl.rewards.serving.front_door import Backend, look
+from flowrl.rewards.specs import validate_reward_specs
+from flowrl.runtime.scrubbing import say as print
+from flowrl.serving.served import Rows, default_threads, limits_of
+
+TOKEN = "FLOWRL_SERVE_TOKEN"
+"""Environment variable of the processes behind the port, with the token between them and the door."""
+_FIRST_WAIT, _LONGEST_WAIT, _LIVED = 1.0, 30.0, 60.0  # as for replicas
+_KEPT_LINES = 20
+_OF_OTHERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+_FOLLOW = (
+    "import os, signal, sys, threading\n"
+    "def end():\n"
+    "    os.read(0, 1)\n"  # not sys.stdin: a thread that holds its lock at the end is a fatal error of Python
+    "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    "threading.Thread(target=end, daemon=True).start()\n"
+    "from flowrl.cli import main\n"
+    "sys.exit(main(sys.argv[1:]))\n"
+)
+"""`flowrl`, ended with the process that started it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where an entry of `rewards:` runs; the keys that it may have beside those of a reward."""
+
+    python: str | None = None
+    """The Python of the environment; null for this one."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the process. Those that name packages of this Python (PYTHONPATH) are not handed on."""
+    scorer: str | None = None
+    """FILE.py or FILE.py:FUNCTION, where flowrl is not installed in that environment."""
+
+    def __post_init__(self) -> None:
+        if self.python is None and (self.scorer is not None or self.environment):
+            raise ValueError("python is missing: the Python of the scorer's environment, such as envs/deqa/bin/python.")
+        if self.python is not None and not (Path(self.python).is_file() and os.access(self.python, os.X_OK)):
+            raise ValueError(f"python must be a program, got {self.python!r} (looked in {Path.cwd()}).")
+        if self.scorer is not None and not Path(self.scorer.partition(".py:")[0].removesuffix(".py") + ".py").is_file():
+            raise ValueError(f"scorer must be a Python file or FILE.py:FUNCTION, got {self.scorer!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Served:
+    """How a `scorer` is called and asked; see `flowrl.rewards.serving.score_server`."""
+
+    images: str = "pil"
+    """What the function gets: pil, numpy or bytes."""
+    needs: tuple[str, ...] = ("images", "prompts", "metadata")
+    """Fields that are sent to it; also videos, source_images and reference_images."""
+    version: str | None = None
+    """Of the scorer, which runs record; null takes a digest of the file."""
+
+    def __post_init__(self) -> None:
+        if self.images not in ("pil", "numpy", "bytes"):
+            raise ValueError(f"images must be pil, numpy or bytes, got {self.images!r}.")
+        score_server.check_needs(self.needs)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Child:
+    """A process behind the port, and what it is started with."""
+
+    label: str
+    command: list[str]
+    environment: dict[str, str]
+    backend: Backend = field(default_factory=Backend)
+    process: subprocess.Popen[str] | None = None
+    said: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=_KEPT_LINES))
+    failed: str | None = None
+
+
+def has_places(specs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any entry names an environment."""
+    return any(key in spec for spec in specs for key in ("python", "scorer", "environment"))
+
+
+class Environments:
+    """The processes; a context: whatever happens, none is left.
+
+    Args:
+        parsed: what was asked for.
+        specs: the rewards, with their places.
+
+    Raises:
+        ValueError: an entry is wrong, as far as this Python can know.
+    """
+
+    def __init__(self, parsed: argparse.Namespace, specs: Sequence[Mapping[str, Any]]) -> None:
+        self.parsed, self.token = parsed, secrets.token_hex(16)
+        self.stopping = threading.Event()
+        places = [_place(spec) for spec in specs]
+        here = [rest for place, rest in places if place.python is None]
+        others = [(place, rest) for place, rest in places if place.python is not None]
+        if here:
+            validate_reward_specs(here)
+        count = len(others) + bool(here)
+        threads = parsed.threads or max(1, default_threads(parsed.replicas) // count)
+        self.folder = tempfile.TemporaryDirectory(prefix="flowrl-serve-")
+        self.children = [self._child(Place(), here, threads)] if here else []
+        self.children += [self._child(place, [rest], threads) for place, rest in others]
+        self._threads = [
+            threading.Thread(target=self._keep, args=(child,), name=f"keep-{child.label}", daemon=True)
+            for child in self.children
+        ]
+
+    def __enter__(self) -> Environments:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        for child in self.children:
+            if child.process is not None:
+                child.process.terminate()
+        end = time.monotonic() + 10.0
+        for child, thread in zip(self.children, self._threads, strict=True):
+            if child.process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    child.process.wait(max(0.0, end - time.monotonic()))
+                child.process.kill()
+            if thread.ident is not None:
+                thread.join(5.0)
+        self.folder.cleanup()
+
+    @property
+    def backends(self) -> list[Backend]:
+        """The servers, for the door."""
+        return [child.backend for child in self.children]
+
+    def start(self) -> Rows:
+        """Starts all and waits until each of them has loaded; what they serve.
+
+        Raises:
+            ValueError: one does not start, with what it said; or two serve rewards of one name.
+        """
+        for thread in self._threads:
+            thread.start()
+        while not all(child.backend.rewards for child in self.children):
+            if failed := [child.failed for child in self.children if child.failed is not None]:
+                raise ValueError(failed[0])
+            time.sleep(0.05)
+        rows: list[list[str]] = []
+        for child in self.children:
+            for name, about in child.backend.rewards.items():
+                if name in {row[0] for row in rows}:
+                    raise ValueError(f"two rewards are called {name}: give one of them a label.")
+                rows.append([name, about["kind"], ", ".join(sorted(about["needs"])), about["version"]])
+        return rows
+
+    def _child(self, place: Place, specs: Sequence[Mapping[str, Any]], threads: int) -> _Child:
+        label, python = ", ".join(map(_label, specs)), place.python or sys.executable
+        own = {key: value for key, value in os.environ.items() if place.python is None or key not in _OF_OTHERS}
+        if place.scorer is not None:  # a stranger's torch takes all cores
+            own["OMP_NUM_THREADS"] = str(threads)
+        environment = {**own, **place.environment, TOKEN: self.token, "PYTHONUNBUFFERED": "1"}
+        if place.scorer is None:
+            file = Path(self.folder.name) / f"{len(os.listdir(self.folder.name))}.yaml"
+            file.write_text(yaml.safe_dump({"rewards": [dict(spec) for spec in specs]}))
+            command = [python, "-c", _FOLLOW, "serve", str(file), *self._flags(threads)]
+        else:
+            given, limits = specs[0]["options"], limits_of(self.parsed)
+            command = [
+                python, score_server.__file__, place.scorer, "--name", label, "--port", "0", "--token-env", TOKEN,
+                "--images", given.images, "--needs", ",".join(given.needs), "--batch-size", str(limits.batch_size),
+                "--max-items", str(limits.max_items), "--max-mib", str(self.parsed.max_mib), "--max-mpixels",
+                str(self.parsed.max_mpixels), "--max-images", str(limits.max_images), "--queue-size",
+                str(limits.queue_size), "--until-stdin-ends",
+                *([] if given.version is None else ["--version", given.version]),
+            ]  # fmt: skip
+        return _Child(label=label, command=command, environment=environment)
+
+    def _flags(self, threads: int) -> list[str]:
+        given = self.parsed
+        flags = {
+            "--port": 0, "--token-env": TOKEN, "--threads": threads, "--replicas": given.replicas,
+            "--devices": given.devices, "--device": given.device, "--batch-size": given.batch_size,
+            "--queue-size": given.queue_size, "--max-items": given.max_items, "--max-mib": given.max_mib,
+            "--max-mpixels": given.max_mpixels, "--max-video-mib": given.max_video_mib,
+            "--max-video-mpixels": given.max_video_mpixels, "--max-images": given.max_images, "--grace": given.grace,
+        }  # fmt: skip
+        return [text for key, value in flags.items() if value is not None for text in (key, str(value))]
+
+    def _keep(self, child: _Child) -> None:
+        """A child from its first start to the end; what it says goes on, with its name in front."""
+        deaths = 0
+        while not self.stopping.is_set():
+            begun = time.monotonic()
+            code = self._run(child)
+            child.backend.port = None
+            if self.stopping.is_set():
+                return
+            if not child.backend.rewards:
+                child.failed = _why(child, code)
+                return
+            deaths = 0 if time.monotonic() - begun > _LIVED else deaths + 1
+            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
+            print(
+                f"The process of {child.label} ended (code {code}); it is started again in {wait:g} s.",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            self.stopping.wait(wait)
+
+    def _run(self, child: _Child) -> int:
+        """One life of a child; its exit code."""
+        child.said.clear()
+        try:
+            process = subprocess.Popen(
+                child.command, env=child.environment, text=True, errors="replace", stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C in the terminal goes to the door, which says when to stop
+            )  # fmt: skip
+        except OSError as error:
+            child.said.append(str(error))
+            return 126
+        child.process = process
+        if self.stopping.is_set():  # whoever stops all may have looked before this one was there
+            process.terminate()
+        assert process.stdout is not None
+        assert process.stdin is not None
+        with process.stdin, process.stdout:
+            for line in process.stdout:
+                found = re.match(r"Serving at http://127\.0\.0\.1:(\d+)", line)
+                if found and child.backend.port is None:
+                    child.backend.port = int(found[1])
+                    try:
+                        asyncio.run(look(child.backend, self.token))
+                    except (OSError, ValueError, EOFError, LookupError) as error:
+                        child.said.append(f"its /health cannot be read ({type(error).__name__}: {error})")
+                        process.kill()
+                elif child.backend.port is None or not line.startswith(("  ", "In a configuration", "Stopped.")):
+                    child.said.append(line.strip())
+                    print(f"[{child.label}] {line}", end="", file=sys.stderr, flush=True)
+            return process.wait()
+
+
+def _place(spec: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
+    """Where an entry runs, and the entry as that place reads it; of a scorer its options are `_Served`."""
+    given = {key: value for key, value in spec.items() if key in ("python", "environment", "scorer")}
+    rest = {key: value for key, value in spec.items() if key not in given}
+    place = build_options(Place, given, owner=f"reward {_label(spec)!r}")
+    if place.scorer is not None:
+        if unknown := sorted(rest.keys() - {"label", "options"}):
+            raise ValueError(f"a scorer takes label, options, python and environment, got {unknown[0]}.")
+        options = build_options(_Served, rest.get("options") or {}, owner=f"scorer {place.scorer!r}")
+        rest |= {"label": _label(spec), "options": options}
+    return place, rest
+
+
+def _label(spec: Mapping[str, Any]) -> str:
+    if spec.get("scorer") and not spec.get("label"):
+        return Path(str(spec["scorer"]).partition(".py:")[0]).name.removesuffix(".py")
+    return reward_label(spec)
+
+
+def _why(child: _Child, code: int) -> str:
+    """Why a child did not start, in its own words."""
+    lines = [line for line in child.said if line]
+    last = re.sub(r"^(flowrl|score_server|\w*Error): ", "", lines[-1]) if lines else "nothing"
+    advice = ""
+    if any("No module named 'flowrl" in line for line in lines):
+        advice = " Install flowrl in that environment, or serve a function of it by scorer: FILE.py, which needs none."
+    return f"{child.label} does not start with {child.command[0]} (code {code}). It said: {last.rstrip('.')}.{advice}"

@@ -1,0 +1,205 @@
+"""The last words of a run: what improved, by how much, where the files are, what to try next."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.prompts.loading import load_prompts
+from flowrl.prompts.overlap import held_out_or_shared
+from flowrl.rendering.markup import plural
+from flowrl.rendering.terminal_text import aligned
+from flowrl.runs.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
+from flowrl.runs.held_out_result import conclusion, untold
+from flowrl.runs.manifest import read_manifest
+from flowrl.runs.run_data import shown_prompts, warnings_by_kind
+from flowrl.runtime.files import plain, read_json_lines, write_atomically
+from flowrl.runtime.scrubbing import say as print
+from flowrl.statistics.bootstrap import UNKNOWN, Interval
+from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores
+from flowrl.training.model_files import MODEL
+
+_WORDS = {
+    "established improvement": "Better", "established loss": "Worse", "not established": "Not established",
+    "not testable": "Not testable",
+}  # fmt: skip
+
+OFFLINE = "wandb/offline-run-*"
+"""What W&B keeps in a run folder and sends later."""
+
+
+def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
+    """Prints what came out, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
+    rows, quoted = _rows(folder), shlex.quote(str(folder))
+    rewards = [row["reward"] for row in rows if "reward" in row]
+    word, shared = held_out_or_shared(read_manifest(folder).get("eval_prompts"))
+    numbers = evaluations(folder)
+    lines, scores = [f"{shared}.", ""] if shared and numbers else [], dict[str, Any]()
+    if len(numbers) > 1:
+        sides = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
+        table, scores = _scores(*sides, word.capitalize())
+        more, found = _held_out_rewards(*sides, rows, word.capitalize(), besides_geneval=bool(table))
+        lines, scores = [*lines, *table, *more], scores | found
+    if rewards:  # training on pairs of files has none
+        lines = [*lines, f"Mean training reward {_number(rewards[0])} -> {_number(rewards[-1])}"]
+    lines += _warnings(rows)
+    print("\n" + "\n".join(lines))
+    if finished:
+        ends = {"reward": {"first": rewards[0], "last": rewards[-1]}} if rewards else {}
+        summary: dict[str, Any] = {"iterations": config.num_iterations, **ends, **scores}
+        write_atomically(folder / "summary.json", json.dumps(plain(summary), indent=1) + "\n")
+    else:
+        print(f"\nStopped before the end. Continue with:\n  flowrl train resume={quoted}")
+    print(f"\nReport    {report}")
+    if (folder / "samples").exists():
+        print(f"Samples   {folder / 'samples'}")
+    if (folder / "lora").exists():
+        print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
+    if (folder / MODEL).exists():
+        print(f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)")
+    if config.logging.wandb == "offline" and any(folder.glob(OFFLINE)):
+        print(f"W&B       wandb sync {shlex.quote(str(folder))}/{OFFLINE}")  # the shell finds those of a resumed run
+    if finished:
+        print(_try(folder, config))
+        if config.eval_every and _still_rising(rows):
+            print(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={2 * config.num_iterations}")
+
+
+def _number(value: float | None) -> str:
+    """Three decimals where they tell something, else scientific; an unknown value is a dash."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _warnings(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for every kind of warning that the run gave."""
+    return [
+        f"Warning   {name.replace('_', ' ')}: {plural(len(said), 'time')}, from iteration {said[0][0]} on (see the "
+        "report)"
+        for name, said in warnings_by_kind(rows).items()
+    ]
+
+
+def _held_out_rewards(
+    before: list[Row], after: list[Row], rows: list[dict[str, Any]], word: str, *, besides_geneval: bool
+) -> tuple[list[str], dict[str, Any]]:
+    """First and last evaluation of every reward and their difference by prompts, which are called `word`; perhaps
+    without GenEval's, whose verdicts have a table of their own."""
+    names = [
+        key.removeprefix("eval/reward/").removesuffix("_low")
+        for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
+        if key.startswith("eval/reward/")
+        and key.endswith("_low")
+        and not (besides_geneval and _of_geneval(rows, key.removesuffix("_low")))
+    ]
+    if not names:
+        return [], {}
+    lines = [f"{word} rewards, {plural(len(after), 'sample')}, same prompts and seeds", ""]
+    cells: list[tuple[str, ...]] = []
+    found: dict[str, Any] = {}
+    reasons: dict[str, list[str]] = {}
+    for name in names:
+        start, end, change, reason = _change(before, after, f"eval/reward/{name}")
+        bounds = f"{change.low:+.3g} to {change.high:+.3g}" if change.known else "-"
+        if reason:
+            reasons.setdefault(reason, []).append(name)
+        cells.append((name, _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), f"({bounds})"))
+        found[name] = {"before": start, "after": end, "change": change}
+    lines += aligned(("reward", "before", "after", "change", "95 % interval"), cells, "  ").splitlines()
+    lines += [f"  No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
+    return [*lines, ""], {"rewards": found}
+
+
+def _cell(value: float, form: str) -> str:
+    """A number in a column; a dash where it is unknown."""
+    return f"{value:{form}}" if math.isfinite(value) else "-"
+
+
+def _of_geneval(rows: list[dict[str, Any]], key: str) -> bool:
+    return any(f"{key}/official" in row for row in rows)
+
+
+def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval, str]:
+    """Means of a reward and its mean difference over the samples with a score both times, and why it has no interval
+    ("" where it has)."""
+    start, end = partners(score_rows(before, metric), score_rows(after, metric))
+    if not start:
+        return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN, untold(start)
+    change = score_interval(end, metric, base=start)
+    first, last = (fmean(row.value for row in side) for side in (start, end))
+    return first, last, change, "" if change.known else untold(start)
+
+
+def _try(folder: Path, config: TrainConfig) -> str:
+    """A command that samples from the run, with a prompt that it was evaluated on, or trained on where it was not."""
+    first = shown_prompts(folder / "samples", [])[:1]
+    asked = first[0] if first else _first_trained(config)
+    images = [f"--source {shlex.quote(str(path))}" for path in asked.get("sources", [])]
+    words = [
+        f"Try       flowrl sample {shlex.quote(str(folder))}",
+        f"--prompt {shlex.quote(str(asked.get('prompt', 'PROMPT')))}",
+        *images,
+    ]
+    return " \\\n            ".join(words)
+
+
+def _first_trained(config: TrainConfig) -> dict[str, Any]:
+    """The first prompt that was trained on, with the images to be edited; nothing where it cannot be read any more."""
+    if config.prompts.train is None:
+        return {}
+    with suppress(ValueError, OSError):
+        prompt = load_prompts(config.prompts.train, resolve=resolve_path)[0]
+        return {"prompt": prompt.text, "sources": [*prompt.sources]}
+    return {}
+
+
+def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], dict[str, Any]]:
+    """The table of GenEval scores before and after, and its numbers; nothing where there are no verdicts."""
+    before, after = score_rows(first, SCORE), score_rows(last, SCORE)
+    pair = partners(before, after)
+    if not pair[0]:
+        return [], {}
+    change, tasks, later = stratified_score(pair[1], base=pair[0]), task_scores(before), task_scores(after)
+    start, end = stratified_score(before), stratified_score(after)
+    lines = [f"{word} GenEval score, {plural(len(after), 'image')}, same prompts and seeds", ""]
+    lines.append(f"  {'task':<15}{'before':>8}{'after':>8}{'change':>9}")
+    for task in (task for task in TASKS if task in tasks and task in later):
+        lines.append(_line(task, tasks[task].mean, later[task].mean))
+    lines += [_line("score", start.mean, end.mean), "", *(f"  {line}" for line in _verdict(change, pair[0])), ""]
+    return lines, {
+        "before": start, "after": end, "change": change,
+        "tasks": {task: {"before": tasks[task].mean, "after": later[task].mean} for task in tasks if task in later},
+    }  # fmt: skip
+
+
+def _line(name: str, before: float, after: float) -> str:
+    return f"  {name:<15}{before:>8.3f}{after:>8.3f}{after - before:>+9.3f}"
+
+
+def _verdict(change: Interval, rows: list[ScoreRow]) -> list[str]:
+    """What the interval of a change says, and of what it speaks."""
+    word = conclusion(change)
+    if not change.known:
+        return [f"{_WORDS[word]}: {change.mean:+.3f}, {untold(rows)}"]
+    said = f"{_WORDS[word]}: {change.mean:+.3f}, 95 % interval {change.low:+.3f} to {change.high:+.3f}"
+    said += " includes 0" if word == "not established" else ""
+    return [said, f"The interval speaks of {claim(rows)}, not of another training."]
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    return read_json_lines(path) if path.exists() else []
+
+
+def _still_rising(rows: list[dict[str, Any]]) -> bool:
+    """Whether the last evaluation was the best one."""
+    scores = [row["eval/geneval/score"] for row in rows if "eval/geneval/score" in row]
+    return len(scores) > 1 and scores[-1] == max(scores)

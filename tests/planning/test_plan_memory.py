@@ -1,0 +1,465 @@
+"""Memory that `flowrl plan` foretells against bytes of real tensors on the CPU, and what makes a run fit a card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from tiny_folders import TINY, save_tiny
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+
+from flowrl.config.base import config_files, find_config
+from flowrl.config.sections import OptimConfig
+from flowrl.config.train import load_config, resolve_path
+from flowrl.pipelines import family
+from flowrl.pipelines.arithmetic.compiling import repeated_blocks
+from flowrl.pipelines.cards import Size
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.full_weights import FullWeights
+from flowrl.pipelines.weights.quantize import LIBRARIES, quantize_blocks
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
+from flowrl.planning import gather as gathering
+from flowrl.planning import traces
+from flowrl.planning.decoding import _without_scheduler, decode_peaks
+from flowrl.planning.fits import Choices, Fit, card_gib, fit
+from flowrl.planning.memory import (
+    CARDS,
+    GIB,
+    OVERHEAD,
+    Facts,
+    Memory,
+    Settings,
+    allowed_sizes,
+    base_bytes,
+    fitting,
+    memory_of,
+    trained_bytes,
+)
+from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
+from flowrl.planning.traces import Trace
+from flowrl.planning.weights import Weights, weights_of
+from flowrl.runtime.files import read_json
+from flowrl.training.learner import GradientSum
+from flowrl.training.optimizers import make_optimizer
+from flowrl.training.parts import model_family
+
+pytestmark = pytest.mark.slow
+
+PRESETS = sorted(name for name in config_files() if re.search(r"_\d+gb$", name))
+SD3, WAN = str(resolve_path("asset:tiny-sd3")), str(resolve_path("asset:tiny-wan"))
+RANK = 4
+FAMILY: Any = family("sd3")
+
+
+def drawn(denoiser: nn.Module | None) -> Any:
+    """A network of the meta device with numbers in it, on the CPU."""
+    assert denoiser is not None
+    network = denoiser.to_empty(device="cpu")
+    for place, weight in enumerate(network.parameters()):
+        weight.data.copy_(torch.linspace(-0.1, 0.1, weight.numel()).roll(place).view_as(weight))
+    return network
+
+
+def bytes_of(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
+
+
+# ---- weights, gradients, moments -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["none", *LIBRARIES])
+def test_bytes_of_a_base_are_those_of_its_tensors(form: str) -> None:
+    if form != "none":
+        pytest.importorskip(LIBRARIES[form])
+    foretold = base_bytes(weights_of(FAMILY.meta_denoiser(SD3)), form, 2)
+    network = drawn(FAMILY.meta_denoiser(SD3)).bfloat16()
+    tables = bytes_of(network.buffers())  # of positions, which are no weights
+    if form != "none":
+        quantize_blocks(repeated_blocks(network), form, "cpu")
+    assert foretold == bytes_of((*network.parameters(), *network.buffers())) - tables
+
+
+def of_policy(policy: TrainedWeights, settings: OptimConfig) -> int:
+    """Bytes that training adds to a network, after one step: masters, gradients, their sum, moments, copies."""
+    total = GradientSum(policy, {}, scale_loss=False)
+    optimizer = make_optimizer(settings, policy)
+    loss = torch.stack([weight.float().square().sum() for weight in policy.trained]).sum()
+    gradients = torch.autograd.grad(loss, policy.trained)
+    for parameter in policy.parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    copies = [tensor for slot in policy.slots.values() for tensor in slot.values()]
+    return bytes_of((*policy.parameters.values(), *gradients, *total.total, *moments, *copies))
+
+
+@pytest.mark.parametrize(("variant", "slots"), [("lora", 0), ("lora", 2), ("dora", 1)])
+def test_bytes_of_a_lora_are_those_of_its_tensors(variant: str, slots: int) -> None:
+    trained = Trained(targets=FAMILY.lora_targets, rank=32, magnitudes=variant == "dora")
+    denoisers = few_blocks(FAMILY, SD3, FAMILY.lora_targets)
+    assert denoisers is not None
+    found = measure(denoisers, call_of("sd3", SD3, (16, 16, None)), trained=trained, dtype=torch.float32)
+    network = drawn(FAMILY.meta_denoiser(SD3))
+    policy = Policy(network, rank=32, alpha=64, targets=FAMILY.lora_targets, seed=0, variant=variant)
+    for place in range(slots):
+        policy.add_slot(str(place))
+    assert found.trained == sum(weight.numel() for weight in policy.parameters.values())
+    foretold = trained_bytes(found.trained, slots)
+    assert foretold == pytest.approx(of_policy(policy, OptimConfig()), rel=0.05)
+
+
+def test_moments_in_8_bits_are_those_of_the_library() -> None:
+    pytest.importorskip("bitsandbytes")
+    network = nn.Module()
+    network.inner = nn.Linear(1024, 512, bias=False)
+    policy = FullWeights(network)
+    foretold = facts(full=True, width=4, trained=1024 * 512)
+    for name in ("adamw", "adamw_8bit"):
+        held = memory_of(foretold, replace(SETTINGS, optimizer=name)).held
+        own = next(size for label, size in held.items() if "gradient" in label)
+        real = of_policy(policy, OptimConfig(name=name))  # type: ignore[arg-type]
+        assert own == pytest.approx(real - 4 * 1024 * 512, rel=0.05)  # the weights are the denoiser's own
+
+
+@pytest.mark.parametrize("targets", [None, ("attn.to_q", "ff")])
+def test_bytes_of_full_training_are_those_of_its_tensors(targets: tuple[str, ...] | None) -> None:
+    denoisers = few_blocks(FAMILY, SD3, targets or ())
+    assert denoisers is not None
+    trained = Trained(targets=targets, rank=0)
+    found = measure(denoisers, call_of("sd3", SD3, (16, 16, None)), trained=trained, dtype=torch.bfloat16)
+    policy = FullWeights(drawn(FAMILY.meta_denoiser(SD3)).bfloat16(), targets=targets)
+    policy.add_slot("ema")
+    assert found.trained == sum(weight.numel() for weight in policy.parameters.values())
+    held = memory_of(facts(full=True, width=2, trained=found.trained, slots=1), SETTINGS).held
+    foretold = next(size for label, size in held.items() if "masters" in label)
+    assert foretold == pytest.approx(of_policy(policy, OptimConfig()), rel=0.05)
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------
+
+
+def call_of(name: str, model: str, size: tuple[int, int, int | None]) -> dict[str, Any]:
+    own: Any = family(name)
+    return dict(own.meta_call(model, Size(height=size[0], width=size[1], num_frames=size[2]), 16))
+
+
+def real_call(call: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """The same arguments for several rows, with numbers in them."""
+    return {
+        key: torch.ones(rows * len(value), *value.shape[1:]) if isinstance(value, Tensor) else value
+        for key, value in call.items()
+    }
+
+
+def peak_on_cpu(run: Callable[[], object]) -> int:
+    """Most bytes that torch's own profiler saw allocated at once."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    events = (event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]")
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize(("name", "model", "size"), [("sd3", SD3, (64, 64, None)), ("wan", WAN, (64, 64, 17))])
+def test_activations_are_those_of_a_network_on_the_cpu(
+    name: str, model: str, size: tuple[int, int, int | None]
+) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    own, rows = family(name), 4
+    call, targets = call_of(name, model, size), own.lora_targets
+    denoisers = few_blocks(own, model, targets)
+    assert denoisers is not None
+    found = measure(denoisers, call, trained=Trained(targets=targets, rank=RANK), dtype=torch.float32)
+    network = drawn(own.meta_denoiser(model)).requires_grad_(False)
+    inject_adapter_in_model(LoraConfig(r=RANK, target_modules=list(targets)), network)
+    lora = [weight for weight in network.parameters() if weight.requires_grad]
+    given = real_call(call, rows)
+    weights = {tensor.untyped_storage()._cdata for tensor in (*network.parameters(), *network.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in weights:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        answer = network(**given)[0]
+    saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert found.saved == pytest.approx(saved / rows, rel=0.1)
+    kept.clear()
+    del answer
+
+    def both_passes() -> None:
+        torch.autograd.grad(network(**given)[0].sum(), lora)
+
+    @torch.no_grad()
+    def without_gradient() -> None:
+        network(**given)
+
+    gradients = bytes_of(lora)
+    assert found.working == pytest.approx(peak_on_cpu(without_gradient) / rows, rel=0.1)
+    assert found.saved + found.beside == pytest.approx((peak_on_cpu(both_passes) - gradients) / rows, rel=0.1)
+    network.enable_gradient_checkpointing()
+    network.train()
+    assert found.saved_checkpointed + found.beside == pytest.approx(peak_on_cpu(both_passes) / rows, rel=0.1)
+
+
+def test_what_was_made_once_is_made_alike() -> None:
+    """Counts of a network whose operations were all met before are those of the first time."""
+    own: Any = family("wan")
+    call, targets = call_of("wan", WAN, (64, 64, 17)), own.lora_targets
+    traces._MADE.clear()
+    found = []
+    for _ in range(2):
+        denoisers = few_blocks(own, WAN, targets)
+        assert denoisers is not None
+        found.append(measure(denoisers, call, trained=Trained(targets=targets, rank=RANK), dtype=torch.bfloat16))
+        found.append(replace(found[-1], saved=without_gradient(denoisers, call)[1]))
+    assert found[:2] == found[2:]
+    assert traces._MADE
+
+
+def test_an_operation_that_shares_or_writes_is_never_remembered() -> None:
+    traces._MADE.clear()
+    with Trace():
+        x = torch.empty(4, 6, device="meta")
+        seen = [x.view(6, 4), x.add_(1.0), x[1:], torch.ones(3) + 1, torch.ops.aten._unsafe_view(x, [24])]
+    assert [asked[0] for asked in traces._MADE] == [torch.ops.aten.empty.memory_format]
+    assert [tensor.untyped_storage()._cdata == x.untyped_storage()._cdata for tensor in seen] == [
+        True, True, True, False, True,
+    ]  # fmt: skip
+    with Trace():
+        wide = [torch.empty(2, device="meta", dtype=torch.int64) * factor for factor in (1, 1.0, 1, 1.0, True)]
+    assert [tensor.dtype for tensor in wide] == [torch.int64, torch.float32, torch.int64, torch.float32, torch.int64]
+
+
+# ---- decoding --------------------------------------------------------------------------------------------------------
+
+
+def drawn_vae(model: Path) -> Any:
+    config = read_json(model / "vae" / "config.json", finite=False)
+    return getattr(diffusers, config["_class_name"]).from_config(config).eval()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_decoding_makes_what_it_makes_on_the_cpu(name: str, tmp_path: Path) -> None:
+    """Of every family: its own `decode` of a tiny autoencoder, with numbers in it."""
+    own: Any = family(name)
+    model = save_tiny(name, tmp_path / name)
+    given: dict[str, Any] = {"height": 64, "width": 64, **({"num_frames": 33} if own.videos else {})}
+    found = decode_peaks(own, str(model), (64, 64, given.get("num_frames")))
+    assert found is not None
+    p = FamilyPipeline(
+        _without_scheduler(own), own.card(str(model)), own.options(**given), pipe=SimpleNamespace(vae=drawn_vae(model)),
+        denoisers={}, dtype=torch.float32, device=torch.device("cpu"), tokens=1,
+    )  # fmt: skip
+    latent = torch.zeros(1, *p.latent_shape)
+    with torch.no_grad(), Trace() as trace:
+        own.decode(p, latent)
+    assert found[0] == pytest.approx(trace.peak, rel=0.1)
+    if own.videos:  # on a CPU their convolutions take several times as much for a workspace
+        return
+
+    @torch.no_grad()
+    def decode() -> None:
+        own.decode(p, latent)
+
+    seen = peak_on_cpu(decode)
+    assert found[0] <= 1.02 * seen
+
+
+@pytest.mark.parametrize(("model", "gib"), [
+    ("Qwen/Qwen-Image", 6.76), ("stabilityai/stable-diffusion-3.5-medium", 3.0),
+])  # fmt: skip
+def test_decoding_an_image_of_1024_pixels(model: str, gib: float) -> None:
+    own: Any = model_family(replace(load_config(find_config("tiny_grpo_geneval")).pipeline, name=None, model=model))
+    found = decode_peaks(own, model, (1024, 1024, None))
+    assert found is not None
+    assert found[0] / GIB == pytest.approx(gib, rel=0.01)
+
+
+def test_tiles_bound_what_a_long_clip_makes() -> None:
+    """480 x 832 x 81 in tiles makes 1.69 GiB when all of it is run, which takes 15 s; whole it makes 7.6."""
+    found = decode_peaks(family("wan"), "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", (480, 832, 81))
+    assert found is not None
+    assert found[0] / GIB == pytest.approx(7.62, rel=0.01)
+    assert 1.69 < found[1] / GIB < 2.5
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+SETTINGS = Settings(micro_batch_size=4, rollout_batch_size=4, eval_batch_size=4)
+
+
+def facts(**given: Any) -> Facts:
+    """A network of 10 GiB in 16 bits, and round numbers."""
+    full, width = given.get("full", False), given.get("width", 2)
+    weights = Weights(parameters=5 * GIB, blocks=4 * GIB, matrices={(2**15, 2**15): 4}, largest_block=GIB // 4)
+    network = Network(
+        parameters=5 * GIB, trained=given.get("trained", GIB // 24), weights=weights, latent=(), attended=0,
+        forward=1.0, backward=2.0, attention=0.0, saved=2 * GIB, saved_checkpointed=GIB // 4, beside=GIB // 8,
+        working=GIB // 4, blocks=20,
+    )  # fmt: skip
+    return Facts(
+        network=network, eval_working=GIB // 4, rows=1, passes=(2, 2), keeps=0, decode=(GIB, GIB // 4),
+        eval_decode=(GIB, GIB // 4), image=2**20, parts={"vae": GIB // 4, "text_encoder": 4 * GIB},
+        rewards=(("me/judge", GIB // 2, 4),), unknown=(), dtype=("bfloat16" if width == 2 else "float32", width),
+        full=full, slots=given.get("slots", 0), reference=False, evaluates=True,
+    )  # fmt: skip
+
+
+def test_what_settings_make_of_it() -> None:
+    own = facts()
+    plain = memory_of(own, SETTINGS)
+    assert sum(plain.held.values()) / GIB == pytest.approx(10 + 1 + 8 + 1 + 2, rel=0.01)
+    assert plain.configured == 4 * (2 * GIB + GIB // 8)
+    assert plain.peak == plain.fixed + plain.configured
+    drawn_at_once = 4 * 2 * GIB // 4 + 4 * GIB + 2 * 4 * 2**20  # rows of guidance, a slice of 4, images
+    assert plain.stages["sampling, decoding, scoring 4 images"] == drawn_at_once
+
+    def less(**changes: Any) -> float:
+        return (plain.peak - memory_of(own, replace(SETTINGS, **changes)).peak) / GIB
+
+    assert less(gradient_checkpointing=True) == pytest.approx(8.5 - 6, abs=0.1)  # then sampling is the most
+    assert less(free_text_encoders=True) == 8
+    assert less(offload=("rewards",)) == 2
+    assert less(optimizer="adamw_8bit") == pytest.approx((8 - 2.03) / 24, rel=0.01)
+    assert less(optim_offload=True) == pytest.approx(8 / 24, rel=0.01)
+    assert less(shard=2) == pytest.approx(5 - 2 * (2 * 0.25 + 1), rel=0.01)  # two blocks, and what is no block
+    assert less(context=2) == pytest.approx(8.5 - 5, rel=0.01)  # of 8.5 / 2 and sampling at half of its rows
+    assert less(quantize="int8") == pytest.approx(4 - 10, rel=0.01)  # less a matrix of 1 GiB that is restored
+    assert less(vae_slice=1) == 0
+    worker = memory_of(own, replace(SETTINGS, rollouts=2))
+    assert worker.worker is not None
+    assert worker.worker / GIB == pytest.approx(10 + 1 + 8 + 2, rel=0.01)  # encoders, which are dropped then
+    assert "decoding, scoring 4 images" in worker.stages
+
+
+def test_encoders_that_are_loaded_alone_come_before_the_denoiser() -> None:
+    large = replace(facts(), parts={"text_encoder": 30 * GIB})
+    found = memory_of(large, replace(SETTINGS, free_text_encoders=True))
+    assert (found.start, found.peak) == (60 * GIB, 62 * GIB)
+
+
+def test_weights_on_the_host_are_not_held() -> None:
+    own = facts(full=True, trained=GIB)
+    for optim_offload, each in ((False, 2 + 4 + 4 + 8), (True, 2 + 4)):
+        held = memory_of(own, replace(SETTINGS, optim_offload=optim_offload)).held
+        assert next(size for label, size in held.items() if "gradient" in label) == each * GIB
+
+
+def test_micro_batches_that_fit() -> None:
+    assert allowed_sizes(48, 1) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
+    assert allowed_sizes(48, 6) == [6, 12, 24, 48]
+    memory = Memory(
+        held={"network": 10 * GIB, "LoRA": 1 * GIB}, image=2 * GIB, image_checkpointed=GIB // 8, configured=8 * GIB,
+        micro_batch_size=4, stages={"sampling": GIB}, start=25 * GIB,
+    )  # fmt: skip
+    assert memory.fixed == 11 * GIB + OVERHEAD
+    assert memory.peak == 25 * GIB + OVERHEAD  # the text encoders at the start are more than the update
+    assert fitting(memory, CARDS[24], allowed_sizes(48, 1), checkpointed=False) == 0  # not even the start
+    assert fitting(memory, CARDS[40], allowed_sizes(48, 1), checkpointed=False) == 12
+    assert fitting(memory, CARDS[40], allowed_sizes(48, 1), checkpointed=True) == 48
+
+
+# ---- cards -----------------------------------------------------------------------------------------------------------
+
+CHOICES = Choices(
+    sizes={1: [1, 2, 4], 2: [1, 2], 4: [1], 8: [1]}, encoders=True, checkpoints=True, videos=False, rewards=True,
+    splits=True, forms=("int8", "nf4"),
+)  # fmt: skip
+
+
+def least(card: int, own: Facts | None = None) -> Fit:
+    return fit(own or facts(), SETTINGS, CHOICES, card)
+
+
+def test_the_cheapest_settings_that_fit_are_found() -> None:
+    assert least(40).overrides == ()
+    assert least(31).overrides == ("pipeline.free_text_encoders=true",)
+    assert least(24).overrides == ("pipeline.free_text_encoders=true", "rollout_batch_size=2", "micro_batch_size=2")
+    for card in (16, 18, 20, 24, 31):
+        found = least(card)
+        assert found.overrides is not None
+        assert found.memory.peak <= card_gib(card) * GIB
+
+
+def test_each_change_is_needed_and_its_gain_is_what_the_run_takes_without_it() -> None:
+    for card in (16, 18, 20, 24, 31):
+        found, room = least(card), card_gib(card) * GIB
+        assert [overrides for overrides, _ in found.gains] == list(changes(found))
+        for overrides, gain in found.gains:
+            assert found.memory.peak + gain > room, overrides
+    only = least(31)
+    plain = memory_of(facts(), SETTINGS).peak
+    assert only.gains == (("pipeline.free_text_encoders=true", plain - only.memory.peak),)
+
+
+def changes(found: Fit) -> Iterator[str]:
+    """Changes of a fit, those of both batches as one."""
+    for text in found.overrides or ():
+        if text.startswith("rollout_batch_size"):
+            yield f"{text} {text.replace('rollout', 'micro')}"
+        elif not text.startswith("micro_batch_size"):
+            yield text
+
+
+def test_a_dear_setting_is_not_changed_where_cheap_ones_will_do() -> None:
+    seen = [least(card).overrides for card in range(12, 41)]
+    dear = [place for place, found in enumerate(seen) if found and any("shard" in text for text in found)]
+    assert dear, "weights are split on the smallest cards"
+    assert max(dear) < min(place for place, found in enumerate(seen) if found is not None and not found)
+    assert [found for place, found in enumerate(seen) if place > max(dear) and found is None] == []
+
+
+def test_a_form_is_only_changed_for_a_smaller_one() -> None:
+    own = CHOICES.forms
+    for form in ("int8", "fp8", "int8_bnb"):
+        found = fit(facts(), replace(SETTINGS, quantize=form), replace(CHOICES, splits=False, forms=own), 14)
+        assert found.overrides is not None
+        assert "pipeline.quantize=nf4" in found.overrides
+        assert found.memory.peak <= card_gib(14) * GIB
+    assert fit(facts(), replace(SETTINGS, quantize="nf4"), CHOICES, 8).overrides is None
+
+
+def test_copies_take_cards_of_their_own() -> None:
+    found = fit(facts(), SETTINGS, replace(CHOICES, forms=(), copies=2), 14)
+    assert found.overrides is not None
+    assert any(text.startswith("parallel.shard") for text in found.overrides)
+    assert found.settings.processes == 2 * found.settings.shard
+
+
+@pytest.mark.parametrize(("overrides", "lacking"), [
+    ((), ()),
+    (("policy.lora_variant=dora",), ("splits",)),
+    (("pipeline.device=mps",), ("splits", "forms")),
+    (("pipeline.compile=blocks",), ("splits", "forms")),
+    (("parallel.context=2",), ("splits",)),
+    (("keep_graphs=true",), ("splits",)),
+    (("rewards=[{file: own.py, function: shade}]",), ("rewards",)),
+    (("eval.rewards=[{name: adversarial}]",), ("rewards",)),
+])  # fmt: skip
+def test_what_train_refuses_is_not_advised(overrides: tuple[str, ...], lacking: tuple[str, ...]) -> None:
+    config = load_config(find_config("tiny_grpo_geneval"), list(overrides))
+    found = gathering._choices(config, FAMILY, facts(), 2)
+    assert {name for name in ("splits", "forms", "rewards") if not getattr(found, name)} == set(lacking)
+
+
+def test_what_fits_no_card_says_what_is_in_the_way() -> None:
+    found = least(8)
+    assert found.overrides is None
+    assert found.memory.peak > card_gib(8) * GIB
