@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from flowrl.config.foreign import foreign_words
 from flowrl.migrating.foreign_files import Foreign, Kind
-from flowrl.migrating.foreign_tables import MODELS, REWARDS
 
 Made = dict[str, Any] | str
 """Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
@@ -151,7 +151,7 @@ def _dance(given: Foreign) -> dict[str, Made]:
     found = _rewards(given, [(key, key, 1.0, ()) for key in keys if key.startswith("use_") and key[4:] not in (
         "group", "ema", "cpu_offload")])  # fmt: skip
     folder = keys.get("pretrained_model_name_or_path")
-    model = MODELS.get(given.script) if folder else None
+    model = foreign_words().models.get(given.script) if folder else None
     found["pretrained_model_name_or_path"] = {"pipeline.model": model or folder}
     each, group = _count(keys, "train_batch_size"), _count(keys, "num_generations")
     shared = max(1, _count(keys, "sp_size"))
@@ -182,7 +182,7 @@ def _rewards(
         named: for each reward its key, its name, its weight, and further keys that say the weight.
         ours: our key.
     """
-    table, listed, found = REWARDS[given.kind], list[dict[str, Any]](), dict[str, Made]()
+    table, listed, found = foreign_words().toolkits[given.kind].rewards, list[dict[str, Any]](), dict[str, Made]()
     for key, name, weight, beside in named:
         known = table.get(name.lower())
         if known is not None:
