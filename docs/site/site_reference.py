@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from site_syntax import ROOT, Option, cell, class_text, escaped, markdown, names_in, options_of
 
-from flowrl.cli import COMMANDS
+from flowrl.cli import COMMANDS, command_module
 from flowrl.config.base import config_files
 from flowrl.config.bounds import MOST
 from flowrl.config.foreign import foreign_words
@@ -211,7 +210,7 @@ def commands_page() -> str:
         parser = argparse.ArgumentParser(
             prog=f"flowrl {name}", description=f"{said[0].upper()}{said[1:]}.", formatter_class=_Narrow
         )
-        importlib.import_module(f"flowrl.commands.{name.replace(' ', '.')}.arguments").add_arguments(parser)
+        command_module(name, "arguments").add_arguments(parser)
         out += [f"## `flowrl {name}`", f"```text\n{parser.format_help().rstrip()}\n```"]
     return _joined(out)
 
