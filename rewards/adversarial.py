@@ -27,7 +27,8 @@ from torch import Tensor
 from flowrl.config.sections import at_least, share
 from flowrl.prompts.loading import Prompt
 from flowrl.randomness import Part, counter_choice, counter_seed
-from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
+from flowrl.rewards.base import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
+from flowrl.rewards.base.prompt_needs import no_fields
 from flowrl.rewards.image_files import no_listed
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
 from flowrl.rewards.networks.discriminators import (
@@ -48,7 +49,6 @@ from flowrl.rewards.networks.discriminators import (
 )
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
-from flowrl.rewards.prompt_needs import no_fields
 from flowrl.rewards.references import WORLD, References, open_references
 
 _AT_ONCE = 16  # images that are judged in one piece

@@ -20,9 +20,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.clip import DEFAULT_MODEL
-from flowrl.rewards.networks.clip_encoder import ClipEncoder, Preprocess, gradient_of, scored, transformers_clip
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.networks.clip_encoder import (
+    CLIP_MODEL,
+    ClipEncoder,
+    Preprocess,
+    gradient_of,
+    scored,
+    transformers_clip,
+)
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import (
     check_file,
@@ -49,7 +55,7 @@ class Aesthetic:
         "arithmetic were checked on a tiny random CLIP, not against the released weights."
     )
 
-    model: str = DEFAULT_MODEL
+    model: str = CLIP_MODEL
     """The CLIP that the head was trained on, a local folder or an id on the hub."""
     revision: str | None = None
     """Branch, tag or commit of `model` on the hub."""
@@ -78,7 +84,7 @@ class Aesthetic:
         if (width := encoder.texts([""]).shape[-1]) != WIDTHS[0]:
             raise ValueError(
                 f"{OWNER}: the head reads embeddings of width {WIDTHS[0]}, those of {self.model!r} have {width}: give "
-                f"model: a CLIP ViT-L/14, such as {DEFAULT_MODEL}."
+                f"model: a CLIP ViT-L/14, such as {CLIP_MODEL}."
             )
         weights = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
         return FunctionReward(

@@ -15,8 +15,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flowrl.rewards import Model, Reward
+from flowrl.rewards.base import Model, Reward
 from flowrl.rewards.networks.clip_encoder import (
+    CLIP_MODEL,
     Library,
     Preprocess,
     check_open_clip,
@@ -28,7 +29,6 @@ from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
 from flowrl.rewards.networks.text_limits import TextLimit, clip_limit
 
-DEFAULT_MODEL = "openai/clip-vit-large-patch14"
 PICK_SCORE_MODEL = "yuvalkirstain/PickScore_v1"
 
 SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -53,7 +53,7 @@ class ClipScore:
         "open_clip's own classes on tiny random models, not checked against released weights."
     )
 
-    model: str = DEFAULT_MODEL
+    model: str = CLIP_MODEL
     """Of transformers a local folder or an id on the hub; of open_clip `architecture/weights` such as
     ViT-H-14/laion2b_s32b_b79k, `hf-hub:owner/name` or `local-dir:folder`."""
     revision: str | None = None

@@ -15,10 +15,10 @@ from flowrl.config.rewards import RewardConfig, check_weights
 from flowrl.config.sections import Precision
 from flowrl.placement import Resting, sent
 from flowrl.precision import arithmetic
-from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base import KINDS, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base.outputs import check_output, log_words
+from flowrl.rewards.base.specs import Spec, validate_reward_specs
 from flowrl.rewards.networks.rest import at_rest
-from flowrl.rewards.outputs import check_output, log_words
-from flowrl.rewards.specs import Spec, validate_reward_specs
 
 Merge = Literal["sum", "geometric", "harmonic"]
 Partial = Literal["drop", "renormalise"]

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.qwen_vl import DTYPES, QWEN25_VL, Dtype, Scorer, TokenReward
-from flowrl.rewards.prompt_needs import no_source
 
 FILES = ("model.safetensors", "model.pth")
 HEADS = ("rm_heads.",)

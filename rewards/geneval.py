@@ -17,9 +17,9 @@ from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.prompt_needs import no_record
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
-from flowrl.rewards.prompt_needs import no_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.rewards import Model, Reward
+from flowrl.rewards.base import Model, Reward
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
 from flowrl.rewards.networks.clip_keys import clip_from_open_clip
 from flowrl.rewards.networks.model_sizes import sized

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from flowrl.config.sections import at_least
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
 from flowrl.rewards.networks.model_sizes import sized

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from flowrl.config.sections import at_least, share
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl

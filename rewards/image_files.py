@@ -60,7 +60,7 @@ def _is_image(file: Path, folder: Path) -> bool:
 
 
 def no_listed(prompt: str, source: str) -> str | None:
-    """The lack of a file for a prompt; one end of a sentence, as of `flowrl.rewards.prompt_needs`."""
+    """The lack of a file for a prompt; one end of a sentence, as of `flowrl.rewards.base.prompt_needs`."""
     path = Path(source).expanduser()
     if path.is_dir():  # its images serve every prompt
         return None

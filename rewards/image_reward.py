@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.precision import network_autocast
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.model_sizes import sized

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 
 JPEG_QUALITY = 95
 """Pillow's `quality` in every published use; all other encoder options stay at their defaults."""

@@ -17,7 +17,8 @@ from torch.nn.functional import avg_pool2d
 from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least
 from flowrl.placement import widened
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.base.frames import videos_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,17 +89,3 @@ def _score(inputs: RewardInputs, *, cell: int, min_change: float) -> RewardOutpu
     change = torch.stack([frame_change(video) for video in videos])
     moving = (change / min_change).clamp(max=1) if min_change else torch.ones_like(change)
     return tensor_output((even * moving).float(), {"smoothness": even.float(), "frame_change": change.float()})
-
-
-def videos_of(inputs: RewardInputs, *, owner: str, at_least: int) -> Float[Tensor, " b f 3 h w"]:
-    """The videos to score.
-
-    Raises:
-        ValueError: if images were made, or the videos have fewer frames than `at_least`.
-    """
-    if inputs.videos is None:
-        raise ValueError(f"{owner} scores videos, and images were made: take a pipeline that makes videos.")
-    frames = inputs.videos.shape[1]
-    if frames < at_least:
-        raise ValueError(f"{owner} needs videos of at least {at_least} frames, got {frames}: make longer ones.")
-    return inputs.videos

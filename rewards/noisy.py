@@ -12,10 +12,10 @@ import torch
 from flowrl.config.sections import at_least, share
 from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_integers, counter_normal
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
-from flowrl.rewards.nested import build_nested, nested_options
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.networks.text_limits import TextLimit, limit_of
-from flowrl.rewards.prompt_needs import lack_of
 
 _MILLION = 1_000_000
 

@@ -31,11 +31,11 @@ from jaxtyping import UInt8
 from flowrl.config.rewards import Frames
 from flowrl.config.sections import at_least, share
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.frames import framewise
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.frames import framewise
+from flowrl.rewards.base.prompt_needs import no_fields
 from flowrl.rewards.judges.chat import Chat, build_chat, check_chat, is_server, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
-from flowrl.rewards.prompt_needs import no_fields
 
 Normalise = Literal["nospace_lower", "nfkc", "none"]
 Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]

@@ -22,8 +22,9 @@ from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least, positive
 from flowrl.placement import widened
 from flowrl.precision import network_autocast
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.motion import check_min_change, videos_of
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.frames import videos_of
+from flowrl.rewards.motion import check_min_change
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from flowrl.files import read_json
 from flowrl.randomness import counter_normal
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.networks.clip_encoder import scored
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.preference_features import MODELS, Backbone, Features, build_features, check_backbone

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flowrl.prompts.loading import spread
-from flowrl.randomness import Part, counter_choice, counter_integers, counter_seed
+from flowrl.randomness import Part, counter_choice, counter_integers
+from flowrl.rewards.embedded.realism import drawn_scene
 from flowrl.rewards.image_files import image_files, read_image
 from flowrl.rewards.networks.discriminators import OWNER, Pixels
-from flowrl.world.scenes import draw_scene, random_scene
 
 WORLD = "world"
 
@@ -77,22 +75,6 @@ class FileReferences:
 
 
 References = WorldReferences | FileReferences
-
-
-def drawn_scene(record: Mapping[str, Any], *key: Part) -> Pixels:
-    """A scene 64 x 64 of the embedded world in which a GenEval record holds: a function of record and counters.
-
-    Raises:
-        ValueError: there is no GenEval record.
-    """
-    if "include" not in record:
-        raise ValueError(
-            f"{OWNER}: references: world draws what a prompt's GenEval record asks for, but the prompt "
-            f"{record.get('prompt', '')!r} has no 'include' in its metadata: take a JSONL file of prompts such as "
-            f"asset:prompts/world_train.jsonl, or other references."
-        )
-    rng = np.random.default_rng(counter_seed("scene", *key))
-    return draw_scene(random_scene(record, rng))
 
 
 def open_references(source: str, *, held_out: float, seed: int) -> References:

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, is_back, wrong
 from flowrl.rewards.serving.retries import Failed, check_calls, check_server, open_session

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from flowrl.precision import network_autocast
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, processed
 

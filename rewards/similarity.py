@@ -20,9 +20,10 @@ from torch import Tensor
 
 from flowrl.precision import network_autocast
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.prompt_needs import no_reference
 from flowrl.rewards.image_files import image_files, no_listed, read_image
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, load_dinov2
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import (
@@ -35,7 +36,6 @@ from flowrl.rewards.networks.pretrained import (
     processed,
     unit,
 )
-from flowrl.rewards.prompt_needs import no_reference
 
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
 

@@ -29,8 +29,8 @@ from flowrl.config.train import TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
 from flowrl.private_names import foreach_mul_
 from flowrl.rewards import RewardOutput, can_be_differentiable
+from flowrl.rewards.base.outputs import joined
 from flowrl.rewards.compose import WeightedSum
-from flowrl.rewards.outputs import joined
 from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop

@@ -31,7 +31,7 @@ from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl
 from flowrl.placement import sent, taken
 from flowrl.rewards import RewardOutput
-from flowrl.rewards.outputs import joined
+from flowrl.rewards.base.outputs import joined
 from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.training.assignment import (

@@ -33,9 +33,9 @@ from flowrl.rewards.actors.ray_rewards import (
     goes_to_workers,
     start_workers,
 )
+from flowrl.rewards.base.specs import checked_reward
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.rewards.networks.text_limits import cut_line
-from flowrl.rewards.specs import checked_reward
 from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Kernel
 from flowrl.training.model_files import encoders_digest, location_of

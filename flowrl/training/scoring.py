@@ -26,9 +26,9 @@ from flowrl.config.train import Geometry, TrainConfig
 from flowrl.media.kept import LATEST
 from flowrl.pipelines import Pipeline
 from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
+from flowrl.rewards.base.outputs import joined, moved
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.judges.usage import USAGE, usage_row
-from flowrl.rewards.outputs import joined, moved
 from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
 from flowrl.training.processes.devices import on_main

@@ -27,9 +27,9 @@ from flowrl.cluster import check_extra, connect, refuse_ended
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.randomness import counter_seed
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Wanted, inputs_on, with_whole_paths
-from flowrl.rewards.outputs import moved
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.outputs import moved
 from flowrl.rewards.serving.retries import Failed, call_with_retries
 from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.runtime.scrubbing import say as print

@@ -20,9 +20,9 @@ from torch import Tensor
 from flowrl.config.rewards import RewardConfig
 from flowrl.placement import sent
 from flowrl.precision import arithmetic, refuse_unable
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.outputs import check_output, moved
-from flowrl.rewards.specs import checked_reward
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.outputs import check_output, moved
+from flowrl.rewards.base.specs import checked_reward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,11 +30,11 @@ from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Reward, RewardInputs, load_target
-from flowrl.rewards.nested import build_nested, nested_options
-from flowrl.rewards.outputs import lacks_numbers
-from flowrl.rewards.prompt_needs import lack_of
-from flowrl.rewards.user_code import call_function, content_of, load_function
+from flowrl.rewards.base import Reward, RewardInputs, load_target
+from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base.outputs import lacks_numbers
+from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.base.user_code import call_function, content_of, load_function
 
 Pairs = Int64[np.ndarray, " n 2"]
 Gives = Literal["wins", "probabilities", "either"]

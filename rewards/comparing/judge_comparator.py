@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import RewardInputs
+from flowrl.rewards.base import RewardInputs
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.comparing.comparators import Comparator, Gives, Pairs, Verdicts
 from flowrl.rewards.judges.answers import parse_winner, yes_no
 from flowrl.rewards.judges.asking import ask_all, number_list, pixels_of, shown_of
@@ -32,7 +33,6 @@ from flowrl.rewards.judges.chat import (
     score_schema,
 )
 from flowrl.rewards.judges.templates import Template, load_template, read_template
-from flowrl.rewards.prompt_needs import no_source
 
 _TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}
 _NEEDS = {"image": ("images",), "video": ("videos",), "edit": ("images", "source_images")}

@@ -23,7 +23,9 @@ import torch
 
 from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_choice
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of, output_of
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of, output_of
+from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.comparing.comparators import comparator_options
 from flowrl.rewards.comparing.tournaments import (
     Byes,
@@ -42,9 +44,7 @@ from flowrl.rewards.comparing.tournaments import (
 )
 from flowrl.rewards.comparing.tournaments import win_rate as rate_of_wins
 from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
-from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.networks.text_limits import TextLimit, limit_of
-from flowrl.rewards.prompt_needs import lack_of
 
 _CACHE = 65536  # verdicts; some 10 MB
 

@@ -18,7 +18,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards import RewardInputs, to_uint8
+from flowrl.rewards.base import RewardInputs, to_uint8
 from flowrl.rewards.comparing.comparators import Comparator, Pairs
 
 Orders = Literal["single", "random", "both"]

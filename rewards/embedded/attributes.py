@@ -29,8 +29,8 @@ from torch.nn import functional as F
 
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
-from flowrl.rewards.prompt_needs import no_record
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.base.prompt_needs import no_record
 from flowrl.world.scenes import COLORS, SHAPES, SIZE
 
 Combine = Literal["mean", "product"]

@@ -14,19 +14,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from flowrl.rewards import to_uint8
+from flowrl.randomness import Part, counter_seed
+from flowrl.rewards.base import to_uint8
 from flowrl.rewards.embedded.attributes import load_net, prepared, shipped_weights
-from flowrl.rewards.references import drawn_scene
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.kernel_distance import kernel_interval
 from flowrl.world.scene_prompts import train_records
+from flowrl.world.scenes import draw_scene, random_scene
 
 _AT_ONCE = 64
 _FLOOR = 1e-2  # of the mean eigenvalue, added to each: directions in which scenes hardly vary shall not decide alone
 _COPIES = 2  # of the 576 training records, to estimate the covariance of 304 features from
+
+
+def drawn_scene(record: Mapping[str, Any], *key: Part) -> UInt8[np.ndarray, " h w 3"]:
+    """A scene 64 x 64 of the embedded world in which a GenEval record holds: a function of record and counters.
+
+    Raises:
+        ValueError: there is no GenEval record.
+    """
+    if "include" not in record:
+        raise ValueError(
+            f"reward 'adversarial': references: world draws what a prompt's GenEval record asks for, but the prompt "
+            f"{record.get('prompt', '')!r} has no 'include' in its metadata: take a JSONL file of prompts such as "
+            f"asset:prompts/world_train.jsonl, or other references."
+        )
+    rng = np.random.default_rng(counter_seed("scene", *key))
+    return draw_scene(random_scene(record, rng))
 
 
 def scene_images(

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.prompt_needs import no_fields, no_source
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.prompt_needs import no_fields, no_source
 from flowrl.world import clips, edits, scene_grids
 
 Row = tuple[float, ...] | None

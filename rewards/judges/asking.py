@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.frames import frame_places
+from flowrl.rewards.base import FunctionReward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.frames import frame_places
 from flowrl.rewards.judges.answers import yes_no
 from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, is_server
 

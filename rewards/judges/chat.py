@@ -21,7 +21,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from flowrl.config.options import build_parts
-from flowrl.rewards import Model, load_target
+from flowrl.rewards.base import Model, load_target
 from flowrl.rewards.networks.model_sizes import sized
 
 PRACTICAL = frozenset({

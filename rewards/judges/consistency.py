@@ -27,7 +27,8 @@ import torch
 
 from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid, theme
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_cells, no_grid, no_source
 from flowrl.rewards.judges.asking import (
     MISSING,
     NoScore,
@@ -45,7 +46,6 @@ from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 from flowrl.rewards.networks.clip_encoder import prompt_reward, transformers_clip
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model
-from flowrl.rewards.prompt_needs import no_cells, no_grid, no_source
 
 CRITERIA = ("style, logic and identity",)
 

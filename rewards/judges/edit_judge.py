@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -38,7 +39,6 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat, judge_models, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
-from flowrl.rewards.prompt_needs import no_source
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
 

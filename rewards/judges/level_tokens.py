@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from PIL import Image
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.local_chat import load_vision_language
 from flowrl.rewards.judges.templates import read_template, template_name

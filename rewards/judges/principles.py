@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -49,7 +50,6 @@ from flowrl.rewards.judges.chat import (
     judge_models,
 )
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
-from flowrl.rewards.prompt_needs import no_source
 
 Verify = Literal["reasoned", "yes_no"]
 Aggregate = Literal["mean", "geometric", "min"]

@@ -21,7 +21,7 @@ import torch
 
 from flowrl.config.options import build_options
 from flowrl.files import parse_json, read_text, replacing
-from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     UNPARSED,
     Scored,

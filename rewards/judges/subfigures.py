@@ -23,7 +23,7 @@ from torch import Tensor
 from flowrl.placement import widened
 from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import (
+from flowrl.rewards.base import (
     FunctionReward,
     Model,
     Reward,
@@ -33,8 +33,10 @@ from flowrl.rewards import (
     output_of,
     reward_options,
 )
+from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base.outputs import check_output, joined
+from flowrl.rewards.base.prompt_needs import lack_of, no_cells, no_grid
 from flowrl.rewards.judges.asking import MISSING
-from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.networks.clip_encoder import (
     ClipEncoder,
     Library,
@@ -45,8 +47,6 @@ from flowrl.rewards.networks.clip_encoder import (
     transformers_clip,
 )
 from flowrl.rewards.networks.model_sizes import sized
-from flowrl.rewards.outputs import check_output, joined
-from flowrl.rewards.prompt_needs import lack_of, no_cells, no_grid
 
 Shape = tuple[int, int]
 DEFAULT_MODEL = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"

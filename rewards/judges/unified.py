@@ -26,7 +26,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     UNPARSED,
@@ -46,7 +47,6 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat, judge_models, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
-from flowrl.rewards.prompt_needs import no_source
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
 Scale = Literal["raw", "divided", "unit"]

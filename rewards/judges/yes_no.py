@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_reference, no_source
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
 from flowrl.rewards.judges.asking import (
@@ -37,7 +38,6 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
-from flowrl.rewards.prompt_needs import no_reference, no_source
 
 WORD_TOKENS = 512
 BAD = "bad_field"

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from flowrl.files import read_json
 from flowrl.precision import network_autocast
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, to_uint8
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD

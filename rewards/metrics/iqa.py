@@ -28,10 +28,10 @@ from flowrl.config.sections import at_least
 from flowrl.failures import out_of_memory
 from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_seed
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
+from flowrl.rewards.base.user_code import unchanged_process
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.pretrained import fingerprint, first_line
-from flowrl.rewards.user_code import unchanged_process
 
 OWNER = "reward 'pyiqa'"
 NOT_OF_AN_IMAGE = {

@@ -23,7 +23,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from flowrl.files import read_json
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import IMAGE, read_template, template_name
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.model_sizes import sized

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.precision import network_autocast
-from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
+from flowrl.rewards.base import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
 from flowrl.rewards.networks.pretrained import (
     clip_fingerprint,
     clip_image,
@@ -32,6 +32,7 @@ from flowrl.rewards.networks.pretrained import (
     unit,
 )
 
+CLIP_MODEL = "openai/clip-vit-large-patch14"
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 Library = Literal["transformers", "open_clip"]

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.config.options import build_options, entry_of
-from flowrl.rewards import Model, load_target
+from flowrl.rewards.base import Model, load_target
 
 
 class Detector(Protocol):

@@ -28,9 +28,9 @@ from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
 from flowrl.precision import network_autocast
-from flowrl.rewards import Model
-from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.detectors import Detector
 from flowrl.rewards.networks.model_sizes import sized

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowrl.files import safetensors_parameters
-from flowrl.rewards import Model
+from flowrl.rewards.base import Model
 
 PARAMETERS = {
     "openai/clip-vit-large-patch14": 427_616_513,

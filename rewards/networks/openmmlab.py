@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from flowrl.rewards import Model
-from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.detectors import Detector
 from flowrl.rewards.networks.mask2former import UNREAD, Mask2FormerDetector, check_classes
 from flowrl.rewards.networks.model_sizes import sized

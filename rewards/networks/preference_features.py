@@ -20,15 +20,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.precision import network_autocast
-from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.embedded.attributes import PAIRS, load_net, shipped_weights
-from flowrl.rewards.networks.clip_encoder import Preprocess, transformers_clip
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL, Preprocess, transformers_clip
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, IMAGENET_MEAN, IMAGENET_STD, load_dinov2
 from flowrl.rewards.networks.pretrained import check_model, fingerprint
 
 Backbone = Literal["clip", "dinov2", "attributes"]
 
-MODELS: dict[Backbone, str] = {"clip": DEFAULT_MODEL, "dinov2": DINOV2_MODEL}
+MODELS: dict[Backbone, str] = {"clip": CLIP_MODEL, "dinov2": DINOV2_MODEL}
 """What is taken where no model is named; `attributes` is what comes with flowrl."""
 
 

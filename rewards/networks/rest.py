@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flowrl.placement import Resting
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
 
 
 def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, holds: bool) -> Reward:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.serving.server_metrics import Metrics
 from flowrl.rewards.serving.wire import IN_FLIGHT, Item, Limits, Score, ScoreRequest
 from flowrl.rewards.serving.wire_images import Pixels, queue_full

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flowrl.rewards import Reward
+from flowrl.rewards.base import Reward
 from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.own_names import own_requests_only
 from flowrl.rewards.serving.retries import is_loopback

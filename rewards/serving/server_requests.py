@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from flowrl.rewards import Reward
+from flowrl.rewards.base import Reward
 from flowrl.rewards.serving.batching import RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
 from flowrl.rewards.serving.wire import Limits, Score, ScoreRequest, decode_request, encode_reply, too_many_bytes

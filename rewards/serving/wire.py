@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.rewards.outputs import log_word
+from flowrl.rewards.base.outputs import log_word
 from flowrl.rewards.serving.wire_images import (
     Pixels,
     WireError,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
 from flowrl.rewards.networks.model_sizes import sized
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 from flowrl.rewards.sound.loudness import sounds_of

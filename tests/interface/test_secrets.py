@@ -11,7 +11,7 @@ from tiny_runs import tiny_runs
 
 from flowrl.cli import main
 from flowrl.failures import explain
-from flowrl.rewards.outputs import MOST_WORDS, log_word, log_words
+from flowrl.rewards.base.outputs import MOST_WORDS, log_word, log_words
 from flowrl.runtime.scrubbing import (
     one_line,
     printable,

@@ -21,9 +21,9 @@ from flowrl.rewards import (
     RewardOutput,
     output_of,
 )
+from flowrl.rewards.base.outputs import check_output, joined
+from flowrl.rewards.base.specs import parse_reward_specs, validate_reward_specs
 from flowrl.rewards.compose import Term, WeightedSum, build_weighted_sum, gated, sum_of, weighted_sum
-from flowrl.rewards.outputs import check_output, joined
-from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
 
 
 def weighted(rewards: list[Reward], *weights: float) -> list[tuple[Reward, RewardConfig]]:

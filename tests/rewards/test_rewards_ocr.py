@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
 from flowrl.rewards import Reward, RewardInputs, build_reward, ocr, reward_options
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.ocr import normalised, text_reward
-from flowrl.rewards.outputs import check_output
 
 
 def reward_of(read: str, target: str, **options: Any) -> float:

@@ -15,7 +15,7 @@ from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProces
 
 from flowrl.randomness import counter_normal
 from flowrl.rewards import RewardInputs, build_reward, reward_options
-from flowrl.rewards.user_file import copied
+from flowrl.rewards.base.user_file import copied
 
 RATE, FPS, FRAMES = 8000, 8.0, 9
 

@@ -14,8 +14,8 @@ from flowrl.commands.train.preflight import check_before_loading, look
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.prompts.prompt_files import read_file
 from flowrl.rewards import REWARDS, load_target
+from flowrl.rewards.base.prompt_needs import NeedsOfPrompt, NeedsToLearn, lack_of
 from flowrl.rewards.networks.text_limits import TextLimit, cut_line
-from flowrl.rewards.prompt_needs import NeedsOfPrompt, NeedsToLearn, lack_of
 from flowrl.training.parts import model_family
 
 JUDGE = {"server": "http://127.0.0.1:9/v1", "model": "nobody"}

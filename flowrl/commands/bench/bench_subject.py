@@ -26,8 +26,8 @@ from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
 from flowrl.precision import refuse_unable
 from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.compose import sum_of
-from flowrl.rewards.specs import validate_reward_specs
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import (
     DTYPES,

@@ -27,8 +27,8 @@ from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.randomness import counter_normal
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
+from flowrl.rewards.base.specs import CheckedReward, checked_reward
 from flowrl.rewards.judges.chat import is_server
-from flowrl.rewards.specs import CheckedReward, checked_reward
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import cut_lines, model_family, read_run_prompts
 from flowrl.training.prompting import RunPrompts

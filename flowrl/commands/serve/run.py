@@ -15,9 +15,9 @@ from flowrl.commands.serve.replicas import Replicas
 from flowrl.commands.serve.served import Rows, hosts_of, limits_of, load_app
 from flowrl.generation.drawing import find_device
 from flowrl.generation.named_rewards import reward_label, reward_list
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.front_door import make_door
-from flowrl.rewards.specs import validate_reward_specs
 from flowrl.runtime.scrubbing import remember_secret
 from flowrl.runtime.scrubbing import say as print
 

@@ -13,6 +13,7 @@ import torch
 from scripted_judges import JUDGE, ScriptedJudge, levels, script, text_of
 
 from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.judges.answers import (
     answer_forms,
     answer_mass,
@@ -26,7 +27,6 @@ from flowrl.rewards.judges.answers import (
 )
 from flowrl.rewards.judges.asking import geometric_mean, mean
 from flowrl.rewards.judges.chat import Answer, Question
-from flowrl.rewards.outputs import check_output
 
 LEVELS = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
 Q_ALIGN = {"excellent": 1.0, "good": 0.75, "fair": 0.5, "poor": 0.25, "bad": 0.0}

@@ -11,7 +11,7 @@ import torch
 from reward_servers import Answer, Scripted, health, level_of, noise, reward_of, running, samples, scores, scripted
 
 from flowrl.rewards import Reward, RewardInputs, RewardOutput, build_reward, output_of, reward_options
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
 
 
 @pytest.fixture(autouse=True)

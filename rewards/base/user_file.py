@@ -15,7 +15,7 @@ The file is imported under a private module name, so it may be called `rewards.p
 is not put on the import path. A relative path starts at the working directory.
 
 A function may write into what it is given, which are copies; what it does to the process does not stay
-(`flowrl.rewards.user_code`).
+(`flowrl.rewards.base.user_code`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.outputs import check_output, lacks_numbers
-from flowrl.rewards.user_code import call_function, content_of, load_function
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
+from flowrl.rewards.base.outputs import check_output, lacks_numbers
+from flowrl.rewards.base.user_code import call_function, content_of, load_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

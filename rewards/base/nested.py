@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flowrl.rewards import Reward, RewardOptions, reward_options
+from flowrl.rewards.base import Reward, RewardOptions, reward_options
 
 _KINDS = ("pointwise", "remote")
 _OTHERS = ("adversarial", "rank", "tournament", "win_rate")  # refused before weights load; what is built tells its kind

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flowrl.rewards import RewardOutput
+from flowrl.rewards.base import RewardOutput
 from flowrl.runtime.scrubbing import without_secrets
 
 _LONGEST_WORD = 60

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from flowrl.config.rewards import FramePolicy, FrameReducer, Frames
 from flowrl.placement import widened
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.outputs import check_output, joined
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.outputs import check_output, joined
 
 
 def framewise(reward: Reward, frames: Frames) -> FunctionReward:
@@ -132,3 +132,17 @@ def _reduced(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
 def _weighted(values: Float[Tensor, " b n"], weights: Float[Tensor, " b n"]) -> Float[Tensor, " b"]:
     """`sum_j weight_j value_j` in the dtype of the weights; frames of weight 0 may hold NaN."""
     return (torch.where(weights > 0, values.to(weights.dtype), 0.0) * weights).sum(1).float()
+
+
+def videos_of(inputs: RewardInputs, *, owner: str, at_least: int) -> Float[Tensor, " b f 3 h w"]:
+    """The videos to score.
+
+    Raises:
+        ValueError: if images were made, or the videos have fewer frames than `at_least`.
+    """
+    if inputs.videos is None:
+        raise ValueError(f"{owner} scores videos, and images were made: take a pipeline that makes videos.")
+    frames = inputs.videos.shape[1]
+    if frames < at_least:
+        raise ValueError(f"{owner} needs videos of at least {at_least} frames, got {frames}: make longer ones.")
+    return inputs.videos

@@ -18,9 +18,9 @@ import torch
 
 from flowrl.config.options import build_options
 from flowrl.config.rewards import RewardConfig, check_weights
-from flowrl.rewards import Reward, RewardOptions, SharesPart, reward_options
-from flowrl.rewards.frames import framewise
-from flowrl.rewards.user_file import user_file_options
+from flowrl.rewards.base import Reward, RewardOptions, SharesPart, reward_options
+from flowrl.rewards.base.frames import framewise
+from flowrl.rewards.base.user_file import user_file_options
 
 Spec = RewardConfig | Mapping[str, Any]
 
