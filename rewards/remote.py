@@ -24,8 +24,9 @@ from torch import Tensor
 
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.looked_for import look_for_servers
+from flowrl.rewards.serving.http_client import Lines
 from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, is_back, wrong
-from flowrl.rewards.serving.retries import Failed, check_calls, check_server, open_session
+from flowrl.rewards.serving.retries import Failed, check_calls, check_server
 from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.rewards.serving.wire import Item, Score
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
@@ -112,14 +113,11 @@ class Remote:
         """
         adapter = ADAPTERS[self.protocol]
         token = None if self.token_env is None else os.environ[self.token_env].strip()
-        most = self.concurrency * len(self.urls)  # where one alone is left
+        lines = Lines(self.urls, api_key=token)
         servers = [
-            Server(
-                session=open_session(url, api_key=token, connections=most), url=url, adapter=adapter,
-                timeout=self.timeout, retries=self.retries,
-            )
-            for url in self.urls
-        ]  # fmt: skip
+            Server(lines=lines, line=line, adapter=adapter, timeout=self.timeout, retries=self.retries)
+            for line in lines.lines
+        ]
         told = ask_all(servers, self.reward, self.deadline) if self.wait else Told()
         pool = ServerPool(servers, partial(is_back, reward=self.reward, told=told))
         sends = frozenset(self.needs or told.needs or (set(_NEEDS) & adapter.fields))

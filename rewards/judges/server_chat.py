@@ -24,11 +24,10 @@ from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.call_limits import Limits, Pace
 from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, Chat, JudgeImageFormat, Question
 from flowrl.rewards.judges.image_urls import EncodedImages
-from flowrl.rewards.judges.server_lines import DOWN, Line, Lines
 from flowrl.rewards.judges.usage import USAGE
 from flowrl.rewards.networks.looked_for import look_for_servers
+from flowrl.rewards.serving.http_client import DOWN, Body, Line, Lines
 from flowrl.rewards.serving.retries import Failed, await_with_retries, check_calls, check_server
-from flowrl.runtime.scrubbing import remember_secret
 
 OWN_KEYS = frozenset({
     "model", "messages", "temperature", "logprobs", "top_logprobs", "seed", "n", "stream",
@@ -120,7 +119,6 @@ class ServerChat:
             raise ValueError(
                 f"judge: the environment variable {self.api_key_env} (api_key_env) is not set: put the key there."
             )
-        remember_secret(key or "")
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         processes = torch.distributed.get_world_size() if several else 1
         one = (repr(self), key, processes, os.getpid())
@@ -216,11 +214,11 @@ class ServerJudge:
         begun = time.monotonic()
         timeout = min(self.options.timeout, max(end - begun, 0.001))
         if line.dead:
-            failed: Failed = await line.post(body, timeout=timeout)  # which sends nothing
+            failed: Failed = await line.post("", Body(data=body), timeout=timeout)  # which sends nothing
             return failed
         again = not booked
         expected = booked.pop() if booked else self.pace.book(question)
-        reply = await line.post(body, timeout=timeout)
+        reply = await line.post("/chat/completions", Body(data=body), timeout=timeout)
         result = reply if isinstance(reply, Failed) else read_reply(reply, question)
         if isinstance(result, Failed):
             tokens = 0 if isinstance(reply, Failed) else tokens_of(reply)  # an answer of no use costs all the same

@@ -8,17 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import requests
-
 from flowrl.randomness import counter_seed
-from flowrl.rewards.serving.retries import (
-    Failed,
-    call_with_retries,
-    failed_exception,
-    failed_status,
-    post_json,
-    retry_delay,
-)
+from flowrl.rewards.serving.http_client import Body, Line, Lines
+from flowrl.rewards.serving.retries import Failed, call_with_retries, failed_status, retry_delay
 from flowrl.rewards.serving.server_pool import VERSION_CHANGED, ServerPool
 from flowrl.rewards.serving.wire import Item, Reply
 from flowrl.rewards.serving.wire_adapters import Adapter
@@ -56,11 +48,16 @@ class Told:
 class Server:
     """A server with everything needed to ask it; `timeout` and `retries` are of one request."""
 
-    session: requests.Session
-    url: str
+    lines: Lines
+    line: Line
     adapter: Adapter
     timeout: float
     retries: int
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.line.url
 
 
 def ask_scores(
@@ -75,14 +72,16 @@ def ask_scores(
     """
     first = pool.servers[0]
     body = first.adapter.encode(chunk, about.name, iteration, way)
+    if not isinstance(body, Body):
+        body = Body(data=json.dumps(body, allow_nan=False).encode())
     ids = [item.id for item in chunk]
 
     def send(server: Server) -> Reply | Failed:
         seconds = end - time.monotonic()
         if seconds <= 0:
             return Failed(error="timeout")
-        url = server.url + server.adapter.score
-        answer = post_json(server.session, url, body, timeout=min(server.timeout, seconds))
+        timeout = min(server.timeout, seconds)
+        answer = server.lines.wait_for(server.line.post(server.adapter.score, body, timeout=timeout))
         if isinstance(answer, Failed):
             _refuse_misconfigured(answer, server.url)
             return answer
@@ -158,18 +157,16 @@ def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
     url, adapter = server.url, server.adapter
 
     def send(attempt: int, seconds: float) -> Any | Failed:
+        reply = server.lines.wait_for(server.line.ask(adapter.health, timeout=min(_HEALTH_TIMEOUT, seconds)))
+        if isinstance(reply, Failed):
+            return reply
+        text = reply.content.decode(errors="replace")
+        if reply.status != 200:
+            return failed_status(reply.status, reply.headers, text)
         try:
-            reply = server.session.get(
-                url + adapter.health, timeout=min(_HEALTH_TIMEOUT, seconds), allow_redirects=False
-            )
-        except requests.RequestException as error:
-            return failed_exception(error)
-        if reply.status_code != 200:
-            return failed_status(reply.status_code, reply.headers, reply.text)
-        try:
-            return {} if adapter.health_says == "nothing" else reply.json()
-        except ValueError:
-            return Failed(error="garbage", again=False, message=reply.text[:200])
+            return {} if adapter.health_says == "nothing" else json.loads(text)
+        except (ValueError, RecursionError):
+            return Failed(error="garbage", again=False, message=text[:200])
 
     health = call_with_retries(send, deadline=deadline, retries=server.retries, seed=counter_seed("health", url))
     if isinstance(health, Failed):

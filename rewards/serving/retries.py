@@ -1,15 +1,12 @@
 """One policy for calls that may fail: what is tried again, how long in between, and when to stop.
 
-    result = call_with_retries(send, deadline=120.0, retries=4, seed=counter_seed(seed, item))
-    if isinstance(result, Failed): ...        # result.error is a short word such as "status_503"
-
-`post_json` sends one request and gives a `Failed` with the right fields for whatever goes wrong on the way.
+result = call_with_retries(send, deadline=120.0, retries=4, seed=counter_seed(seed, item))
+if isinstance(result, Failed): ...        # result.error is a short word such as "status_503"
 """
 
 from __future__ import annotations
 
 import email.utils
-import http.client
 import ipaddress
 import json
 import math
@@ -20,11 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import requests
-import urllib3
-
 from flowrl.randomness import counter_seed
-from flowrl.runtime.scrubbing import remember_secret
 
 T = TypeVar("T")
 
@@ -49,14 +42,6 @@ class Failed:
     again: bool = True
     retry_after: float | None = None
     message: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Body:
-    """A request's body that is not JSON text, and its content type."""
-
-    data: bytes
-    content_type: str
 
 
 def call_with_retries(
@@ -143,27 +128,6 @@ def check_calls(concurrency: int, retries: int, *, timeout: float, deadline: flo
             raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
 
 
-def open_session(url: str, *, api_key: str | None = None, connections: int = 16) -> requests.Session:
-    """A session for the server of `url`.
-
-    Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
-    """
-    remember_secret(api_key or "")
-    session = requests.Session()
-    session.trust_env = not is_loopback(url)
-
-    def authorized(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if api_key:
-            request.headers["Authorization"] = f"Bearer {api_key}"
-        return request
-
-    session.auth = authorized  # set even without a key: else a .netrc of the machine would put its own there
-    adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
-    session.mount("http://", adapter)
-    session.mount("https://", adapter)
-    return session
-
-
 def is_loopback(url: str) -> bool:
     """Whether the address is this machine's own: localhost, 127.x.x.x, ::1 or 0.0.0.0."""
     host = urlsplit(url).hostname or ""
@@ -172,38 +136,6 @@ def is_loopback(url: str) -> bool:
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
     return address.is_loopback or address.is_unspecified
-
-
-def post_json(session: requests.Session, url: str, body: Any, *, timeout: float) -> Any | Failed:
-    """Posts JSON and returns the reply's JSON, or why there is none. NaN and infinity in a reply are let through.
-
-    Redirects are not followed: they would turn the request into one without a body.
-
-    Args:
-        session: from `open_session`.
-        url: where to.
-        body: what `json.dumps` takes, or a `Body`, which is sent as it is.
-        timeout: seconds for the connection, for each wait for more of the reply, and for the reply as a whole, so that
-            a server that sends a byte now and then cannot stretch it without end.
-    """
-    if not isinstance(body, Body):
-        body = Body(data=json.dumps(body, allow_nan=False).encode(), content_type="application/json")
-    headers = {"Content-Type": body.content_type}
-    end = time.monotonic() + timeout
-    content = b""
-    try:
-        with session.post(
-            url, data=body.data, headers=headers, timeout=timeout, stream=True, allow_redirects=False
-        ) as reply:
-            while piece := reply.raw.read1(2**16, decode_content=True):
-                content += piece
-                if time.monotonic() > end:
-                    return Failed(error="timeout")
-                if len(content) > MAX_REPLY_BYTES:
-                    return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
-    except (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
-        return failed_exception(error)
-    return read_json_reply(reply.status_code, reply.headers, content)
 
 
 def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> Any | Failed:
@@ -222,17 +154,6 @@ def failed_status(status: int, headers: Mapping[str, str], text: str = "") -> Fa
     again = status in RETRIED_STATUSES or 500 <= status < 600
     after = _retry_after(headers.get("Retry-After"))
     return Failed(error=f"status_{status}", again=again, retry_after=after, message=text[:200])
-
-
-def failed_exception(error: Exception) -> Failed:
-    """The failure "timeout" or "connection" of an exception on the way; a request that cannot be sent is final."""
-    message = f"{type(error).__name__}: {error}"[:200]
-    slow = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
-    if isinstance(error, slow):
-        return Failed(error="timeout", message=message)
-    # What is wrong with an address, a header or the like stays wrong; requests marks it as a ValueError too.
-    unsendable = isinstance(error, requests.RequestException) and isinstance(error, ValueError)
-    return Failed(error="connection", again=not unsendable, message=message)
 
 
 def _retry_after(header: str | None) -> float | None:

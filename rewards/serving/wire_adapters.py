@@ -27,8 +27,8 @@ class Adapter:
         score: path of the request for scores.
         health: path that answers 200 when the server is ready.
         health_says: "all": names, versions, kinds and needs of the rewards; "names": a list; or "nothing".
-        encode: the body for items, as `post_json` takes it; the name of the reward, None where the server knows; the
-            iteration; the way of images and videos.
+        encode: the body for items, or what `json.dumps` makes it of; the name of the reward, None where the server
+            knows; the iteration; the way of images and videos.
         decode: the scores in the reply's JSON, by the ids asked for; raises ValueError if it is not a reply.
         fields: of `RewardInputs` that the format can carry.
         groups: how groups are kept whole: several in one request, one per request, or not at all.

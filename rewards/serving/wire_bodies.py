@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.rewards.serving.retries import Body
+from flowrl.rewards.serving.http_client import Body
 from flowrl.rewards.serving.wire import Item, encode_request, json_metadata
 from flowrl.rewards.serving.wire_images import ImageFormat, Pixels, image_file
 from flowrl.rewards.serving.wire_videos import encode_video
