@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,10 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
+from flowrl.config.sections import at_least
+from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.model_sizes import sized
 
 PositionMode = Literal["sequential", "mrope"]
 Dtype = Literal["bfloat16", "float32"]
@@ -370,3 +373,111 @@ class Scorer:
             with torch.autocast(self.device.type, enabled=False):
                 pieces.append(self.network(batch, self.token_ids, position_mode=self.position_mode, read=self.read))
         return torch.cat(pieces)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What a published reward model is.
+
+    Attributes:
+        name: of the reward.
+        tokens: whose last hidden states are read.
+        make_head: the head for a hidden width and the head's weights.
+        family: of the backbone.
+        heads: what names of the head's weights begin with, see `split_weights`.
+        file: name of the file of weights.
+    """
+
+    name: str
+    tokens: tuple[str, ...]
+    make_head: Callable[[int, Mapping[str, Tensor]], nn.Module]
+    family: Family = QWEN2_VL
+    heads: tuple[str, ...] = HEAD
+    file: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The reward, for messages."""
+        return f"reward {self.name!r}"
+
+
+class CheckpointOptions:
+    """What options of rewards from a `Checkpoint` have in common; each states its fields itself."""
+
+    __slots__ = ()
+    published: ClassVar[Checkpoint]
+    model: str
+    revision: str | None
+    base: str
+    base_revision: str | None
+    dtype: Dtype
+    batch_size: int
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The backbone."""
+        return (sized(self.model, DTYPES[self.dtype].itemsize),)
+
+    def check(self) -> None:
+        """Refuses a batch of nothing, and models that cannot be there."""
+        at_least(1, self, "batch_size")
+        pretrained.check_file(self.model, option="model")
+        pretrained.check_model(self.base, what=self.published.family.what, option="base")
+
+    def read_weights(self) -> Mapping[str, Tensor]:
+        """The checkpoint's weights."""
+        owner, file = self.published.owner, self.published.file
+        path = pretrained.fetch_file(self.model, file, revision=self.revision, owner=owner, option="model")
+        return pretrained.read_weights(path, owner=owner)
+
+    def scorers(
+        self,
+        texts: Sequence[str],
+        device: torch.device,
+        *,
+        weights: Callable[[], Mapping[str, Tensor]] | None = None,
+        identity: tuple[str | None, ...] = (),
+        position_mode: PositionMode = "sequential",
+        resize: bool = False,
+    ) -> list[Scorer]:
+        """A scorer for each text, on one network, which other rewards of the same checkpoint share.
+
+        Args:
+            texts: templates.
+            device: where it runs.
+            weights: reads the weights, where they are no single file.
+            identity: what tells the weights apart; the model and its revision where nothing is given.
+            position_mode, resize: see `Scorer`.
+        """
+        owner, family, heads = self.published.owner, self.published.family, self.published.heads
+        config, processor, token_ids = load_base(
+            self.base, self.published.tokens, revision=self.base_revision, owner=owner, family=family
+        )
+
+        def load() -> TokenReward:
+            make_head = partial(self.published.make_head, config.text_config.hidden_size)
+            return build_network(
+                config,
+                (weights or self.read_weights)(),
+                make_head,
+                token_ids,
+                dtype=self.dtype,
+                device=device,
+                owner=owner,
+                family=family,
+                heads=heads,
+            )
+
+        of_weights = identity or (self.model, self.revision)
+        key = (self.published.name, *of_weights, self.base, self.base_revision, str(device), self.dtype)
+        shared = partial(
+            Scorer,
+            network=pretrained.shared_network(key, load),
+            processor=processor,
+            token_ids=token_ids,
+            position_mode=position_mode,
+            device=device,
+            owner=owner,
+            resize=resize,
+        )
+        return [shared(template=text) for text in texts]
