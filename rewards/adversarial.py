@@ -316,11 +316,7 @@ class AdversarialReward:
         return self.learned() | {"snapshot": self._snapshot, "warned": self._warned}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts `state()` back.
-
-        Raises:
-            ValueError: it is that of another discriminator.
-        """
+        """Puts `state()` back."""
         trained = self.discriminator.trained
         shapes = {name: list(weight.shape) for name, weight in trained.items()}
         saved = {name: list(weight.shape) for name, weight in state["weights"].items()}

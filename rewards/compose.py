@@ -274,9 +274,6 @@ def build_weighted_sum(
     """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them.
 
     With `rests` their networks lie on the host but while they are asked; each is there before the next is made.
-
-    Raises:
-        ValueError: as `validate_reward_specs` and `sum_of`, or as `at_rest`.
     """
     checked, parts, device = validate_reward_specs(specs), dict[Hashable, Any](), torch.device(device)
     members, known = list[tuple[Reward, RewardConfig]](), dict[int, Resting]()

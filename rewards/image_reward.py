@@ -143,11 +143,7 @@ def linear_head(width: int) -> nn.Sequential:
 
 
 def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """The checkpoint's weights of image tower, text tower and head, under the names of the modules here.
-
-    Raises:
-        ValueError: for a name that the checkpoint does not have.
-    """
+    """The checkpoint's weights of image tower, text tower and head, under the names of the modules here."""
     image, text, head = {}, {}, {}
     for name, weight in weights.items():
         rest = name.removeprefix("blip.visual_encoder.")
@@ -167,11 +163,7 @@ def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
 
 
 def build_blip(weights: Mapping[str, Tensor]) -> Blip:
-    """The network on the host, on all weights of a checkpoint; sizes are read off their shapes.
-
-    Raises:
-        ValueError: if weights are missing or left over.
-    """
+    """The network on the host, on all weights of a checkpoint; sizes are read off their shapes."""
     from transformers import BlipTextModel, BlipVisionModel
 
     image, text, head = to_transformers(weights)

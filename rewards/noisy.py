@@ -63,11 +63,7 @@ class Noisy:
         return limit_of(nested_options(self.reward, self.options))
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the inner reward and puts noise on it.
-
-        Raises:
-            ValueError: the inner reward does not judge an item by itself.
-        """
+        """Makes the inner reward and puts noise on it."""
         inner = build_nested(self.reward, self.options, device=device, owner="reward 'noisy'")
         return FunctionReward(
             name="noisy",

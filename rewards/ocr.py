@@ -178,9 +178,6 @@ def text_reward(read: str, target: str, *, substring_ok: bool = True, extra_text
 
     d is the Levenshtein distance; for a target that occurs in what was read, with `substring_ok`, it is
     `extra_text_penalty` per surplus character instead: 0 makes text around the target free, 1 gives the distance again.
-
-    Raises:
-        ValueError: if the target is empty.
     """
     from rapidfuzz.distance import Levenshtein
 

@@ -74,11 +74,7 @@ def first_weights(kind: HeadKind, width: int, hidden: int, *, seed: int) -> dict
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a head's folder.
-
-    Raises:
-        ValueError: no such folder, or it holds no head.
-    """
+    """The configuration of a head's folder."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}: give one that 'flowrl reward train' wrote.")
     for name in (CONFIG, WEIGHTS):
@@ -122,11 +118,7 @@ class PreferenceHead:
         return read_config(Path(self.model).expanduser())
 
     def build(self, device: torch.device) -> Reward:
-        """Loads head and backbone.
-
-        Raises:
-            ValueError: no head, no backbone, or other weights than the head was trained on.
-        """
+        """Loads head and backbone."""
         folder, config = Path(self.model).expanduser(), self.config()
         features = build_features(
             config["backbone"], model=self.backbone_model or config["model"], revision=config["revision"],
@@ -155,11 +147,7 @@ class PreferenceHead:
 
 
 def load_head(path: Path, width: int, device: torch.device) -> Head:
-    """A head from its file of weights.
-
-    Raises:
-        ValueError: it is damaged or belongs to other features.
-    """
+    """A head from its file of weights."""
     tensors = {name: tensor.float().to(device) for name, tensor in read_weights(path, owner=OWNER).items()}
     hidden = tensors["hidden"].shape[0] if tensors.get("hidden", torch.zeros(0)).ndim == 2 else 0
     shapes: dict[str, tuple[int, ...]] = {"mean": (width,), "std": (width,), "out": (1, hidden or width)}

@@ -52,11 +52,7 @@ def goes_to_workers(entry: RewardConfig) -> bool:
 
 
 def check_reward_workers(settings: WorkersConfig, rewards: Sequence[RewardConfig], recipe: str) -> None:
-    """Refuses workers for rewards that cannot have them, before anything loads.
-
-    Raises:
-        ValueError: says what was set, why it cannot be, and what to change.
-    """
+    """Refuses workers for rewards that cannot have them, before anything loads."""
     if not settings.rewards:
         if settings.reward_env is not None:
             raise ValueError("workers.reward_env is the environment of workers that score, and workers.rewards is 0")
@@ -77,11 +73,7 @@ def check_reward_workers(settings: WorkersConfig, rewards: Sequence[RewardConfig
 
 
 def read_environment(path: str) -> dict[str, Any]:
-    """The Ray runtime environment in a YAML file, such as `{pip: [open_clip_torch], env_vars: {HF_HOME: /data/hf}}`.
-
-    Raises:
-        ValueError: it cannot be read, or is none.
-    """
+    """The Ray runtime environment in a YAML file, such as `{pip: [open_clip_torch], env_vars: {HF_HOME: /data/hf}}`."""
     where = f"workers.reward_env ({path})"
     try:
         given = yaml.safe_load(Path(path).expanduser().read_text())
@@ -236,9 +228,6 @@ def start_workers(
         entries: rewards, each of which `goes_to_workers`.
         dtype: `reward_dtype`.
         device: of the run's own process: on a GPU, workers have GPUs too, unless `workers.reward_gpus` is 0.
-
-    Raises:
-        ValueError: there is no cluster, or it has not what the workers need.
     """
     import ray
 
@@ -263,11 +252,7 @@ def start_workers(
 
 
 def find_workers(settings: WorkersConfig, entries: Sequence[RewardConfig], started: Started) -> RewardWorkers:
-    """The workers that one process of the run started, for any of them; waits until all have built their rewards.
-
-    Raises:
-        ValueError: one does not start or cannot build its rewards, or they differ.
-    """
+    """The workers that one process of the run started, for any of them; waits until all have built their rewards."""
     import ray
 
     connect(started.address, workers=settings.rollouts + settings.rewards)

@@ -178,11 +178,7 @@ class RewardOptions(Protocol):
     """
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward; loads its weights, if any.
-
-        Raises:
-            ValueError: a model is neither on disk nor available from the hub, or does not fit the options.
-        """
+        """Makes the reward; loads its weights, if any."""
 
 
 @runtime_checkable
@@ -398,9 +394,5 @@ def can_be_differentiable(name: str | None) -> bool:
 
 
 def build_reward(name: str, *, device: torch.device | str = "cpu", options: Mapping[str, Any] | None = None) -> Reward:
-    """Makes a built-in reward; loads its weights, if any, on `device`.
-
-    Raises:
-        ValueError: as `reward_options`, before anything is loaded.
-    """
+    """Makes a built-in reward; loads its weights, if any, on `device`."""
     return reward_options(name, options or {}).build(torch.device(device))

@@ -35,9 +35,6 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
     """Checks a reward's output: types and shapes [batch]. Returns it with NaN and infinity marked as failed items.
 
     A failed item never keeps a number: its value becomes NaN.
-
-    Raises:
-        ValueError: naming the reward, `name`, and what is wrong.
     """
     if not isinstance(output, RewardOutput):
         raise ValueError(f"reward {name!r} must return a RewardOutput, got {type(output).__name__}.")

@@ -68,9 +68,6 @@ def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
 
     Names, options with their types and values, that a user's file can be imported and has the function. It runs the
     top level of a user's file.
-
-    Raises:
-        ValueError: saying which entry, what was given, what is allowed.
     """
     entries = parse_reward_specs(specs)
     check_weights([entry.weight for entry in entries])

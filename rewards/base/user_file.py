@@ -64,11 +64,7 @@ class UserFile:
 
 
 def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> UserFile:
-    """Imports the file and checks that the function is there, how it is called, and the options.
-
-    Raises:
-        ValueError: naming file and function, and the user's own line if the file cannot be imported.
-    """
+    """Imports the file and checks that the function is there, how it is called, and the options."""
     where = f"reward {file}:{function}"
     scorer = load_function(file, function)
     # The number of positional parameters, 1 or 3.

@@ -87,11 +87,7 @@ class ComparatorOptions(Protocol):
 
 
 def comparator_options(comparator: Mapping[str, Any]) -> ComparatorOptions:
-    """The checked option `comparator`. Neither calls a server nor loads weights; imports a user's file.
-
-    Raises:
-        ValueError: naming what was given and what is allowed.
-    """
+    """The checked option `comparator`. Neither calls a server nor loads weights; imports a user's file."""
     found = [form for form in COMPARATORS if form in comparator]
     if len(found) != 1:
         raise ValueError(

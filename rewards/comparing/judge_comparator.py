@@ -99,12 +99,7 @@ class JudgeComparator:
         return load_template(_TEMPLATES[self.media], self.template)
 
     def build(self, device: torch.device) -> Comparator:
-        """Makes the comparator.
-
-        Raises:
-            ValueError: a judge in this process cannot be loaded; when called, if the batch has no videos or sources
-                for `media`.
-        """
+        """Makes the comparator."""
         chat, text = build_chat(self.judge, device=device), self.text()
         tokens, count = self.max_tokens or _MAX_TOKENS[self.style], self.frames or _FRAMES
         shown = f":frames-{count}" if self.media == "video" else ""

@@ -105,11 +105,7 @@ def check_weights(path: Path) -> None:
 
 
 def load_net(path: Path, device: torch.device | str = "cpu") -> AttributeNet:
-    """A trained network in float32, frozen, in evaluation mode.
-
-    Raises:
-        ValueError: the file is missing or holds other weights.
-    """
+    """A trained network in float32, frozen, in evaluation mode."""
     from safetensors.torch import load_file
 
     check_weights(path)

@@ -31,11 +31,7 @@ _COPIES = 2  # of the 576 training records, to estimate the covariance of 304 fe
 
 
 def drawn_scene(record: Mapping[str, Any], *key: Part) -> UInt8[np.ndarray, " h w 3"]:
-    """A scene 64 x 64 of the embedded world in which a GenEval record holds: a function of record and counters.
-
-    Raises:
-        ValueError: there is no GenEval record.
-    """
+    """A scene 64 x 64 of the embedded world in which a GenEval record holds: a function of record and counters."""
     if "include" not in record:
         raise ValueError(
             f"reward 'adversarial': references: world draws what a prompt's GenEval record asks for, but the prompt "

@@ -227,9 +227,6 @@ def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions
     Args:
         judge: the option, see the module.
         owner: what messages begin with.
-
-    Raises:
-        ValueError: naming what was given and what is allowed.
     """
     made: ChatOptions
     made, size = build_parts([load_target(CHATS["server" if is_server(judge) else "local"]), Size], judge, owner=owner)
@@ -237,9 +234,5 @@ def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions
 
 
 def build_chat(judge: Mapping[str, Any], *, device: torch.device, owner: str = "judge") -> Chat:
-    """Makes the judge that `judge` describes.
-
-    Raises:
-        ValueError: as `check_chat`, or a model in this process cannot be loaded.
-    """
+    """Makes the judge that `judge` describes."""
     return check_chat(judge, owner=owner).build(device)

@@ -83,11 +83,7 @@ class LevelTokens:
         return read_template("level_tokens", self.template, once=(ANSWER,))
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: if the model cannot be had, or a level is more than one of its tokens.
-        """
+        """Makes the reward."""
         text = self.text()
         question, start = split_template(text)
         network, processor = load_vision_language(
@@ -111,11 +107,7 @@ class LevelTokens:
 
 
 def split_template(text: str) -> tuple[str, str]:
-    """The question and the beginning of the answer, without blanks at their ends.
-
-    Raises:
-        ValueError: if one is empty.
-    """
+    """The question and the beginning of the answer, without blanks at their ends."""
     question, _, start = (piece.strip() for piece in text.partition(ANSWER))
     if not question or not start:
         raise ValueError(f"the template must have a question before {ANSWER} and an answer's beginning after.")
@@ -123,11 +115,7 @@ def split_template(text: str) -> tuple[str, str]:
 
 
 def level_ids(tokenizer: Any, start: str, words: Sequence[str] = LEVELS) -> tuple[int, ...]:
-    """The token of each level where it follows `start` and a blank.
-
-    Raises:
-        ValueError: if a level is not exactly one token more, or two levels are the same one.
-    """
+    """The token of each level where it follows `start` and a blank."""
     before = tokenizer(start, add_special_tokens=False)["input_ids"]
     found: list[int] = []
     for word in words:

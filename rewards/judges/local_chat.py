@@ -31,11 +31,7 @@ from flowrl.rewards.networks.pretrained import (
 def load_vision_language(
     model: str, *, revision: str | None, dtype: torch.dtype, device: torch.device, owner: str
 ) -> tuple[Any, Any]:
-    """An image-and-text model of transformers, frozen, and its processor.
-
-    Raises:
-        ValueError: if it is neither on disk nor to be had from the hub.
-    """
+    """An image-and-text model of transformers, frozen, and its processor."""
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     try:

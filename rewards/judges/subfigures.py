@@ -211,11 +211,7 @@ class SubfigureSimilarity:
         return no_grid(prompt, self.grid)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: for a model that is neither on disk nor to be had from the hub.
-        """
+        """Makes the reward."""
         owner = "reward 'subfigure_similarity'"
         if self.library == "open_clip":
             encoder = open_clip_encoder(self.model, device=device, owner=owner)

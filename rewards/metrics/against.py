@@ -37,9 +37,6 @@ def best_of_others(
         score: place of an image, and another image, float32 [3, h, w] in [0, 1], to a value, higher is better; None
             where the two cannot be compared.
         owner: for messages.
-
-    Raises:
-        ValueError: the samples have no such images at all.
     """
     others = inputs.reference_images if against == "references" else inputs.source_images
     if others is None:

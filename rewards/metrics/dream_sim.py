@@ -159,11 +159,7 @@ class Towers(nn.Module):
 
 
 def load_towers(folder: Path, variant: str, device: torch.device) -> Towers:
-    """The frozen networks of a variant with its LoRA in their weights.
-
-    Raises:
-        ValueError: a file is missing or damaged, or weights are missing or left over.
-    """
+    """The frozen networks of a variant with its LoRA in their weights."""
     adapter, towers = VARIANTS[variant]
     changes = _read_adapter(folder / adapter)
     loaded = []
@@ -222,11 +218,7 @@ class QuickGelu(nn.Module):
 
 
 def _read_adapter(folder: Path) -> dict[int, dict[str, Tensor]]:
-    """What a LoRA adds to weights, `alpha / r B A`, by place of the tower and name.
-
-    Raises:
-        ValueError: files are missing, or hold something else.
-    """
+    """What a LoRA adds to weights, `alpha / r B A`, by place of the tower and name."""
     names = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
     config, *files = (folder / name for name in names)
     path = next((file for file in files if file.is_file()), None)

@@ -174,11 +174,7 @@ def fingerprint_of(network: ClipT5) -> str:
 
 
 def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.device) -> ClipT5:
-    """The frozen network of a checkpoint in the published layout.
-
-    Raises:
-        ValueError: files are missing or damaged, weights are missing or left over.
-    """
+    """The frozen network of a checkpoint in the published layout."""
     from transformers import CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
     settings = read_json(folder / "config.json")

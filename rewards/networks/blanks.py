@@ -45,11 +45,7 @@ def _empty_dict(*_: Any) -> dict[Any, Any]:
 
 
 def foreign_names(path: Path) -> list[str]:
-    """What a file of torch names beside torch's own: "module.name" each.
-
-    Raises:
-        ValueError: it is no file of torch, or damaged.
-    """
+    """What a file of torch names beside torch's own: "module.name" each."""
     names: set[str] = set()
     if zipfile.is_zipfile(path):
         try:
@@ -80,11 +76,7 @@ def _named(stream: IO[bytes]) -> set[str]:
 
 @contextmanager
 def blanked(path: Path) -> Iterator[None]:
-    """While it is entered, torch's safe reader takes a file's foreign objects for empty ones.
-
-    Raises:
-        ValueError: as `foreign_names`.
-    """
+    """While it is entered, torch's safe reader takes a file's foreign objects for empty ones."""
     stands: list[Any] = [
         (_empty_dict if name == "collections.defaultdict" else blank(name), name) for name in foreign_names(path)
     ]

@@ -155,9 +155,6 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
     """A model of open_clip with its own preprocessing and tokenizer, shared as networks of transformers are.
 
     `model` is `architecture/weights` by open_clip's names, `hf-hub:owner/name`, or `local-dir:folder`.
-
-    Raises:
-        ValueError: if open_clip does not know it or cannot have it.
     """
     import open_clip  # type: ignore[import-untyped]
     from open_clip.transform import PreprocessCfg, image_transform_v2  # type: ignore[import-untyped]

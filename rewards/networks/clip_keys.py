@@ -38,11 +38,7 @@ _QKV = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.attn\.in_proj_(wei
 
 
 def to_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of an open_clip `CLIP` with two transformers under the names of transformers' `CLIPModel`.
-
-    Raises:
-        ValueError: for a name that such a model does not have: the checkpoint is of another kind.
-    """
+    """The weights of an open_clip `CLIP` with two transformers under the names of transformers' `CLIPModel`."""
     renamed: dict[str, Tensor] = {}
     unknown = []
     for name, tensor in state.items():
@@ -77,9 +73,6 @@ def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str)
         state: weights under open_clip's names.
         config: a `CLIPConfig`: the number of heads cannot be read off the weights.
         owner: who wants it, for messages.
-
-    Raises:
-        ValueError: for weights that are missing, left over or of another shape.
     """
     from transformers import CLIPModel
 

@@ -53,11 +53,7 @@ DETECTORS: dict[str, str] = {
 
 
 def detector_options(name: str, options: Mapping[str, Any] | None = None) -> DetectorOptions:
-    """The checked options of a detector. Loads no weights.
-
-    Raises:
-        ValueError: naming what was given, the nearest valid name and all that are allowed.
-    """
+    """The checked options of a detector. Loads no weights."""
     return build_options(load_target(entry_of(DETECTORS, name, "judge")), options or {}, owner=f"judge {name!r}")
 
 

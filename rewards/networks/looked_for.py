@@ -38,9 +38,6 @@ def look_for_model(model: str, *, start: str, option: str, what: str) -> None:
         start: who wants it, for the message.
         option: the option that names it.
         what: the kind of model.
-
-    Raises:
-        ValueError: says which, and how to get it.
     """
     if not _LOOKING.get() or Path(model).expanduser().exists():
         return
@@ -75,9 +72,6 @@ def look_for_servers(servers: Sequence[str], *, option: str) -> None:
     Args:
         servers: addresses.
         option: that names them.
-
-    Raises:
-        ValueError: names them.
     """
     if not _LOOKING.get() or any(_listens(server) for server in servers):
         return

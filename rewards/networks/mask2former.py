@@ -72,11 +72,7 @@ class Mask2Former:
         return sized(self.detector), sized(self.clip_model)
 
     def build(self, device: torch.device) -> Detector:
-        """Loads both models.
-
-        Raises:
-            ValueError: a model is neither on disk nor available from the hub, or the detector has other classes.
-        """
+        """Loads both models."""
         from transformers import Mask2FormerForUniversalSegmentation
 
         owner = "judge 'mask2former'"

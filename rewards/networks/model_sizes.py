@@ -36,9 +36,6 @@ def sized(name: str, bytes_per_weight: int = 4) -> Model:
     Args:
         name: hub id, or a folder that holds safetensors files.
         bytes_per_weight: that it is held in.
-
-    Raises:
-        ValueError: the folder holds a safetensors file that is none.
     """
     folder = Path(name).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []

@@ -64,11 +64,7 @@ class OpenMMLab:
         return sized(self.detector), sized(self.clip_model)
 
     def build(self, device: torch.device) -> Detector:
-        """Loads both models.
-
-        Raises:
-            ValueError: the file cannot be read safely or holds another network, or CLIP cannot be had.
-        """
+        """Loads both models."""
         path = Path(self.detector).expanduser()
         network = pretrained.shared_network(
             ("openmmlab", str(path.resolve()), str(device)), lambda: _network(path).to(device)

@@ -129,11 +129,7 @@ def newer_name(name: str) -> str:
 
 
 def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of mmdet's Mask2Former with Swin, of release 2 or 3, under the names of transformers' class.
-
-    Raises:
-        ValueError: for a name that such a model does not have: the checkpoint is of another kind.
-    """
+    """The weights of mmdet's Mask2Former with Swin, of release 2 or 3, under the names of transformers' class."""
     renamed: dict[str, Tensor] = {}
     unknown = []
     for given, tensor in weights.items():
@@ -168,11 +164,7 @@ def neighbours_apart(tensor: Tensor) -> Tensor:
 
 
 def config_of(weights: Mapping[str, Tensor]) -> Any:
-    """The configuration of a checkpoint under transformers' names: every size is read off the weights' shapes.
-
-    Raises:
-        KeyError: a weight that says a size is missing.
-    """
+    """The configuration of a checkpoint under transformers' names: every size is read off the weights' shapes."""
     from transformers import Mask2FormerConfig, SwinConfig
 
     shape = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -201,11 +193,7 @@ def config_of(weights: Mapping[str, Tensor]) -> Any:
 
 
 def _last(weights: Mapping[str, Tensor], pattern: str) -> int:
-    """The largest number in the names that begin so.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The largest number in the names that begin so."""
     found = [int(match[1]) for name in weights if (match := re.match(pattern, name))]
     if not found:
         raise KeyError(pattern)
@@ -219,9 +207,6 @@ def network_of(weights: Mapping[str, Tensor], *, unread: tuple[str, ...], owner:
         weights: under mmdet's names.
         unread: parameters of the class that nothing reads, see `load_network`, and that mmdet does not have.
         owner: who wants it, for messages.
-
-    Raises:
-        ValueError: for weights that are missing, left over or of another shape.
     """
     from fnmatch import fnmatchcase
 

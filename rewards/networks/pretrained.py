@@ -157,11 +157,7 @@ def load_clip(
 def load_processor(
     kind: Any, model: str, *, revision: str | None = None, owner: str, option: str = "model", what: str
 ) -> Any:
-    """What goes with a network, an object of the class `kind`: a tokenizer, an image processor, or both.
-
-    Raises:
-        ValueError: if it cannot be had, or its tokenizer has no words.
-    """
+    """What goes with a network, an object of the class `kind`: a tokenizer, an image processor, or both."""
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     try:
@@ -191,9 +187,6 @@ def fetch_file(source: str, name: str | None, *, revision: str | None = None, ow
         source: the file itself, a folder that holds it, or the id of a hub repository that does.
         name: the file's name in a folder or a repository; a file given as such may have any. None: all of the folder.
         revision, owner, option: see the module.
-
-    Raises:
-        ValueError: if it cannot be had.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HFValidationError
@@ -227,9 +220,6 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
         path: the file.
         owner: who wants it, for messages.
         others: whether objects of other programs may lie beside the tensors; they are left out, see `blanks`.
-
-    Raises:
-        ValueError: if it is neither, or damaged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

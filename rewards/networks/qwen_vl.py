@@ -81,9 +81,6 @@ def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: 
     The number is num_frames / fps * target_fps, at least 4 and at most 768 or the clip, rounded to a multiple of 2.
 
     `count` is a fixed number of frames instead, rounded likewise.
-
-    Raises:
-        ValueError: if the clip is too short.
     """
     if num_frames < 2 or not fps > 0:
         raise ValueError(f"a clip needs at least 2 frames and a positive fps, got {num_frames} frames at {fps} fps.")
@@ -131,9 +128,6 @@ def split_weights(
 
     `heads` is what names of the head's weights begin with; where that is one word, their names come without it. The
     language model's output layer is left out, nothing reads it.
-
-    Raises:
-        ValueError: for a name that such a checkpoint does not have, or no head.
     """
     backbone, head, unknown = {}, {}, []
     for given, weight in weights.items():
@@ -155,11 +149,7 @@ def split_weights(
 def load_base(
     base: str, tokens: Sequence[str], *, revision: str | None, owner: str, family: Family = QWEN2_VL
 ) -> tuple[Any, Any, tuple[int, ...]]:
-    """The base model's configuration, its processor with the reward tokens added, and the ids of those.
-
-    Raises:
-        ValueError: if they cannot be had.
-    """
+    """The base model's configuration, its processor with the reward tokens added, and the ids of those."""
     import transformers
 
     load = partial(
@@ -202,46 +192,6 @@ class TokenReward(nn.Module):
         return (read or self.head)(hidden[rows, places].float())
 
 
-def build_backbone(
-    config: Any,
-    weights: Mapping[str, Tensor],
-    token_ids: Sequence[int],
-    *,
-    dtype: torch.dtype,
-    owner: str,
-    family: Family = QWEN2_VL,
-) -> Any:
-    """A `Qwen2VLModel`, or that of another family, on the host, every weight of which is one of those given.
-
-    The vocabulary's size is theirs.
-
-    Raises:
-        ValueError: if weights are missing or left over, or are of another size than the base model.
-    """
-    import transformers
-
-    if (name := "language_model.embed_tokens.weight") not in weights:
-        raise ValueError(f"{owner}: the checkpoint lacks {name}: give a complete one.")
-    rows, width = weights[name].shape
-    if width != config.text_config.hidden_size or rows <= max(token_ids):
-        raise ValueError(
-            f"{owner}: the checkpoint has {rows} tokens of width {width}; the base model's width is "
-            f"{config.text_config.hidden_size} and its reward tokens have ids up to {max(token_ids)}: give base: the "
-            f"model that the checkpoint was trained from."
-        )
-    config.text_config.vocab_size = rows
-    network, info = getattr(transformers, family.model).from_pretrained(
-        None, config=config, state_dict=dict(weights), dtype=dtype, output_loading_info=True
-    )
-    for what in ("missing", "unexpected"):
-        if names := sorted(info[f"{what}_keys"]):
-            raise ValueError(
-                f"{owner}: {len(names)} weights are {what} in the checkpoint (first: {names[0]}): give base: the "
-                f"model that it was trained from."
-            )
-    return network
-
-
 def build_network(
     config: Any,
     weights: Mapping[str, Tensor],
@@ -254,13 +204,33 @@ def build_network(
     family: Family = QWEN2_VL,
     heads: tuple[str, ...] = HEAD,
 ) -> TokenReward:
-    """The frozen network of a checkpoint: `build_backbone`, and `make_head`'s head for its weights in float32.
+    """The frozen network of a checkpoint, with the vocabulary of its weights, and `make_head`'s head in float32.
 
     Raises:
-        ValueError: as `split_weights` and `build_backbone`, or if the head does not fit.
+        ValueError: weights or the head are missing or left over, or do not fit the base model.
     """
-    backbone_weights, head_weights = split_weights(weights, owner=owner, heads=heads)
-    backbone = build_backbone(config, backbone_weights, token_ids, dtype=DTYPES[dtype], owner=owner, family=family)
+    import transformers
+
+    weights, head_weights = split_weights(weights, owner=owner, heads=heads)
+    if (name := "language_model.embed_tokens.weight") not in weights:
+        raise ValueError(f"{owner}: the checkpoint lacks {name}: give a complete one.")
+    rows, width = weights[name].shape
+    if width != config.text_config.hidden_size or rows <= max(token_ids):
+        raise ValueError(
+            f"{owner}: the checkpoint has {rows} tokens of width {width}; the base model's width is "
+            f"{config.text_config.hidden_size} and its reward tokens have ids up to {max(token_ids)}: give base: the "
+            f"model that the checkpoint was trained from."
+        )
+    config.text_config.vocab_size = rows
+    backbone, info = getattr(transformers, family.model).from_pretrained(
+        None, config=config, state_dict=weights, dtype=DTYPES[dtype], output_loading_info=True
+    )
+    for what in ("missing", "unexpected"):
+        if names := sorted(info[f"{what}_keys"]):
+            raise ValueError(
+                f"{owner}: {len(names)} weights are {what} in the checkpoint (first: {names[0]}): give base: the "
+                f"model that it was trained from."
+            )
     head = make_head(head_weights)
     try:
         head.load_state_dict({name: weight.float() for name, weight in head_weights.items()})
@@ -288,11 +258,7 @@ def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> 
 
 
 def check_prompts(prompts: Sequence[str], tokenizer: Any, *, owner: str) -> None:
-    """Refuses prompts that hold a token of the chat format, which would end the turn or stand in for an image.
-
-    Raises:
-        ValueError: naming the first.
-    """
+    """Refuses prompts that hold a token of the chat format, which would end the turn or stand in for an image."""
     tokens = [token for token in tokenizer.get_added_vocab() if token.startswith("<|")]
     for prompt in prompts:
         if held := [token for token in tokens if token in prompt]:
@@ -440,32 +406,24 @@ class CheckpointOptions:
         position_mode: PositionMode = "sequential",
         resize: bool = False,
     ) -> list[Scorer]:
-        """A scorer for each text, on one network, which other rewards of the same checkpoint share.
+        """A scorer for each template, on one network, which other rewards of the same weights share.
 
-        Args:
-            texts: templates.
-            device: where it runs.
-            weights: reads the weights, where they are no single file.
-            identity: what tells the weights apart; the model and its revision where nothing is given.
-            position_mode, resize: see `Scorer`.
+        `identity` tells the weights apart, where it is not the model and its revision that do.
         """
-        owner, family, heads = self.published.owner, self.published.family, self.published.heads
-        config, processor, token_ids = load_base(
-            self.base, self.published.tokens, revision=self.base_revision, owner=owner, family=family
-        )
+        known: dict[str, Any] = {"owner": self.published.owner, "family": self.published.family}
+        config, processor, token_ids = load_base(self.base, self.published.tokens, revision=self.base_revision, **known)
 
         def load() -> TokenReward:
-            make_head = partial(self.published.make_head, config.text_config.hidden_size)
+            head = partial(self.published.make_head, config.text_config.hidden_size)
             return build_network(
                 config,
                 (weights or self.read_weights)(),
-                make_head,
+                head,
                 token_ids,
                 dtype=self.dtype,
                 device=device,
-                owner=owner,
-                family=family,
-                heads=heads,
+                heads=self.published.heads,
+                **known,
             )
 
         of_weights = identity or (self.model, self.revision)
@@ -477,7 +435,7 @@ class CheckpointOptions:
             token_ids=token_ids,
             position_mode=position_mode,
             device=device,
-            owner=owner,
+            owner=self.published.owner,
             resize=resize,
         )
         return [shared(template=text) for text in texts]

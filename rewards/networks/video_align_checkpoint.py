@@ -71,11 +71,7 @@ def read_settings(folder: Path, *, normalise: bool) -> Settings:
 
 
 def checkpoint_of(folder: Path, number: int | None) -> Path:
-    """The folder checkpoint-<n> with the given or the largest n.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The folder checkpoint-<n> with the given or the largest n."""
     found = {int(path.name.removeprefix("checkpoint-")): path for path in folder.glob("checkpoint-*[0-9]")}
     wanted = max(found, default=None) if number is None else number
     if wanted not in found:
@@ -91,9 +87,6 @@ def merge_lora(weights: Mapping[str, Tensor], *, alpha: float, rslora: bool) -> 
 
     r is the number of rows of A; rank-stabilised LoRA divides by its root instead. Names without anything of peft stay
     as they are.
-
-    Raises:
-        ValueError: if half of a pair or its weight is missing.
     """
     plain: dict[str, Tensor] = {}
     pairs: dict[str, dict[str, Tensor]] = {}
@@ -122,11 +115,7 @@ def _plain_name(name: str) -> str:
 def read_trained_weights(
     checkpoint: Path, settings: Settings, base: str, base_revision: str | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """All weights of backbone and head, with LoRA merged; of the base model where the checkpoint keeps only changes.
-
-    Raises:
-        ValueError: if files are missing or damaged.
-    """
+    """All weights of backbone and head, with LoRA merged; of the base model where the checkpoint keeps only changes."""
     merge = partial(merge_lora, alpha=settings.lora_alpha, rslora=settings.rslora)
     if (checkpoint / "model.pth").is_file():
         return merge(pretrained.read_weights(checkpoint / "model.pth", owner=OWNER))

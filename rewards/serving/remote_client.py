@@ -149,11 +149,7 @@ def is_back(server: Server, reward: str | None, told: Told) -> bool:
 
 
 def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
-    """Waits, as long as retries go, until the server is ready, and reads what it says of the reward.
-
-    Raises:
-        ValueError: it does not get ready, or has no such reward.
-    """
+    """Waits, as long as retries go, until the server is ready, and reads what it says of the reward."""
     url, adapter = server.url, server.adapter
 
     def send(attempt: int, seconds: float) -> Any | Failed:

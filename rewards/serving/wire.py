@@ -200,11 +200,7 @@ def _encoded_item(
 
 
 def json_metadata(item: Item) -> dict[str, Any]:
-    """An item's metadata, once it is known that JSON can hold it.
-
-    Raises:
-        ValueError: naming the item.
-    """
+    """An item's metadata, once it is known that JSON can hold it."""
     try:
         json.dumps(item.metadata, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -384,9 +380,6 @@ def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
     Args:
         reply: what `json.loads` made of it.
         ids: of the items that were asked for; others in the reply are left aside.
-
-    Raises:
-        ValueError: it is not a reply at all.
     """
     if not isinstance(reply, dict) or reply.get("schema") != SCHEMA or not isinstance(reply.get("items"), list):
         raise ValueError(f"the reply is not of schema {SCHEMA}: {short(reply)}.")

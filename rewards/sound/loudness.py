@@ -110,11 +110,7 @@ def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Floa
 
 
 def sounds_of(inputs: RewardInputs, *, owner: str) -> tuple[Float[Tensor, " b c n"], int]:
-    """The sounds to score, and their samples per second.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The sounds to score, and their samples per second."""
     if inputs.sounds is None or inputs.sound_rate is None:
         raise ValueError(
             f"{owner} scores sounds, and there are none: take a pipeline whose videos have sound, such as ltx2, or "
