@@ -201,9 +201,13 @@ class Adversarial:
             processor = self.processor or (CLIP_PROCESSOR if model.name == CLIP_MODEL else model.name)
             return clip_discriminator(model=model.name, processor=processor, revision=self.revision, device=device)
         return dinov2_discriminator(
-            model=model.name, revision=self.revision, image_size=self.image_size or DINOV2_SIZE, seed=self.seed,
-            device=device, published=self.published,
-        )  # fmt: skip
+            model=model.name,
+            revision=self.revision,
+            image_size=self.image_size or DINOV2_SIZE,
+            seed=self.seed,
+            device=device,
+            published=self.published,
+        )
 
 
 class _Step(NamedTuple):
@@ -292,10 +296,14 @@ class AdversarialReward:
             )
         numbers = np.mean([[step.loss, step.accuracy, step.margin] for step in steps], axis=0).tolist()
         metrics = dict(zip(("loss", "accuracy", "margin"), numbers, strict=True))
-        return metrics | self._watched() | {
-            "saturated": float(saturated),
-            "steps": float(pretrained + sum(step.learned for step in steps)),
-        }  # fmt: skip
+        return (
+            metrics
+            | self._watched()
+            | {
+                "saturated": float(saturated),
+                "steps": float(pretrained + sum(step.learned for step in steps)),
+            }
+        )
 
     def learned(self) -> dict[str, Any]:
         """Weights and the optimizer's state: tensors on the host, numbers."""

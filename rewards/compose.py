@@ -268,9 +268,13 @@ def unique_keys(names: Sequence[str]) -> list[str]:
 
 
 def build_weighted_sum(
-    specs: Sequence[Spec], *, device: torch.device | str = "cpu", merge: Merge = "sum", partial: Partial = "drop",
+    specs: Sequence[Spec],
+    *,
+    device: torch.device | str = "cpu",
+    merge: Merge = "sum",
+    partial: Partial = "drop",
     rests: bool = False,
-) -> WeightedSum:  # fmt: skip
+) -> WeightedSum:
     """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them.
 
     With `rests` their networks lie on the host but while they are asked; each is there before the next is made.

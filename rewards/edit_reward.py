@@ -34,8 +34,10 @@ HEADS = ("rm_heads.",)
 ASPECTS = {"following": "dim1", "quality": "dim2"}
 """What the two heads judge, in their order, and the texts that they were trained on."""
 POOLED: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda means: means.mean(0), "min": lambda means: means.amin(0), "sum": lambda means: means.sum(0)
-}  # fmt: skip
+    "mean": lambda means: means.mean(0),
+    "min": lambda means: means.amin(0),
+    "sum": lambda means: means.sum(0),
+}
 OWNER = "reward 'edit_reward'"
 
 

@@ -91,15 +91,18 @@ class Hps:
 
         path = fetch_file(
             self.checkpoint, FILES[self.version], revision=self.revision, owner=OWNER, option="checkpoint"
-        )  # fmt: skip
+        )
         network = shared_network((OWNER, str(path.resolve()), str(device)), lambda: _load(path, device))
         words = load_processor(CLIPTokenizer, self.tokenizer, owner=OWNER, option="tokenizer", what="CLIP tokenizer")
         pixels = partial(padded_pixels, size=network.config.vision_config.image_size)
         encoder = encoder_of(network, words, pixels, device=device, differentiable=True, how="long-side-bicubic-black")
         return prompt_reward(
-            "hps", encoder, lambda cosine, _: cosine, threshold=self.threshold,
+            "hps",
+            encoder,
+            lambda cosine, _: cosine,
+            threshold=self.threshold,
             version=f"{self.checkpoint}:{path.name}:cosine",
-        )  # fmt: skip
+        )
 
 
 def _load(path: Any, device: torch.device) -> Any:

@@ -90,9 +90,13 @@ class ImageReward:
         from transformers import BertTokenizer
 
         words = pretrained.load_processor(
-            BertTokenizer, self.tokenizer, revision=self.tokenizer_revision, owner=OWNER, option="tokenizer",
+            BertTokenizer,
+            self.tokenizer,
+            revision=self.tokenizer_revision,
+            owner=OWNER,
+            option="tokenizer",
             what="BERT",
-        )  # fmt: skip
+        )
         words.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)  # BLIP's: ids follow BERT's own vocabulary
 
         def load() -> Blip:
@@ -137,9 +141,15 @@ class Blip(nn.Module):
 def linear_head(width: int) -> nn.Sequential:
     """Five linear layers and dropout between them: an affine map in evaluation mode. Places as in the checkpoint."""
     return nn.Sequential(
-        nn.Linear(width, 1024), nn.Dropout(0.2), nn.Linear(1024, 128), nn.Dropout(0.2), nn.Linear(128, 64),
-        nn.Dropout(0.1), nn.Linear(64, 16), nn.Linear(16, 1),
-    )  # fmt: skip
+        nn.Linear(width, 1024),
+        nn.Dropout(0.2),
+        nn.Linear(1024, 128),
+        nn.Dropout(0.2),
+        nn.Linear(128, 64),
+        nn.Dropout(0.1),
+        nn.Linear(64, 16),
+        nn.Linear(16, 1),
+    )
 
 
 def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
@@ -192,18 +202,29 @@ def configs(image: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> tuple[An
     words, size = text["embeddings.word_embeddings.weight"].shape
     return (
         BlipVisionConfig(
-            hidden_size=width, intermediate_size=image["encoder.layers.0.mlp.fc1.weight"].shape[0],
-            num_hidden_layers=_layers(image, "encoder.layers."), num_attention_heads=width // HEAD_WIDTH,
-            image_size=side * patch, patch_size=patch, hidden_act="gelu", layer_norm_eps=1e-6,
+            hidden_size=width,
+            intermediate_size=image["encoder.layers.0.mlp.fc1.weight"].shape[0],
+            num_hidden_layers=_layers(image, "encoder.layers."),
+            num_attention_heads=width // HEAD_WIDTH,
+            image_size=side * patch,
+            patch_size=patch,
+            hidden_act="gelu",
+            layer_norm_eps=1e-6,
         ),
         BlipTextConfig(
-            vocab_size=words, hidden_size=size, encoder_hidden_size=width, is_decoder=True, hidden_act="gelu",
+            vocab_size=words,
+            hidden_size=size,
+            encoder_hidden_size=width,
+            is_decoder=True,
+            hidden_act="gelu",
             intermediate_size=text["encoder.layer.0.intermediate.dense.weight"].shape[0],
-            num_hidden_layers=_layers(text, "encoder.layer."), num_attention_heads=size // HEAD_WIDTH,
-            max_position_embeddings=text["embeddings.position_embeddings.weight"].shape[0], layer_norm_eps=1e-12,
+            num_hidden_layers=_layers(text, "encoder.layer."),
+            num_attention_heads=size // HEAD_WIDTH,
+            max_position_embeddings=text["embeddings.position_embeddings.weight"].shape[0],
+            layer_norm_eps=1e-12,
             pad_token_id=0,
         ),
-    )  # fmt: skip
+    )
 
 
 def _layers(weights: Mapping[str, Tensor], prefix: str) -> int:

@@ -94,7 +94,7 @@ class Physics:
         )
         processor = load_processor(
             AutoVideoProcessor, self.model, revision=self.revision, owner=_OWNER, what="V-JEPA 2"
-        )  # fmt: skip
+        )
         tubelet = network.config.tubelet_size
         if self.window % tubelet or self.context % tubelet:
             raise ValueError(

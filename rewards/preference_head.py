@@ -84,8 +84,16 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: Any = read_json(folder / CONFIG)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG} is not JSON ({error}): train the head again.") from error
-    kinds = {"backbone": str, "model": str | None, "revision": str | None, "preprocess": str, "image_size": int,
-             "features": str, "temperature": float, "center": float}  # fmt: skip
+    kinds = {
+        "backbone": str,
+        "model": str | None,
+        "revision": str | None,
+        "preprocess": str,
+        "image_size": int,
+        "features": str,
+        "temperature": float,
+        "center": float,
+    }
     wrong = [key for key, kind in kinds.items() if not isinstance(config.get(key), kind)]
     if wrong or config["backbone"] not in get_args(Backbone) or not config["temperature"] > 0:
         raise ValueError(f"{folder / CONFIG} does not describe a head ({', '.join(wrong)}): train it again.")
@@ -121,9 +129,14 @@ class PreferenceHead:
         """Loads head and backbone."""
         folder, config = Path(self.model).expanduser(), self.config()
         features = build_features(
-            config["backbone"], model=self.backbone_model or config["model"], revision=config["revision"],
-            preprocess=config["preprocess"], image_size=config["image_size"], device=device, owner=OWNER,
-        )  # fmt: skip
+            config["backbone"],
+            model=self.backbone_model or config["model"],
+            revision=config["revision"],
+            preprocess=config["preprocess"],
+            image_size=config["image_size"],
+            device=device,
+            owner=OWNER,
+        )
         if features.version != config["features"]:
             raise ValueError(
                 f"{OWNER}: the head of {folder} was trained on features {config['features']}, and these are "

@@ -188,12 +188,19 @@ def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
     groups, samples = inputs.group_ids.tolist(), inputs.sample_ids.tolist()
     return [
         Item(
-            id=i, prompt=prompt, image=images[i], frames=() if videos is None else tuple(videos[i]),
-            fps=None if videos is None else inputs.fps, source_images=sources[i], reference_images=references[i],
-            metadata=inputs.metadata[i] if "metadata" in needs else {}, group_id=groups[i], sample_id=samples[i],
+            id=i,
+            prompt=prompt,
+            image=images[i],
+            frames=() if videos is None else tuple(videos[i]),
+            fps=None if videos is None else inputs.fps,
+            source_images=sources[i],
+            reference_images=references[i],
+            metadata=inputs.metadata[i] if "metadata" in needs else {},
+            group_id=groups[i],
+            sample_id=samples[i],
         )
         for i, prompt in enumerate(inputs.prompts)
-    ]  # fmt: skip
+    ]
 
 
 def _lists(images: list[list[Tensor]] | None, batch: int) -> list[tuple[Pixels, ...]]:

@@ -181,7 +181,7 @@ def _dinov2(options: Similarity, device: torch.device) -> tuple[Embed, str]:
     network = load_dinov2(options.weights, device=device, revision=options.revision, owner=OWNER)
     processor = load_processor(
         AutoImageProcessor, options.weights, revision=options.revision, owner=OWNER, what="DINOv2"
-    )  # fmt: skip
+    )
 
     def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
         with network_autocast(device):

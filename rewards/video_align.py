@@ -129,9 +129,7 @@ def _score(inputs: RewardInputs, *, options: VideoAlign, settings: Settings, sco
     if inputs.videos is None or inputs.fps is None:
         raise ValueError(f"{OWNER} judges videos and their frames per second: use it with a pipeline that makes them.")
     videos = inputs.videos
-    places = qwen_vl.clip_places(
-        videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames
-    )  # fmt: skip
+    places = qwen_vl.clip_places(videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames)
 
     def clips(part: slice) -> list[Tensor]:
         return [

@@ -141,8 +141,9 @@ class WorkerReward:
                 print(
                     f"flowrl: reward {self.name!r}: no worker that scores is there; its {len(inputs)} images are sent "
                     f"again until one is, for {seconds / 60:.0f} minutes at most",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    file=sys.stderr,
+                    flush=True,
+                )
             until = time.monotonic() + seconds
             return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given, until=until))
 
@@ -235,19 +236,27 @@ def start_workers(
     gpus = settings.reward_gpus if device.type == "cuda" else 0.0
     _refuse_too_many(settings, gpus)
     wanted = Wanted(
-        entries=with_whole_paths(entries), device="cuda" if gpus else "cpu", dtype=dtype,
-        threads=torch.get_num_threads(), folder=os.getcwd(),
-    )  # fmt: skip
+        entries=with_whole_paths(entries),
+        device="cuda" if gpus else "cpu",
+        dtype=dtype,
+        threads=torch.get_num_threads(),
+        folder=os.getcwd(),
+    )
     environment = None if settings.reward_env is None else read_environment(settings.reward_env)
     maker, own = ray.remote(RewardActor), uuid.uuid4().hex  # several runs may share a cluster
     names = tuple(f"rewards-{own}-{number}" for number in range(settings.rewards))
     actors = [
         maker.options(
-            name=name, namespace=_NAMESPACE, num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=0,
+            name=name,
+            namespace=_NAMESPACE,
+            num_cpus=1,
+            num_gpus=gpus,
+            max_restarts=-1,
+            max_task_retries=0,
             runtime_env=environment,
         ).remote(wanted)
         for name in names
-    ]  # fmt: skip
+    ]
     return Started(address=cluster.address, names=names, actors=tuple(actors))
 
 
@@ -257,9 +266,7 @@ def find_workers(settings: WorkersConfig, entries: Sequence[RewardConfig], start
 
     connect(started.address, workers=settings.rollouts + settings.rewards)
     actors = started.actors or [ray.get_actor(name, namespace=_NAMESPACE) for name in started.names]
-    return RewardWorkers(
-        entries=tuple(entries), about=tuple(_same_about(actors)), pool=ServerPool(actors, _is_ready)
-    )  # fmt: skip
+    return RewardWorkers(entries=tuple(entries), about=tuple(_same_about(actors)), pool=ServerPool(actors, _is_ready))
 
 
 def _same_about(actors: Sequence[Any]) -> list[About]:

@@ -112,11 +112,13 @@ def inputs_on(inputs: RewardInputs, device: torch.device) -> RewardInputs:
         return None if images is None else [[sent(image, device) for image in few] for few in images]
 
     return replace(
-        inputs, images=sent(inputs.images, device),
+        inputs,
+        images=sent(inputs.images, device),
         videos=None if inputs.videos is None else sent(inputs.videos, device),
         sounds=None if inputs.sounds is None else sent(inputs.sounds, device),
-        source_images=of(inputs.source_images), reference_images=of(inputs.reference_images),
-    )  # fmt: skip
+        source_images=of(inputs.source_images),
+        reference_images=of(inputs.reference_images),
+    )
 
 
 def _refused(error: BaseException) -> Refused:

@@ -76,9 +76,11 @@ def lacks_numbers(tensor: Tensor) -> str:
 def moved(output: RewardOutput, device: torch.device) -> RewardOutput:
     """The same output with its tensors on a device."""
     return RewardOutput(
-        values=output.values.to(device), valid=output.valid.to(device),
-        parts={name: part.to(device) for name, part in output.parts.items()}, errors=output.errors,
-    )  # fmt: skip
+        values=output.values.to(device),
+        valid=output.valid.to(device),
+        parts={name: part.to(device) for name, part in output.parts.items()},
+        errors=output.errors,
+    )
 
 
 def joined(outputs: Sequence[RewardOutput]) -> RewardOutput:

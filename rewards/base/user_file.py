@@ -100,12 +100,17 @@ def copied(inputs: RewardInputs) -> RewardInputs:
         return None if images is None else [[image.detach().clone() for image in few] for few in images]
 
     return replace(
-        inputs, prompts=list(inputs.prompts), images=inputs.images.detach().clone(),
-        metadata=deepcopy(inputs.metadata), group_ids=inputs.group_ids.clone(), sample_ids=inputs.sample_ids.clone(),
+        inputs,
+        prompts=list(inputs.prompts),
+        images=inputs.images.detach().clone(),
+        metadata=deepcopy(inputs.metadata),
+        group_ids=inputs.group_ids.clone(),
+        sample_ids=inputs.sample_ids.clone(),
         videos=None if inputs.videos is None else inputs.videos.detach().clone(),
         sounds=None if inputs.sounds is None else inputs.sounds.detach().clone(),
-        source_images=of(inputs.source_images), reference_images=of(inputs.reference_images),
-    )  # fmt: skip
+        source_images=of(inputs.source_images),
+        reference_images=of(inputs.reference_images),
+    )
 
 
 def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:

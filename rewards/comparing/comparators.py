@@ -214,9 +214,15 @@ def _by_function(
     prompts, metadata = [inputs.prompts[i] for i in places], [deepcopy(inputs.metadata[i]) for i in places]
     counters = ("comparator", inputs.iteration, *inputs.group_ids[:1].tolist(), len(pairs), *places[:1])
     result = call_function(
-        function, images[first], images[second], prompts, metadata, file=file, where=f"comparator {where}",
+        function,
+        images[first],
+        images[second],
+        prompts,
+        metadata,
+        file=file,
+        where=f"comparator {where}",
         counters=counters,
-    )  # fmt: skip
+    )
     if isinstance(result, Tensor) and (said := lacks_numbers(result)):
         raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, and returned {said}.")
     try:

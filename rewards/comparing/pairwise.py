@@ -144,9 +144,11 @@ class Tournament:
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
         schemes: dict[str, Callable[[int], Play]] = {
-            "anchor": anchor, "round_robin": round_robin, "swiss": swiss,
+            "anchor": anchor,
+            "round_robin": round_robin,
+            "swiss": swiss,
             "single_elimination": partial(single_elimination, byes=self.byes),
-        }  # fmt: skip
+        }
         score = partial(_tournament, scheme=schemes[self.scheme], ties=self.ties)
         settings = f"{self.scheme}:{self.orders}:byes-{self.byes}:ties-{self.ties}"
         return _reward("tournament", self, score, settings, device)
@@ -309,6 +311,8 @@ def _rank(inputs: RewardInputs, *, inner: Reward, options: Rank) -> RewardOutput
     ranked = output_of(values.tolist(), inputs, {"score": score.tolist()}, errors)
     lonely = {word: count for word, count in ranked.errors.items() if word in ("group_of_one", "no_opponent")}
     return RewardOutput(
-        values=ranked.values, valid=ranked.valid, parts={**output.parts, **ranked.parts},
+        values=ranked.values,
+        valid=ranked.valid,
+        parts={**output.parts, **ranked.parts},
         errors={**output.errors, **lonely},
-    )  # fmt: skip
+    )

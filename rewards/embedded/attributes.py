@@ -67,13 +67,15 @@ class AttributeNet(nn.Module):
         super().__init__()
         first, second, third = _WIDTHS
         self.trunk = nn.Sequential(
-            *_block(3, first, stride=2), *_block(first, second, stride=2), *_block(second, second, stride=1),
-            *_block(second, third, stride=2), *_block(third, third, stride=1), *_block(third, third, stride=1),
-        )  # fmt: skip
+            *_block(3, first, stride=2),
+            *_block(first, second, stride=2),
+            *_block(second, second, stride=1),
+            *_block(second, third, stride=2),
+            *_block(third, third, stride=1),
+            *_block(third, third, stride=1),
+        )
         self.cells = nn.Conv2d(third, 1 + len(PAIRS), 1)
-        self.counts = nn.Sequential(
-            nn.Linear(third, 128), nn.SiLU(), nn.Linear(128, _NUM_COUNTERS * (MAX_COUNT + 1))
-        )  # fmt: skip
+        self.counts = nn.Sequential(nn.Linear(third, 128), nn.SiLU(), nn.Linear(128, _NUM_COUNTERS * (MAX_COUNT + 1)))
 
     def features(self, images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b c 8 8"]:
         """Reads images in [0, 1]."""

@@ -81,9 +81,13 @@ class GridVerdict:
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A record of a grid."""
-        return None if _is_grid(prompt.metadata) else (
-            "needs the record of a grid of the embedded world, and has none: take asset:prompts/world_grids_train.jsonl"
-        )  # fmt: skip
+        return (
+            None
+            if _is_grid(prompt.metadata)
+            else (
+                "needs the record of a grid of the embedded world, and has none: take asset:prompts/world_grids_train.jsonl"
+            )
+        )
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""

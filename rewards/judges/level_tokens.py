@@ -97,13 +97,19 @@ class LevelTokens:
         return FunctionReward(
             name="level_tokens",
             score=partial(
-                _score, network=network, processor=processor, chat=chat, levels=levels, weights=WEIGHTS[self.weights],
-                batch_size=self.batch_size, device=device,
+                _score,
+                network=network,
+                processor=processor,
+                chat=chat,
+                levels=levels,
+                weights=WEIGHTS[self.weights],
+                batch_size=self.batch_size,
+                device=device,
             ),
             needs=frozenset({"images"}),
             version=f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
             f"{template_name(text)}:{type(processor).__name__}:{self.dtype}",
-        )  # fmt: skip
+        )
 
 
 def split_template(text: str) -> tuple[str, str]:

@@ -39,9 +39,15 @@ def load_vision_language(
     except (OSError, ValueError) as error:  # the second for a folder that holds something else
         raise cannot_load(model, OSError(str(error)), owner=owner, option="model", what="vision-language") from error
     network = load_network(
-        AutoModelForImageTextToText, model, device=device, revision=revision, owner=owner, option="model",
-        what="vision-language", dtype=dtype,
-    )  # fmt: skip
+        AutoModelForImageTextToText,
+        model,
+        device=device,
+        revision=revision,
+        owner=owner,
+        option="model",
+        what="vision-language",
+        dtype=dtype,
+    )
     processor = load_processor(
         AutoProcessor, model, revision=revision, owner=owner, option="model", what="vision-language"
     )

@@ -135,9 +135,14 @@ def score_rules(
 
 
 def _ask_rules(
-    chat: Chat, keys: Sequence[str], needed: Mapping[str, tuple[Path, str, str]], words: Template, cache: AnswerCache,
-    errors: Counter[str], advance: Advance,
-) -> None:  # fmt: skip
+    chat: Chat,
+    keys: Sequence[str],
+    needed: Mapping[str, tuple[Path, str, str]],
+    words: Template,
+    cache: AnswerCache,
+    errors: Counter[str],
+    advance: Advance,
+) -> None:
     images = {path: _pixels(path) for path in {needed[key][0] for key in keys}}
     questions = [rule_question(words, images[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
     new: dict[str, float] = {}

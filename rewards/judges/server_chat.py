@@ -126,7 +126,7 @@ class ServerChat:
         if judge is None:
             limits = Limits.shared(
                 self.requests_per_minute, self.tokens_per_minute, self.max_tokens_total, by=processes
-            )  # fmt: skip
+            )
             lines = Lines(self.servers, api_key=key, down_after=self.down_after)
             _OPEN[one] = judge = ServerJudge(options=self, lines=lines, pace=_PACES.setdefault(one, Pace(limits)))
         return judge
@@ -243,8 +243,10 @@ class ServerJudge:
     def _body(self, question: Question, messages: bytes, attempt: int) -> bytes:
         given = self.options
         body: dict[str, Any] = {
-            "model": given.model, given.tokens_key: question.max_tokens, "temperature": question.temperature,
-        }  # fmt: skip
+            "model": given.model,
+            given.tokens_key: question.max_tokens,
+            "temperature": question.temperature,
+        }
         if question.top_logprobs:
             body |= {"logprobs": True, "top_logprobs": question.top_logprobs}
         if given.structured and question.schema is not None:

@@ -90,9 +90,13 @@ class Template:
     ) -> Question:
         """What a judge is asked about some images; for the settings see `Question`."""
         return Question(
-            parts=self.parts(images, fields), system=None if self.system is None else fill(self.system, fields),
-            max_tokens=max_tokens, temperature=temperature, top_logprobs=top_logprobs, seed=seed,
-        )  # fmt: skip
+            parts=self.parts(images, fields),
+            system=None if self.system is None else fill(self.system, fields),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_logprobs=top_logprobs,
+            seed=seed,
+        )
 
     def parts(self, images: Sequence[Pixels], fields: Mapping[str, str]) -> tuple[str | Pixels, ...]:
         """The user turn: texts and images in the order in which they are read."""

@@ -193,11 +193,18 @@ def _transformer(tower: Tower, weights: dict[str, Tensor], file: str) -> tuple[n
         patch = weights["patch_embed.proj.weight"].shape[-1]
         depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
         network = VisionTransformer(
-            img_size=SIDE, patch_size=patch, embed_dim=width, depth=depth, num_heads=max(1, width // HEAD_WIDTH),
-            num_classes=0, pre_norm=tower.clip, final_norm=tower.clip, weight_init="skip",
+            img_size=SIDE,
+            patch_size=patch,
+            embed_dim=width,
+            depth=depth,
+            num_heads=max(1, width // HEAD_WIDTH),
+            num_classes=0,
+            pre_norm=tower.clip,
+            final_norm=tower.clip,
+            weight_init="skip",
             norm_layer=partial(nn.LayerNorm, eps=1e-5 if tower.clip else 1e-6),
             act_layer=QuickGelu if tower.quick_gelu else nn.GELU,
-        )  # fmt: skip
+        )
         if tower.clip:
             network.patch_embed.proj.bias = nn.Parameter(torch.zeros(width))
         network.load_state_dict(weights)

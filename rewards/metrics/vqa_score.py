@@ -198,9 +198,15 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
     if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
         raise ValueError(f"{OWNER}: {len(wrong)} weights of T5 are missing or left over (first: {wrong[0]}).")
     seeing = pretrained.load_network(
-        CLIPVisionModel, vision, device=torch.device("cpu"), owner=OWNER, option="vision", what="CLIP", shared=False,
+        CLIPVisionModel,
+        vision,
+        device=torch.device("cpu"),
+        owner=OWNER,
+        option="vision",
+        what="CLIP",
+        shared=False,
         dtype=dtype,
-    )  # fmt: skip
+    )
     projector = nn.Sequential()
     for place in sorted({int(name.split(".")[0]) for name in projected}):
         if place:

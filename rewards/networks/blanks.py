@@ -20,9 +20,13 @@ import torch
 from flowrl.private_names import IMPORT_MAPPING, NAME_MAPPING
 
 _ALLOWED = {
-    "collections.OrderedDict", "collections.Counter", "_codecs.encode", "builtins.bytearray", "builtins.set",
+    "collections.OrderedDict",
+    "collections.Counter",
+    "_codecs.encode",
+    "builtins.bytearray",
+    "builtins.set",
     "builtins.complex",
-}  # fmt: skip
+}
 """What torch's safe reader knows of Python's own library."""
 _LEGACY = 4  # pickles of the format before torch 1.6: a mark, its version, the machine, the content
 

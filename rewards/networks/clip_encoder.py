@@ -92,9 +92,14 @@ def transformers_clip(
 
 
 def encoder_of(
-    network: Any, tokenizer: Any, pixels: Callable[[Tensor], Tensor], *, device: torch.device, differentiable: bool,
+    network: Any,
+    tokenizer: Any,
+    pixels: Callable[[Tensor], Tensor],
+    *,
+    device: torch.device,
+    differentiable: bool,
     how: str,
-) -> ClipEncoder:  # fmt: skip
+) -> ClipEncoder:
     """A `CLIPModel` of transformers with the given preprocessing, which `how` names."""
     return ClipEncoder(
         images=lambda images: clip_image(network, pixels(images).to(device)),

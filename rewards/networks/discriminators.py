@@ -221,9 +221,7 @@ def clip_discriminator(*, model: str, processor: str, revision: str | None, devi
     from transformers import CLIPModel, CLIPProcessor
 
     # A copy of its own: other rewards may hold the same checkpoint, and theirs must stay as it is.
-    network = load_network(
-        CLIPModel, model, device=device, revision=revision, owner=OWNER, what="CLIP", shared=False
-    )  # fmt: skip
+    network = load_network(CLIPModel, model, device=device, revision=revision, owner=OWNER, what="CLIP", shared=False)
     network.vision_model.encoder.layers[-1].requires_grad_(True)
     prepared = load_processor(CLIPProcessor, processor, owner=OWNER, option="processor", what="CLIP")
     return ClipDiscriminator(

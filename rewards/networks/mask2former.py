@@ -77,9 +77,14 @@ class Mask2Former:
 
         owner = "judge 'mask2former'"
         network = pretrained.load_network(
-            Mask2FormerForUniversalSegmentation, self.detector, device=device, owner=owner, option="detector",
-            what="Mask2Former", unread=UNREAD,
-        )  # fmt: skip
+            Mask2FormerForUniversalSegmentation,
+            self.detector,
+            device=device,
+            owner=owner,
+            option="detector",
+            what="Mask2Former",
+            unread=UNREAD,
+        )
         check_classes(network, self.detector, owner=owner)
         clip, processor = pretrained.load_clip(self.clip_model, device=device, owner=owner, option="clip_model")
         return Mask2FormerDetector(

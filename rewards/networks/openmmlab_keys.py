@@ -36,9 +36,12 @@ _FFN = {"0.0": "fc1", "1": "fc2"}
 _ENCODER_NORMS = {"0": "self_attn_layer_norm", "1": "final_layer_norm"}
 _DECODER_NORMS = {"0": "cross_attn_layer_norm", "1": "self_attn_layer_norm", "2": "final_layer_norm"}
 _BLOCK = {
-    "norm1": "layernorm_before", "norm2": "layernorm_after", "attn.w_msa.proj": "attention.o_proj",
-    "ffn.layers.0.0": "mlp.fc1", "ffn.layers.1": "mlp.fc2",
-}  # fmt: skip
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    "attn.w_msa.proj": "attention.o_proj",
+    "ffn.layers.0.0": "mlp.fc1",
+    "ffn.layers.1": "mlp.fc2",
+}
 _KIND = r"(weight|bias)"
 
 # Pattern of a whole name -> the name in transformers, or None for what nothing reads.
@@ -173,23 +176,30 @@ def config_of(weights: Mapping[str, Tensor]) -> Any:
     blocks = [f"{_SWIN}.encoder.layers.{stage}.blocks" for stage in range(stages)]
     tables = [shape[f"{block}.0.attention.relative_position_bias.relative_position_bias_table"] for block in blocks]
     backbone = SwinConfig(
-        embed_dim=width, patch_size=patch, depths=[1 + _last(weights, rf"{re.escape(b)}\.(\d+)\.") for b in blocks],
-        num_heads=[heads for _, heads in tables], window_size=(round(tables[0][0] ** 0.5) + 1) // 2,
-        mlp_ratio=shape[f"{blocks[0]}.0.mlp.fc1.weight"][0] / width, drop_path_rate=0.0,
+        embed_dim=width,
+        patch_size=patch,
+        depths=[1 + _last(weights, rf"{re.escape(b)}\.(\d+)\.") for b in blocks],
+        num_heads=[heads for _, heads in tables],
+        window_size=(round(tables[0][0] ** 0.5) + 1) // 2,
+        mlp_ratio=shape[f"{blocks[0]}.0.mlp.fc1.weight"][0] / width,
+        drop_path_rate=0.0,
         out_features=[f"stage{stage + 1}" for stage in range(stages)],
-    )  # fmt: skip
+    )
     encoder, decoder = f"{_PIXELS}.decoder.encoder.layers", f"{_HEAD}.decoder.layers"
     queries, hidden = shape[f"{_HEAD}.queries_features.weight"]
     return Mask2FormerConfig(
-        backbone_config=backbone, hidden_dim=hidden, num_queries=queries,
+        backbone_config=backbone,
+        hidden_dim=hidden,
+        num_queries=queries,
         feature_size=shape[f"{_PIXELS}.decoder.input_projections.0.0.weight"][0],
         mask_feature_size=shape[f"{_PIXELS}.decoder.mask_projection.weight"][0],
         encoder_layers=1 + _last(weights, rf"{re.escape(encoder)}\.(\d+)\."),
         encoder_feedforward_dim=shape[f"{encoder}.0.fc1.weight"][0],
         num_attention_heads=shape[f"{encoder}.0.self_attn.attention_weights.weight"][0] // (_LEVELS * _POINTS),
         decoder_layers=2 + _last(weights, rf"{re.escape(decoder)}\.(\d+)\."),  # transformers counts the first guess
-        dim_feedforward=shape[f"{decoder}.0.fc1.weight"][0], num_labels=shape["class_predictor.weight"][0] - 1,
-    )  # fmt: skip
+        dim_feedforward=shape[f"{decoder}.0.fc1.weight"][0],
+        num_labels=shape["class_predictor.weight"][0] - 1,
+    )
 
 
 def _last(weights: Mapping[str, Tensor], pattern: str) -> int:

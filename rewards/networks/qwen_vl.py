@@ -332,9 +332,12 @@ class Scorer:
         for start in range(0, len(texts), batch_size):
             part = slice(start, start + batch_size)
             batch = encode(
-                self.processor, texts[part], images=images and images(part), videos=videos and videos(part),
+                self.processor,
+                texts[part],
+                images=images and images(part),
+                videos=videos and videos(part),
                 resize=self.resize,
-            )  # fmt: skip
+            )
             batch = {name: value.to(self.device) for name, value in batch.items()}
             with torch.autocast(self.device.type, enabled=False):
                 pieces.append(self.network(batch, self.token_ids, position_mode=self.position_mode, read=self.read))

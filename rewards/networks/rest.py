@@ -41,9 +41,14 @@ def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, 
     if not resting:
         return reward
     return FunctionReward(
-        name=reward.name, score=partial(_awake, reward=reward, resting=resting), needs=reward.needs,
-        version=reward.version, kind=reward.kind, differentiable=reward.differentiable, waits=reward.waits,
-    )  # fmt: skip
+        name=reward.name,
+        score=partial(_awake, reward=reward, resting=resting),
+        needs=reward.needs,
+        version=reward.version,
+        kind=reward.kind,
+        differentiable=reward.differentiable,
+        waits=reward.waits,
+    )
 
 
 def networks_of(value: Any) -> Iterator[nn.Module]:

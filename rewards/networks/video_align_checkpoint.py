@@ -64,10 +64,13 @@ def read_settings(folder: Path, *, normalise: bool) -> Settings:
         if not all(math.isfinite(mean) and math.isfinite(std) and std > 0 for mean, std in constants):
             raise ValueError(f"{OWNER}: {str(file)!r}: means must be finite and standard deviations positive.")
     return Settings(
-        constants=constants, fps=float(data.get("fps") or 2.0), num_frames=data.get("num_frames"),
-        max_pixels=int(data.get("max_frame_pixels") or 240 * 320), lora_alpha=float(lora.get("lora_alpha", 32)),
+        constants=constants,
+        fps=float(data.get("fps") or 2.0),
+        num_frames=data.get("num_frames"),
+        max_pixels=int(data.get("max_frame_pixels") or 240 * 320),
+        lora_alpha=float(lora.get("lora_alpha", 32)),
         rslora=bool(lora.get("use_rslora", False)),
-    )  # fmt: skip
+    )
 
 
 def checkpoint_of(folder: Path, number: int | None) -> Path:
@@ -127,8 +130,15 @@ def read_trained_weights(
             raise ValueError(f"{OWNER}: {str(checkpoint)!r} holds neither model.pth nor {name}: fetch it again.")
         trained |= pretrained.read_weights(checkpoint / name, owner=OWNER)
     network = pretrained.load_network(
-        Qwen2VLModel, base, device=torch.device("cpu"), revision=base_revision, owner=OWNER, option="base",
-        what="Qwen2-VL", shared=False, dtype=dtype,
-    )  # fmt: skip
+        Qwen2VLModel,
+        base,
+        device=torch.device("cpu"),
+        revision=base_revision,
+        owner=OWNER,
+        option="base",
+        what="Qwen2-VL",
+        shared=False,
+        dtype=dtype,
+    )
     # Pairs are merged only once trained weights have taken the base's place.
     return merge(network.state_dict() | {_plain_name(name): weight for name, weight in trained.items()})

@@ -226,8 +226,11 @@ def scores_of(output: RewardOutput, items: Sequence[Item]) -> list[Score]:
     rows = zip(items, output.values.cpu().double().tolist(), output.valid.tolist(), strict=True)
     return [
         Score(
-            id=item.id, value=value if valid else None, parts={name: numbers[i] for name, numbers in parts.items()},
-            error=None if valid else word, detail=None if valid else detail,
+            id=item.id,
+            value=value if valid else None,
+            parts={name: numbers[i] for name, numbers in parts.items()},
+            error=None if valid else word,
+            detail=None if valid else detail,
         )
         for i, (item, value, valid) in enumerate(rows)
-    ]  # fmt: skip
+    ]

@@ -95,9 +95,10 @@ async def _forward(request: Request, content_type: str) -> Response:
         body = await read_body(service, request, content_type, held)
         backend, name = await _backend(request, body, content_type)
         try:
-            answer = await _or_gone(request, _ask(
-                backend, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]
-            ))  # fmt: skip
+            answer = await _or_gone(
+                request,
+                _ask(backend, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]),
+            )
         except (OSError, EOFError, ValueError) as error:
             raise WireError(
                 503, "scorer_gone", f"the process of {name or 'the reward'} ended, try again.", retry_after=2
@@ -270,7 +271,5 @@ def joined(texts: Sequence[str]) -> str:
                 series, _, number = line.rpartition(" ")
                 sums = families[family][1]
                 sums[series] = sums.get(series, 0.0) + float(number)
-    lines = (
-        line for heads, sums in families.values() for line in [*heads, *(f"{key} {sums[key]}" for key in sums)]
-    )  # fmt: skip
+    lines = (line for heads, sums in families.values() for line in [*heads, *(f"{key} {sums[key]}" for key in sums)])
     return "\n".join(lines) + "\n"

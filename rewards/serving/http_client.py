@@ -188,8 +188,9 @@ class Line:
         self.dead = True
         _log.warning(
             "judge %s has not answered for %.1f s (down_after): its questions fail at once until it answers again",
-            self.url, silent,
-        )  # fmt: skip
+            self.url,
+            silent,
+        )
         for limit in self._limits:
             if not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
@@ -208,12 +209,13 @@ class Lines:
         remember_secret(api_key or "")
         secure = any(url.startswith("https") or not is_loopback(url) for url in urls)
         connect = partial(
-            httpx2.AsyncClient, timeout=None,
+            httpx2.AsyncClient,
+            timeout=None,
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             # One for all: the certificates of a machine take 25 ms to read.
             verify=_trusted() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),
-        )  # fmt: skip
+        )
         # Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
         self.lines = tuple(
             Line(url.rstrip("/"), partial(connect, trust_env=not is_loopback(url)), down_after) for url in urls

@@ -127,10 +127,12 @@ def ask_all(servers: Sequence[Server], reward: str | None, deadline: float) -> T
                 f"{_words(told)}: start them with the same reward, options and flowrl, or list one of the two"
             )
     rooms = [told.room for told in said]
-    least = Room(**{
-        one.name: min((number for room in rooms if (number := getattr(room, one.name)) is not None), default=None)
-        for one in fields(Room)
-    })  # fmt: skip
+    least = Room(
+        **{
+            one.name: min((number for room in rooms if (number := getattr(room, one.name)) is not None), default=None)
+            for one in fields(Room)
+        }
+    )
     return replace(said[0], room=least, videos=all(told.videos for told in said))
 
 
@@ -185,10 +187,13 @@ def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
     about: dict[str, Any] = dict(rewards)[name]
     kind = "remote" if about["kind"] == "pointwise" else about["kind"]
     return Told(
-        name=name, version=one_line(str(about["version"])), kind=kind, needs=frozenset(about["needs"]),
+        name=name,
+        version=one_line(str(about["version"])),
+        kind=kind,
+        needs=frozenset(about["needs"]),
         room=Room(**{one.name: limits.get(one.name) for one in fields(Room)}),
         videos="ffv1" in about.get("videos", health.get("videos", ())),
-    )  # fmt: skip
+    )
 
 
 def _detail(message: str) -> str:

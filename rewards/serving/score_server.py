@@ -210,8 +210,9 @@ def score_items(items: list[dict[str, Any]], scorer: Scorer) -> list[dict[str, A
     try:
         fields: dict[str, Any] = {
             "images": stacked([item["frames"] or item["images"][0] for item in items], scorer),
-            "prompts": [item["prompt"] for item in items], "metadata": [item.get("metadata") or {} for item in items],
-        }  # fmt: skip
+            "prompts": [item["prompt"] for item in items],
+            "metadata": [item.get("metadata") or {} for item in items],
+        }
         fields.update({name: [item[name] for item in items] for name in scorer.needs if name.endswith("_images")})
         parts = read_output(scorer.function(**fields), len(items))
     except Exception as error:
@@ -466,11 +467,19 @@ def main() -> None:
     name = given.name or Path(given.target.partition(".py:")[0]).stem
     try:
         scorer = Scorer(
-            name=name, version=f"{name}:{given.version or digest}", function=function, token=token,
-            images=given.images or ("pil" if has_pillow else "bytes"), needs=check_needs(given.needs.split(",")),
-            batch_size=given.batch_size, max_items=given.max_items, max_bytes=given.max_mib * 2**20,
-            max_pixels=given.max_mpixels * 10**6, max_images=given.max_images, max_waiting=given.queue_size,
-        )  # fmt: skip
+            name=name,
+            version=f"{name}:{given.version or digest}",
+            function=function,
+            token=token,
+            images=given.images or ("pil" if has_pillow else "bytes"),
+            needs=check_needs(given.needs.split(",")),
+            batch_size=given.batch_size,
+            max_items=given.max_items,
+            max_bytes=given.max_mib * 2**20,
+            max_pixels=given.max_mpixels * 10**6,
+            max_images=given.max_images,
+            max_waiting=given.queue_size,
+        )
         server = Server((given.host, given.port), scorer)
     except ValueError as error:
         raise SystemExit(f"score_server: {error}") from None

@@ -58,11 +58,13 @@ class Service:
             return status
         rewards = {
             name: {
-                "version": queue.reward.version, "kind": queue.reward.kind, "needs": sorted(queue.reward.needs),
+                "version": queue.reward.version,
+                "kind": queue.reward.kind,
+                "needs": sorted(queue.reward.needs),
                 "queue": len(queue),
             }
             for name, queue in self.queues.items()
-        }  # fmt: skip
+        }
         limits = {
             name: getattr(self.limits, name)
             for name in ("max_bytes", "max_pixels", "max_items", "max_images", "max_video_bytes", "max_video_pixels")
@@ -189,8 +191,12 @@ async def _parts(request: Request, body: bytes, limits: Limits) -> tuple[bytes, 
 
     most = limits.max_images + 8
     parser = MultiPartParser(
-        request.headers, stream(), max_files=most, max_fields=most, max_part_size=limits.most_bytes  # type: ignore[arg-type]
-    )  # fmt: skip
+        request.headers,
+        stream(),
+        max_files=most,
+        max_fields=most,
+        max_part_size=limits.most_bytes,  # type: ignore[arg-type]
+    )
     parser.spool_max_size = limits.most_bytes  # files stay in memory, where the body is already
     try:
         form = await parser.parse()

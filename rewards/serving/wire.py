@@ -177,17 +177,20 @@ def encode_request(
     if reward is not None:
         body["reward"] = reward
     return body | {
-        "items": [_encoded_item(item, image, video) for item in items], "group_ids": [item.group_id for item in items]
-    }  # fmt: skip
+        "items": [_encoded_item(item, image, video) for item in items],
+        "group_ids": [item.group_id for item in items],
+    }
 
 
 def _encoded_item(
     item: Item, image: Callable[[Pixels], str], video: Callable[[Sequence[Pixels]], str] | None
 ) -> dict[str, Any]:
     images = {
-        "images": () if item.frames else (item.image,), "frames": () if video else item.frames,
-        "source_images": item.source_images, "reference_images": item.reference_images,
-    }  # fmt: skip
+        "images": () if item.frames else (item.image,),
+        "frames": () if video else item.frames,
+        "source_images": item.source_images,
+        "reference_images": item.reference_images,
+    }
     encoded: dict[str, Any] = {"id": item.id, "prompt": item.prompt, "sample_id": item.sample_id}
     encoded |= {key: [image(one) for one in value] for key, value in images.items() if value}
     if item.frames and video is not None:
@@ -246,12 +249,15 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if size > limits.max_bytes and (files is None or not has_video):
         raise too_many_bytes(limits)
     purse = _Purse(
-        files=files, of_item=limits.max_video_pixels, count=limits.max_images, most=limits.max_images,
+        files=files,
+        of_item=limits.max_video_pixels,
+        count=limits.max_images,
+        most=limits.max_images,
         images=min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size)),
         videos=min(
             max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels), max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size)
         ),
-    )  # fmt: skip
+    )
     decoded = [
         _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), purse)
         for i, item in enumerate(items)
@@ -342,12 +348,17 @@ def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
     if len({frame.shape for frame in shown}) > 1:
         raise bad_request(f"{where}.frames must all have one size")
     return Item(
-        id=number, prompt=prompt, image=(images["images"] or shown)[0], frames=shown,
-        fps=None if fps is None else float(fps), source_images=images["source_images"],
-        reference_images=images["reference_images"], metadata=metadata or {},
+        id=number,
+        prompt=prompt,
+        image=(images["images"] or shown)[0],
+        frames=shown,
+        fps=None if fps is None else float(fps),
+        source_images=images["source_images"],
+        reference_images=images["reference_images"],
+        metadata=metadata or {},
         group_id=number if group is None else group,
         sample_id=_integer(data.get("sample_id", number), f"{where}.sample_id"),
-    )  # fmt: skip
+    )
 
 
 def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
@@ -404,9 +415,10 @@ def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> Score:
         return Score(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
     value, error = read_value(entry.get("value"))
     numbers = {
-        str(key): part for key, given in (parts if isinstance(parts, dict) else {}).items()
+        str(key): part
+        for key, given in (parts if isinstance(parts, dict) else {}).items()
         if (part := read_value(given)[0]) is not None
-    }  # fmt: skip
+    }
     return Score(id=number, value=value, parts=numbers, error=error)
 
 

@@ -149,8 +149,10 @@ def _sync(inputs: RewardInputs, *, lag: int) -> RewardOutput:
     for video, sound in zip(videos, sounds, strict=True):  # one at a time: float64 takes twice its memory
         moved = video.diff(dim=0).abs().flatten(1).double().mean(1)
         heard = envelope(sound, rate=rate, fps=inputs.fps, steps=steps)
-        shifts = [correlation(moved[max(0, -by) : steps - max(0, by)], heard[max(0, by) : steps - max(0, -by)])
-                  for by in range(-lag, lag + 1)]  # fmt: skip
+        shifts = [
+            correlation(moved[max(0, -by) : steps - max(0, by)], heard[max(0, by) : steps - max(0, -by)])
+            for by in range(-lag, lag + 1)
+        ]
         best = torch.stack(shifts).max()
         found.append(torch.where(torch.isfinite(moved).all() & torch.isfinite(heard).all(), best, math.nan))
     return tensor_output(torch.stack(found).float())
