@@ -131,25 +131,13 @@ class Adversarial:
             raise ValueError(f"max_accuracy must lie in [0.5, 1], got {self.max_accuracy:g}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}: [0.5, 0.999] is the default.")
-        for name in _FOREIGN[self.backbone]:
-            value = getattr(self, name)
-            if value is not None and (name, value) != ("patches", "all"):
-                raise ValueError(f"backbone {self.backbone} has no option {name}, got {value!r}: leave it out.")
-        if self.backbone == "clip" and self.loss not in (None, "pairwise"):
-            raise ValueError(f"backbone clip is trained on pairs, got loss {self.loss!r}: leave loss out.")
+        self._check_backbone()
         if self.weights == (0, 0):
             raise ValueError("class_weight and patch_weight are both 0, so every reward is: raise one.")
-        if self.published and self.backbone != "dinov2":
-            raise ValueError(f"published is for backbone dinov2 only, got {self.backbone!r}: leave it out.")
         if not self.update and (self.pretrain_steps == 0 or self.policy_every > 1):
             raise ValueError(
                 f"with update false it learns in pretrain_steps ({self.pretrain_steps}) only, and the policy need not "
                 f"wait: set pretrain_steps to 1 or more and policy_every to 1 (got {self.policy_every})."
-            )
-        if self.backbone != "clip" and self.warmup_iterations == 0 and self.policy_every == 1:
-            raise ValueError(
-                "warmup_iterations 0 and policy_every 1 reward the first images by a discriminator that has learned "
-                "nothing: set warmup_iterations to 1 or more."
             )
         for model in self.models:
             check_model(model.name, what={"dinov2": "DINOv2", "clip": "CLIP"}[self.backbone])
@@ -158,6 +146,22 @@ class Adversarial:
             raise ValueError(
                 f"backbone clip compares images of one prompt, but the folder {self.references} does not say what its "
                 f"images show: give a .json file that maps prompts to files."
+            )
+
+    def _check_backbone(self) -> None:
+        """Refuses what the backbone does not have."""
+        for name in _FOREIGN[self.backbone]:
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("patches", "all"):
+                raise ValueError(f"backbone {self.backbone} has no option {name}, got {value!r}: leave it out.")
+        if self.backbone == "clip" and self.loss not in (None, "pairwise"):
+            raise ValueError(f"backbone clip is trained on pairs, got loss {self.loss!r}: leave loss out.")
+        if self.published and self.backbone != "dinov2":
+            raise ValueError(f"published is for backbone dinov2 only, got {self.backbone!r}: leave it out.")
+        if self.backbone != "clip" and self.warmup_iterations == 0 and self.policy_every == 1:
+            raise ValueError(
+                "warmup_iterations 0 and policy_every 1 reward the first images by a discriminator that has learned "
+                "nothing: set warmup_iterations to 1 or more."
             )
 
     @property

@@ -37,6 +37,15 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
             f"references must be a folder of images, or a .json file that maps prompts to files{other}, got "
             f"{source!r}, which is none of them."
         )
+    found = _listed_files(path, source)
+    missing = [file for files in found.values() for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
+    return found
+
+
+def _listed_files(path: Path, source: str) -> dict[str | None, list[Path]]:
+    """The files that a JSON file gives each prompt, there or not."""
     try:
         listed: Any = parse_json(read_text(path), source)
     except ValueError as error:
@@ -49,9 +58,6 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
         found[prompt] = [path.parent / Path(name).expanduser() for name in names]
     if not found:
         raise ValueError(f"{source} lists no references: write {{prompt: [files]}}.")
-    missing = [file for files in found.values() for file in files if not file.is_file()]
-    if missing:
-        raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
     return found
 
 

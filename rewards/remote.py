@@ -26,7 +26,7 @@ from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, Rew
 from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.http_client import Lines
 from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, is_back, wrong
-from flowrl.rewards.serving.retries import Failed, check_calls, check_server
+from flowrl.rewards.serving.retries import Failed, addresses, check_calls, check_servers
 from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.rewards.serving.wire import Item, Score
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
@@ -74,12 +74,7 @@ class Remote:
 
     def __post_init__(self) -> None:
         adapter = ADAPTERS[self.protocol]
-        if not self.urls:
-            raise ValueError("url is an empty list: give the address of a server such as http://127.0.0.1:8190.")
-        for url in self.urls:
-            check_server("url", url, secret="token_env", example="http://127.0.0.1:8190")
-        if len(set(self.urls)) < len(self.urls):
-            raise ValueError(f"url names a server twice: {', '.join(self.urls)}; list each once.")
+        check_servers("url", self.url, secret="token_env", example="http://127.0.0.1:8190")
         if len(self.urls) > 1 and not self.wait:
             raise ValueError("wait: false leaves unknown whether several servers have the same reward: remove it.")
         if self.protocol == "unirl" and not self.reward:
@@ -103,7 +98,7 @@ class Remote:
     @property
     def urls(self) -> tuple[str, ...]:
         """All addresses."""
-        return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
+        return addresses(self.url)
 
     def build(self, device: torch.device) -> Reward:
         """Asks the servers whether they are ready; values come back to the device of the images.

@@ -53,11 +53,9 @@ def no_source(prompt: Prompt, *, one: bool = False) -> str | None:
 
 def no_reference(prompt: Prompt) -> str | None:
     """The lack of a reference image."""
-    return (
-        None
-        if prompt.references
-        else ("needs a reference image, and has none: name it in the prompt's row under 'reference'")
-    )
+    if prompt.references:
+        return None
+    return "needs a reference image, and has none: name it in the prompt's row under 'reference'"
 
 
 def no_fields(prompt: Prompt, *names: str) -> str | None:
@@ -84,13 +82,9 @@ def no_record(prompt: Prompt) -> str | None:
 
 def no_grid(prompt: Prompt, grid: str | None) -> str | None:
     """The lack of a grid in the text, where the option `grid` names none for all."""
-    return (
-        None
-        if grid_shape(grid or prompt.text) is not None
-        else (
-            "needs a grid of two cells or more in its text, such as 2x2, and names none: name it, or set the option grid"
-        )
-    )
+    if grid_shape(grid or prompt.text) is not None:
+        return None
+    return "needs a grid of two cells or more in its text, such as 2x2, and names none: name it, or set the option grid"
 
 
 def no_cells(prompt: Prompt, grid: str | None) -> str | None:

@@ -8,6 +8,7 @@ source, first sample, second sample; see `flowrl.rewards.judges.templates`.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -134,16 +135,20 @@ def _compare(
         asked.append(number)
     wins = np.full(len(pairs), np.nan)
     for number, answer in zip(asked, ask_all(chat, questions), strict=True):
-        silent = options.style == "logprobs" and not answer.logprobs
-        lost = answer.error or ("no_logprobs" if silent else None)
-        verdict = None if lost else _verdict(answer, options.style)
-        if verdict is None and not lost and options.unparsed == "tie":
-            verdict = 0.5
-        if verdict is None:
-            errors[number] = lost or "unparsable"
-        else:
-            wins[number] = verdict
+        wins[number], errors[number] = _read(answer, options)
     return Verdicts(first_wins=wins, errors=tuple(errors))
+
+
+def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None]:
+    """The probability that the first is better, or NaN and why the answer does not say."""
+    if answer.error:
+        return math.nan, answer.error
+    if options.style == "logprobs" and not answer.logprobs:
+        return math.nan, "no_logprobs"
+    verdict = _verdict(answer, options.style)
+    if verdict is not None:
+        return verdict, None
+    return (0.5, None) if options.unparsed == "tie" else (math.nan, "unparsable")
 
 
 def _images(inputs: RewardInputs, place: int, options: JudgeComparator) -> list[Pixels]:

@@ -81,12 +81,10 @@ class GridVerdict:
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A record of a grid."""
+        if _is_grid(prompt.metadata):
+            return None
         return (
-            None
-            if _is_grid(prompt.metadata)
-            else (
-                "needs the record of a grid of the embedded world, and has none: take asset:prompts/world_grids_train.jsonl"
-            )
+            "needs the record of a grid of the embedded world, and has none: take asset:prompts/world_grids_train.jsonl"
         )
 
     def build(self, device: torch.device) -> Reward:

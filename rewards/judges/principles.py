@@ -96,7 +96,7 @@ def aggregate_principles(
     Raises:
         ValueError: if no principle is of a kind with weight.
     """
-    kinds = [kind for kind in KINDS if weights[kind] > 0 and any(p.kind == kind for p in principles)]
+    kinds = [kind for kind in KINDS if weights[kind] > 0 and kind in {p.kind for p in principles}]
     if not kinds:
         raise ValueError(f"no principle is of a kind with weight: {[p.kind for p in principles]}, weights {weights}.")
     by_kind = {kind: [score for p, score in zip(principles, scores, strict=True) if p.kind == kind] for kind in kinds}
@@ -105,9 +105,8 @@ def aggregate_principles(
         return min(min(values) for values in by_kind.values()), means
     if aggregate == "mean":
         return weighted_mean(means, weights), means
-    if min(means.values()) <= 0:
-        return 0.0, means
-    return math.exp(weighted_mean({kind: math.log(mean) for kind, mean in means.items()}, weights)), means
+    logarithms = {kind: math.log(value) if value > 0 else -math.inf for kind, value in means.items()}
+    return math.exp(weighted_mean(logarithms, weights)), means
 
 
 class Planner:
@@ -260,19 +259,7 @@ def _score(
     weights: Mapping[str, float],
     options: EditPrinciples,
 ) -> RewardOutput:
-    sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
-    given = [given_principles(record, planner.limit) for record in inputs.metadata]
-    edits = [
-        (prompt, source)
-        for prompt, source, own in zip(inputs.prompts, sources, given, strict=True)
-        if source is not None and own is None
-    ]
-    made = iter(planner.plan([prompt for prompt, _ in edits], [source for _, source in edits]))
-    plans: list[Plan | str] = []
-    for source, own in zip(sources, given, strict=True):
-        plan = MISSING if source is None else next(made) if own is None else own
-        # A kind without weight is not asked about.
-        plans.append(plan if isinstance(plan, str) else tuple(p for p in plan if weights[p.kind] > 0) or UNPARSED)
+    plans = _plans(inputs, planner, weights)
     checked: dict[int, Plan] = {}
     reasoned = options.verify == "reasoned"
 
@@ -300,6 +287,24 @@ def _score(
         return Scored(value=value, parts=means)
 
     return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])
+
+
+def _plans(inputs: RewardInputs, planner: Planner, weights: Mapping[str, float]) -> list[Plan | str]:
+    """The principles of each item, those of its record before the planner's, or why it has none."""
+    sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
+    given = [given_principles(record, planner.limit) for record in inputs.metadata]
+    edits = [
+        (prompt, source)
+        for prompt, source, own in zip(inputs.prompts, sources, given, strict=True)
+        if source is not None and own is None
+    ]
+    made = iter(planner.plan([prompt for prompt, _ in edits], [source for _, source in edits]))
+    plans: list[Plan | str] = []
+    for source, own in zip(sources, given, strict=True):
+        plan = MISSING if source is None else next(made) if own is None else own
+        # A kind without weight is not asked about.
+        plans.append(plan if isinstance(plan, str) else tuple(p for p in plan if weights[p.kind] > 0) or UNPARSED)
+    return plans
 
 
 def _satisfied(answer: Answer) -> float | None:

@@ -27,7 +27,7 @@ from flowrl.rewards.judges.image_urls import EncodedImages
 from flowrl.rewards.judges.usage import USAGE
 from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.http_client import DOWN, Body, Line, Lines
-from flowrl.rewards.serving.retries import Failed, await_with_retries, check_calls, check_server
+from flowrl.rewards.serving.retries import Failed, addresses, await_with_retries, check_calls, check_servers
 
 OWN_KEYS = frozenset({
     "model", "messages", "temperature", "logprobs", "top_logprobs", "seed", "n", "stream",
@@ -85,12 +85,7 @@ class ServerChat:
     """Further keys of the request, such as {chat_template_kwargs: {enable_thinking: false}}."""
 
     def __post_init__(self) -> None:
-        if not self.servers:
-            raise ValueError("server is an empty list: give an address such as http://127.0.0.1:8000/v1.")
-        for server in self.servers:
-            check_server("server", server, secret="api_key_env", example="http://127.0.0.1:8000/v1")
-        if len(set(self.servers)) < len(self.servers):
-            raise ValueError(f"server names an address twice: {', '.join(self.servers)}; list each once.")
+        check_servers("server", self.server, secret="api_key_env", example="http://127.0.0.1:8000/v1")
         if not self.model:
             raise ValueError("model must be the name under which the server offers the model, got an empty text.")
         check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
@@ -106,7 +101,7 @@ class ServerChat:
     @property
     def servers(self) -> tuple[str, ...]:
         """All addresses."""
-        return tuple(url.rstrip("/") for url in ((self.server,) if isinstance(self.server, str) else self.server))
+        return addresses(self.server)
 
     def build(self, device: torch.device) -> Chat:
         """Opens the lines; the model runs elsewhere. Rewards with equal options share them, and their limits.

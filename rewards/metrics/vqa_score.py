@@ -11,7 +11,7 @@ question to any other vision-language model see `yes_no` with `score: mass`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -180,10 +180,8 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
     settings = read_json(folder / "config.json")
     weights = _weights(folder, dtype)
     shared = next((weights[name] for name in SHARED if name in weights), None)
-    projected = {n.removeprefix(PROJECTOR): w for n, w in weights.items() if n.startswith(PROJECTOR)}
-    tower = {
-        n.removeprefix(VISION).removeprefix("vision_model."): w for n, w in weights.items() if n.startswith(VISION)
-    }
+    projected = _below(PROJECTOR, weights)
+    tower = {n.removeprefix("vision_model."): w for n, w in _below(VISION, weights).items()}
     # Without an output layer of its own T5 would silently take its table of tokens for one.
     if shared is None or not projected or "lm_head.weight" not in weights:
         raise ValueError(
@@ -207,12 +205,7 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
         shared=False,
         dtype=dtype,
     )
-    projector = nn.Sequential()
-    for place in sorted({int(name.split(".")[0]) for name in projected}):
-        if place:
-            projector.append(nn.GELU())
-        rows, columns = projected[f"{place}.weight"].shape
-        projector.append(nn.Linear(columns, rows))
+    projector = _projector(projected)
     try:
         if tower:
             seeing.load_state_dict({n: w for n, w in tower.items() if n != "embeddings.position_ids"})
@@ -221,6 +214,22 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
         raise ValueError(f"{OWNER}: {str(folder)!r} does not fit {vision!r}: {pretrained.first_line(error)}") from error
     network = ClipT5(language, seeing, projector.to(dtype), int(settings.get("mm_vision_select_layer", -2)))
     return network.to(device).eval().requires_grad_(False)
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights whose names begin so, without that beginning."""
+    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+
+
+def _projector(weights: Mapping[str, Tensor]) -> nn.Sequential:
+    """Linear layers of the shapes of some weights, with GELU between."""
+    projector = nn.Sequential()
+    for place in sorted({int(name.split(".")[0]) for name in weights}):
+        if place:
+            projector.append(nn.GELU())
+        rows, columns = weights[f"{place}.weight"].shape
+        projector.append(nn.Linear(columns, rows))
+    return projector
 
 
 def _weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,26 +52,29 @@ def read_settings(folder: Path, *, normalise: bool) -> Settings:
     data, model, lora = (content.get(part) or {} for part in ("data_config", "model_config", "peft_lora_config"))
     if data.get("sample_type", "uniform") != "uniform" or not model.get("use_special_tokens", True):
         raise ValueError(f"{OWNER}: {str(file)!r} must have sample_type uniform and use_special_tokens true.")
-    constants: tuple[tuple[float, float], ...] = ((0.0, 1.0),) * len(DIMENSIONS)
-    if normalise:
-        known = content.get("inference_config") or {}
-        wanted = [f"{name}_{what}" for name in DIMENSIONS for what in ("mean", "std")]
-        if missing := [name for name in wanted if name not in known]:
-            raise ValueError(
-                f"{OWNER}: {str(file)!r} has no {missing[0]} under inference_config: set normalise: false, or give a "
-                f"checkpoint with its constants."
-            )
-        constants = tuple((float(known[f"{name}_mean"]), float(known[f"{name}_std"])) for name in DIMENSIONS)
-        if not all(math.isfinite(mean) and math.isfinite(std) and std > 0 for mean, std in constants):
-            raise ValueError(f"{OWNER}: {str(file)!r}: means must be finite and standard deviations positive.")
+    identity = ((0.0, 1.0),) * len(DIMENSIONS)
     return Settings(
-        constants=constants,
+        constants=_constants(content.get("inference_config") or {}, file) if normalise else identity,
         fps=float(data.get("fps") or 2.0),
         num_frames=data.get("num_frames"),
         max_pixels=int(data.get("max_frame_pixels") or 240 * 320),
         lora_alpha=float(lora.get("lora_alpha", 32)),
         rslora=bool(lora.get("use_rslora", False)),
     )
+
+
+def _constants(known: Mapping[str, Any], file: Path) -> tuple[tuple[float, float], ...]:
+    """(mean, std) of each dimension."""
+    wanted = [f"{name}_{what}" for name in DIMENSIONS for what in ("mean", "std")]
+    if missing := [name for name in wanted if name not in known]:
+        raise ValueError(
+            f"{OWNER}: {str(file)!r} has no {missing[0]} under inference_config: set normalise: false, or give a "
+            f"checkpoint with its constants."
+        )
+    constants = tuple((float(known[f"{name}_mean"]), float(known[f"{name}_std"])) for name in DIMENSIONS)
+    if not all(math.isfinite(mean) and math.isfinite(std) and std > 0 for mean, std in constants):
+        raise ValueError(f"{OWNER}: {str(file)!r}: means must be finite and standard deviations positive.")
+    return constants
 
 
 def checkpoint_of(folder: Path, number: int | None) -> Path:

@@ -172,8 +172,16 @@ def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
             f"no reward server is ready at {url} ({health.error.replace('_', ' ')}: {_detail(health.message)}): start "
             f"it first (flowrl serve NAME), correct url or token_env, or set wait: false"
         )
-    if adapter.health_says == "nothing":
-        return Told()
+    return Told() if adapter.health_says == "nothing" else read_health(health, server, reward)
+
+
+def read_health(health: Any, server: Server, reward: str | None) -> Told:
+    """What a server's answer says of the reward.
+
+    Raises:
+        ValueError: it says nothing of rewards, or there is no such reward.
+    """
+    url, adapter = server.url, server.adapter
     rewards: Any = health.get("rewards") if isinstance(health, dict) else None
     if not isinstance(rewards, dict if adapter.health_says == "all" else list) or not rewards:
         also = ", or token_env is missing" if isinstance(health, dict) and health.keys() == {"status"} else ""

@@ -106,15 +106,27 @@ def retry_delay(retry: int, seed: int) -> float:
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(retry, 30)) * (0.5 + uniform)
 
 
-def check_server(option: str, url: str, *, secret: str, example: str) -> None:
-    """Refuses an address of no server, and one that holds a password: it would end up in logs."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"{option} must be the address of a server such as {example}, got {url!r}.")
-    if parts.username or parts.password:
-        raise ValueError(
-            f"{option} must not hold a user name or a password: put it into an environment variable and give {secret}."
-        )
+def addresses(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses of an option that takes one or several."""
+    return tuple(url.rstrip("/") for url in ((given,) if isinstance(given, str) else given))
+
+
+def check_servers(option: str, given: str | tuple[str, ...], *, secret: str, example: str) -> None:
+    """Refuses addresses of no server, none, one twice, and one that holds a password: it would end up in logs."""
+    urls = addresses(given)
+    if not urls:
+        raise ValueError(f"{option} is an empty list: give the address of a server such as {example}.")
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"{option} must be the address of a server such as {example}, got {url!r}.")
+        if parts.username or parts.password:
+            raise ValueError(
+                f"{option} must not hold a user name or a password: put it into an environment variable and give "
+                f"{secret}."
+            )
+    if len(set(urls)) < len(urls):
+        raise ValueError(f"{option} names an address twice: {', '.join(urls)}; list each once.")
 
 
 def check_calls(concurrency: int, retries: int, *, timeout: float, deadline: float) -> None:

@@ -190,13 +190,8 @@ async def _parts(request: Request, body: bytes, limits: Limits) -> tuple[bytes, 
         yield body
 
     most = limits.max_images + 8
-    parser = MultiPartParser(
-        request.headers,
-        stream(),
-        max_files=most,
-        max_fields=most,
-        max_part_size=limits.most_bytes,  # type: ignore[arg-type]
-    )
+    limits_of_parts = {"max_files": most, "max_fields": most, "max_part_size": limits.most_bytes}
+    parser = MultiPartParser(request.headers, stream(), **limits_of_parts)  # type: ignore[arg-type]
     parser.spool_max_size = limits.most_bytes  # files stay in memory, where the body is already
     try:
         form = await parser.parse()

@@ -233,31 +233,14 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
         raise bad_request(
             f"schema must be {SCHEMA}, got {data['schema']!r}: client and server are of different versions"
         )
-    reward, iteration, items = data.get("reward"), data.get("iteration", 0), data.get("items")
+    reward, iteration, groups = data.get("reward"), data.get("iteration", 0), data.get("group_ids")
     if not (reward is None or isinstance(reward, str)):
         raise bad_request(f"reward must be text, got {short(reward)}")
-    if not isinstance(items, list) or not items:
-        raise bad_request("items must be a list with at least one item")
-    if len(items) > limits.max_items:
-        raise WireError(
-            413, "too_many_items", f"a request may hold {limits.max_items} items, got {len(items)}: send fewer."
-        )
-    groups = data.get("group_ids")
-    if groups is not None and not (isinstance(groups, list) and len(groups) == len(items)):
-        raise bad_request(f"group_ids must be a list with one whole number for each of the {len(items)} items")
+    items = _listed_items(data.get("items"), groups, limits)
     has_video = any(isinstance(item, dict) and (item.get("frames") or item.get("video")) for item in items)
     if size > limits.max_bytes and (files is None or not has_video):
         raise too_many_bytes(limits)
-    purse = _Purse(
-        files=files,
-        of_item=limits.max_video_pixels,
-        count=limits.max_images,
-        most=limits.max_images,
-        images=min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size)),
-        videos=min(
-            max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels), max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size)
-        ),
-    )
+    purse = _Purse.filled(limits, size, files)
     decoded = [
         _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), purse)
         for i, item in enumerate(items)
@@ -265,6 +248,19 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if len({item.id for item in decoded}) != len(decoded):
         raise bad_request("two items have the same id: ids tell the items of a request apart")
     return ScoreRequest(reward=reward, items=tuple(decoded), iteration=_integer(iteration, "iteration"))
+
+
+def _listed_items(items: Any, groups: Any, limits: Limits) -> list[Any]:
+    """The items of a request, once it is known that they and their groups are lists of a right length."""
+    if not isinstance(items, list) or not items:
+        raise bad_request("items must be a list with at least one item")
+    if len(items) > limits.max_items:
+        raise WireError(
+            413, "too_many_items", f"a request may hold {limits.max_items} items, got {len(items)}: send fewer."
+        )
+    if groups is not None and not (isinstance(groups, list) and len(groups) == len(items)):
+        raise bad_request(f"group_ids must be a list with one whole number for each of the {len(items)} items")
+    return items
 
 
 def too_many_bytes(limits: Limits) -> WireError:
@@ -287,6 +283,19 @@ class _Purse:
     of_item: int
     count: int
     most: int
+
+    @classmethod
+    def filled(cls, limits: Limits, size: int, files: Mapping[str, bytes] | None) -> _Purse:
+        """The purse of a request of `size` bytes."""
+        most_of_videos = max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels)
+        return cls(
+            files=files,
+            of_item=limits.max_video_pixels,
+            count=limits.max_images,
+            most=limits.max_images,
+            images=min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size)),
+            videos=min(most_of_videos, max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size)),
+        )
 
     def _take(self, count: int) -> None:
         if count > self.count:
@@ -329,6 +338,25 @@ def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
     metadata = data.get("metadata")
     if not (metadata is None or isinstance(metadata, dict)):
         raise bad_request(f"{where}.metadata must be a mapping, got {short(metadata)}")
+    images, shown = _item_images(data, where, purse)
+    return Item(
+        id=number,
+        prompt=prompt,
+        image=(images["images"] or shown)[0],
+        frames=shown,
+        fps=None if fps is None else float(fps),
+        source_images=images["source_images"],
+        reference_images=images["reference_images"],
+        metadata=metadata or {},
+        group_id=number if group is None else group,
+        sample_id=_integer(data.get("sample_id", number), f"{where}.sample_id"),
+    )
+
+
+def _item_images(
+    data: Mapping[str, Any], where: str, purse: _Purse
+) -> tuple[dict[str, tuple[Pixels, ...]], tuple[Pixels, ...]]:
+    """The images of an item by their keys, and its frames."""
     lists: dict[str, Any] = {key: data.get(key) or [] for key in _IMAGES}
     for key, given in lists.items():
         if not isinstance(given, list):
@@ -347,18 +375,7 @@ def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
     shown = purse.video(video, where) if video else purse.frames(frames, where)
     if len({frame.shape for frame in shown}) > 1:
         raise bad_request(f"{where}.frames must all have one size")
-    return Item(
-        id=number,
-        prompt=prompt,
-        image=(images["images"] or shown)[0],
-        frames=shown,
-        fps=None if fps is None else float(fps),
-        source_images=images["source_images"],
-        reference_images=images["reference_images"],
-        metadata=metadata or {},
-        group_id=number if group is None else group,
-        sample_id=_integer(data.get("sample_id", number), f"{where}.sample_id"),
-    )
+    return images, shown
 
 
 def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:

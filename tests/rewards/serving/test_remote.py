@@ -348,7 +348,7 @@ def wrong_options() -> Iterator[tuple[dict[str, Any], str]]:
     good = {"url": "http://x"}
     yield {"url": []}, "url is an empty list"
     yield {"url": ["http://x", "y"]}, "url must be the address of a server"
-    yield {"url": ["http://x", "http://x/"]}, "url names a server twice"
+    yield {"url": ["http://x", "http://x/"]}, "url names an address twice"
     yield {"url": ["http://x", "http://y"], "wait": False}, "wait: false leaves unknown"
     yield {**good, "protocol": "grpc"}, "protocol must be one of flowrl, flow_factory, unirl, got 'grpc'"
     yield {**good, "protocol": "unirl"}, "protocol unirl needs reward"
