@@ -124,6 +124,23 @@ class EditReward(CheckpointOptions):
         )
 
 
+def _means(inputs: RewardInputs, scorers: list[Scorer], batch_size: int) -> Float[Tensor, " 2 b"]:
+    """The means of both heads for edits of one source image each, in float64 on the host."""
+    assert inputs.source_images is not None
+    shown: list[Image.Image] = []  # source, edit, source, edit, ...
+    for image, (source,) in zip(to_uint8(inputs.images), inputs.source_images, strict=True):
+        both = (to_uint8(source[None])[0], image)
+        shown += [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in both]
+
+    def pairs(part: slice) -> list[Image.Image]:
+        return shown[2 * part.start : 2 * part.stop]
+
+    following, quality = (
+        scorer.outputs(inputs.prompts, batch_size=batch_size, images=pairs)[:, 0] for scorer in scorers
+    )
+    return torch.stack([following[:, 0], quality[:, 2]]).double().cpu()
+
+
 def _score(inputs: RewardInputs, *, options: EditReward, scorers: list[Scorer]) -> RewardOutput:
     if inputs.source_images is None:
         raise ValueError(f"{OWNER} judges edits, and the samples have no source_images: give them with the prompts.")
@@ -133,18 +150,7 @@ def _score(inputs: RewardInputs, *, options: EditReward, scorers: list[Scorer]) 
     values = [math.nan] * len(inputs)
     parts = {name: [math.nan] * len(inputs) for name in ASPECTS}
     if places:
-        edited = to_uint8(inputs.images[places])
-        shown: list[Image.Image] = []  # source, edit, source, edit, ...
-        for image, item in zip(edited, places, strict=True):
-            source = to_uint8(inputs.source_images[item][0][None])[0]
-            shown += [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in (source, image)]
-
-        def pairs(part: slice) -> list[Image.Image]:
-            return shown[2 * part.start : 2 * part.stop]
-
-        prompts = [inputs.prompts[item] for item in places]
-        outputs = [scorer.outputs(prompts, batch_size=options.batch_size, images=pairs)[:, 0] for scorer in scorers]
-        means = torch.stack([outputs[0][:, 0], outputs[1][:, 2]]).double().cpu()
+        means = _means(inputs[places], scorers, options.batch_size)
         pooled = POOLED[options.pooling](means)
         for row, item in enumerate(places):
             values[item] = float(pooled[row])

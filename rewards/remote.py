@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
@@ -154,14 +155,14 @@ def _score(inputs: RewardInputs, *, pool: ServerPool[Server], about: Told, optio
             scores |= {item.id: Score(id=item.id, value=None, error=result.error) for item in chunk}
         else:
             scores |= {score.id: score for score in result.scores}
-    ordered = [scores[item.id] for item in items]
-    names = sorted({name for score in ordered for name in score.parts})
-    return output_of(
-        [score.value for score in ordered],
-        inputs,
-        {name: [score.parts.get(name, math.nan) for score in ordered] for name in names},
-        [score.error for score in ordered],
-    )
+    return _output([scores[item.id] for item in items], inputs)
+
+
+def _output(scores: Sequence[Score], inputs: RewardInputs) -> RewardOutput:
+    """The output of scores in the order of the inputs."""
+    names = sorted({name for score in scores for name in score.parts})
+    parts = {name: [score.parts.get(name, math.nan) for score in scores] for name in names}
+    return output_of([score.value for score in scores], inputs, parts, [score.error for score in scores])
 
 
 def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 
 from flowrl.prompts.loading import Prompt
@@ -105,7 +106,8 @@ def aggregate_principles(
         return min(min(values) for values in by_kind.values()), means
     if aggregate == "mean":
         return weighted_mean(means, weights), means
-    logarithms = {kind: math.log(value) if value > 0 else -math.inf for kind, value in means.items()}
+    with np.errstate(divide="ignore"):  # a mean of 0 makes the product 0
+        logarithms = dict(zip(kinds, np.log(list(means.values())).tolist(), strict=True))
     return math.exp(weighted_mean(logarithms, weights)), means
 
 
@@ -259,14 +261,17 @@ def _score(
     weights: Mapping[str, float],
     options: EditPrinciples,
 ) -> RewardOutput:
-    plans = _plans(inputs, planner, weights)
+    plans = _plans(inputs, planner)
     checked: dict[int, Plan] = {}
     reasoned = options.verify == "reasoned"
 
     def ask(item: int) -> list[Question]:
-        plan = plans[item]
-        if isinstance(plan, str):
-            raise NoScore(plan)
+        found = plans[item]
+        if isinstance(found, str):
+            raise NoScore(found)
+        plan = tuple(principle for principle in found if weights[principle.kind] > 0)  # others are not asked about
+        if not plan:
+            raise NoScore(UNPARSED)
         checked[item] = plan
         images = [source_of(inputs, item), pixels_of(inputs.images[item])]
         return [
@@ -289,21 +294,17 @@ def _score(
     return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])
 
 
-def _plans(inputs: RewardInputs, planner: Planner, weights: Mapping[str, float]) -> list[Plan | str]:
+def _plans(inputs: RewardInputs, planner: Planner) -> list[Plan | str]:
     """The principles of each item, those of its record before the planner's, or why it has none."""
     sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
     given = [given_principles(record, planner.limit) for record in inputs.metadata]
-    edits = [
-        (prompt, source)
-        for prompt, source, own in zip(inputs.prompts, sources, given, strict=True)
-        if source is not None and own is None
+    plans: list[Plan | str] = [
+        MISSING if source is None else own or () for source, own in zip(sources, given, strict=True)
     ]
-    made = iter(planner.plan([prompt for prompt, _ in edits], [source for _, source in edits]))
-    plans: list[Plan | str] = []
-    for source, own in zip(sources, given, strict=True):
-        plan = MISSING if source is None else next(made) if own is None else own
-        # A kind without weight is not asked about.
-        plans.append(plan if isinstance(plan, str) else tuple(p for p in plan if weights[p.kind] > 0) or UNPARSED)
+    open_items = [item for item, plan in enumerate(plans) if not plan]
+    images = [source for item in open_items if (source := sources[item]) is not None]
+    for item, made in zip(open_items, planner.plan([inputs.prompts[item] for item in open_items], images), strict=True):
+        plans[item] = made
     return plans
 
 

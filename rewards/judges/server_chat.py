@@ -299,12 +299,13 @@ def read_reply(reply: Any, question: Question) -> Answer | Failed:
         cut = choice.get("finish_reason") == "length"
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         return Failed(error="garbage", message=f"{type(error).__name__} in {str(reply)[:200]}")
-    if not isinstance(text, str) and not (text is None and logprobs):
+    if text is None and logprobs:
+        text = ""
+    if not isinstance(text, str):
         return Failed(error="garbage", message=f"no text in {str(reply)[:200]}")
     if question.top_logprobs and not logprobs:
-        return Answer(text=text or "", error="no_logprobs", tokens=tokens)
-    word = "truncated" if question.is_text and cut else None
-    return Answer(text=text or "", logprobs=logprobs, error=word, tokens=tokens)
+        return Answer(text=text, error="no_logprobs", tokens=tokens)
+    return Answer(text=text, logprobs=logprobs, error="truncated" if question.is_text and cut else None, tokens=tokens)
 
 
 def tokens_of(reply: Any) -> int:

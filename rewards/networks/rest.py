@@ -72,8 +72,13 @@ def networks_of(value: Any) -> Iterator[nn.Module]:
         elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
             left += one
         elif type(one).__module__.startswith("flowrl."):
-            names = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
-            left += [getattr(one, name) for name in (*names, *getattr(one, "__dict__", {})) if hasattr(one, name)]
+            left += _fields_of(one)
+
+
+def _fields_of(value: Any) -> list[Any]:
+    """What an object holds under its slots and names."""
+    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [getattr(value, name) for name in (*names, *getattr(value, "__dict__", {})) if hasattr(value, name)]
 
 
 def _awake(inputs: RewardInputs, *, reward: Reward, resting: Sequence[Resting]) -> RewardOutput:

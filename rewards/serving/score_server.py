@@ -108,8 +108,7 @@ def split_parts(body: bytes, content_type: str, most: int) -> dict[str, bytes]:
     need(bool(boundary), "the multipart body has no boundary.")
     parts: dict[str, bytes] = {}
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), most)[1:]
-    if len(pieces) == most:
-        raise Refused(413, "too_many_images", "the multipart body has too many parts: raise --max-images.")
+    need(len(pieces) < most, "the multipart body has too many parts: raise --max-images.", 413, "too_many_images")
     for piece in pieces:
         head, blank, content = piece.partition(b"\r\n\r\n")
         name = head.partition(b'name="')[2].partition(b'"')[0].decode("utf-8", "replace")
@@ -184,8 +183,7 @@ def decode_image(data: bytes, left: list[int], scorer: Scorer) -> Any:
             image = on_white(ImageOps.exif_transpose(opened)) if left[0] >= 0 else None
     except Exception as error:
         raise Refused(422, "bad_request", f"an image cannot be read ({type(error).__name__}).") from None
-    if image is None:
-        raise Refused(413, "too_many_pixels", f"a request may hold {scorer.max_pixels} pixels.")
+    need(image is not None, f"a request may hold {scorer.max_pixels} pixels.", 413, "too_many_pixels")
     return image if scorer.images == "pil" else importlib.import_module("numpy").asarray(image)
 
 
@@ -232,8 +230,7 @@ def call_scorer(items: list[dict[str, Any]], scorer: Scorer) -> dict[str, list[A
 
 def read_output(output: Any, count: int) -> dict[str, list[Any]]:
     """What a function gave, as lists by name; the first is the value."""
-    if isinstance(output, tuple) and len(output) == 2:
-        output = output[0]
+    output = output[0] if isinstance(output, tuple) and len(output) == 2 else output
     named = output if isinstance(output, dict) else {"value": output}
     parts = {str(name): list(one.tolist() if hasattr(one, "tolist") else one) for name, one in named.items()}
     if not parts or any(len(values) != count for values in parts.values()):
@@ -451,7 +448,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Loads the function and serves it until a signal."""
     given = arguments()
-    token = os.environ.get(given.token_env, "").strip() if given.token_env else None
+    token = os.environ.get(given.token_env or "", "").strip() or None
     if given.token_env and not token:
         raise SystemExit(f"score_server: the environment variable {given.token_env} is not set: put the token there.")
     if token is None and given.host not in ("127.0.0.1", "localhost", "::1"):

@@ -314,16 +314,18 @@ class _Purse:
         for j, one in enumerate(value):
             found.append(decode_image(_file(one, self.files, f"{where}.frames[{j}]"), left, f"{where}.frames[{j}]"))
             left -= found[-1].shape[0] * found[-1].shape[1]
-        return self._paid(tuple(found))
+        return self._paid(tuple(found), where)
 
     def video(self, value: Any, where: str) -> tuple[Pixels, ...]:
         data = _file(value, self.files, f"{where}.video")
         self._take(1)
         frames = decode_video(data, min(self.of_item, self.videos), f"{where}.video", self.count + 1)
         self._take(len(frames) - 1)
-        return self._paid(frames)
+        return self._paid(frames, where)
 
-    def _paid(self, frames: tuple[Pixels, ...]) -> tuple[Pixels, ...]:
+    def _paid(self, frames: tuple[Pixels, ...], where: str) -> tuple[Pixels, ...]:
+        if len({frame.shape for frame in frames}) > 1:
+            raise bad_request(f"{where}.frames must all have one size")
         self.videos -= sum(frame.shape[0] * frame.shape[1] for frame in frames)
         return frames
 
@@ -372,10 +374,7 @@ def _item_images(
         key: tuple(purse.image(value, f"{where}.{key}[{j}]") for j, value in enumerate(given))
         for key, given in lists.items()
     }
-    shown = purse.video(video, where) if video else purse.frames(frames, where)
-    if len({frame.shape for frame in shown}) > 1:
-        raise bad_request(f"{where}.frames must all have one size")
-    return images, shown
+    return images, purse.video(video, where) if video else purse.frames(frames, where)
 
 
 def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
