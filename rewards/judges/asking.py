@@ -216,6 +216,13 @@ def weighted_mean(scores: Mapping[str, float], weights: Mapping[str, float]) -> 
     return sum(weights[name] * score for name, score in scores.items()) / total
 
 
+def weighted_geometric_mean(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """`prod_k x_k^(w_k / sum w)` over the names in `scores`; any 0 gives 0."""
+    if min(scores.values()) <= 0:
+        return 0.0
+    return math.exp(weighted_mean({name: math.log(score) for name, score in scores.items()}, weights))
+
+
 def full_weights(weights: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, float]:
     """The option `weights` with 0 for what it leaves out; None gives 1 to all.
 

@@ -7,7 +7,6 @@ aggregation are not published; those here are our own.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 
 from flowrl.prompts.loading import Prompt
@@ -37,6 +35,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     probability_of_yes,
     source_of,
+    weighted_geometric_mean,
     weighted_mean,
 )
 from flowrl.rewards.judges.chat import (
@@ -106,9 +105,7 @@ def aggregate_principles(
         return min(min(values) for values in by_kind.values()), means
     if aggregate == "mean":
         return weighted_mean(means, weights), means
-    with np.errstate(divide="ignore"):  # a mean of 0 makes the product 0
-        logarithms = dict(zip(kinds, np.log(list(means.values())).tolist(), strict=True))
-    return math.exp(weighted_mean(logarithms, weights)), means
+    return weighted_geometric_mean(means, weights), means
 
 
 class Planner:
