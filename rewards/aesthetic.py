@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -23,7 +22,6 @@ from torch.nn import functional
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.networks.clip_encoder import (
     CLIP_MODEL,
-    ClipEncoder,
     Preprocess,
     gradient_of,
     scored,
@@ -87,18 +85,18 @@ class Aesthetic:
                 f"model: a CLIP ViT-L/14, such as {CLIP_MODEL}."
             )
         weights = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
+                return scored(apply_head(weights, encoder.images(inputs.images)), inputs)
+
         return FunctionReward(
             name="aesthetic",
-            score=partial(_score, encoder=encoder, weights=weights),
+            score=score,
             needs=frozenset({"images"}),
             version=f"aesthetic:{self.head}@{fingerprint(weights.values())}:{self.model}:{encoder.version}",
             differentiable=encoder.differentiable,
         )
-
-
-def _score(inputs: RewardInputs, *, encoder: ClipEncoder, weights: Mapping[str, Tensor]) -> RewardOutput:
-    with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
-        return scored(apply_head(weights, encoder.images(inputs.images)), inputs)
 
 
 def head_shapes() -> dict[str, tuple[int, ...]]:

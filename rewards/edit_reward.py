@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -115,9 +114,29 @@ class EditReward(CheckpointOptions):
             read_template(name, None, source="edit_reward", once=(qwen_vl.PROMPT, TOKEN)) for name in ASPECTS.values()
         ]
         scorers = self.scorers(texts, device)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            if inputs.source_images is None:
+                raise ValueError(
+                    f"{OWNER} judges edits, and the samples have no source_images: give them with the prompts."
+                )
+            counts = [len(sources) for sources in inputs.source_images]
+            errors = [None if n == 1 else "several_sources" if n else "missing_source" for n in counts]
+            places = [item for item, error in enumerate(errors) if error is None]
+            values = [math.nan] * len(inputs)
+            parts = {name: [math.nan] * len(inputs) for name in ASPECTS}
+            if places:
+                means = _means(inputs[places], scorers, self.batch_size)
+                pooled = POOLED[self.pooling](means)
+                for row, item in enumerate(places):
+                    values[item] = float(pooled[row])
+                    for part, mean in zip(parts.values(), means[:, row].tolist(), strict=True):
+                        part[item] = mean
+            return output_of(values, inputs, parts, errors)
+
         return FunctionReward(
             name="edit_reward",
-            score=partial(_score, options=self, scorers=scorers),
+            score=score,
             needs=frozenset({"images", "prompts", "source_images"}),
             version=f"edit_reward:{self.model}@{pretrained.fingerprint(scorers[0].network.head.parameters())}:{self.pooling}:"
             f"{template_name(chr(0).join(texts))}:{PIXELS}px:{self.dtype}",
@@ -139,21 +158,3 @@ def _means(inputs: RewardInputs, scorers: list[Scorer], batch_size: int) -> Floa
         scorer.outputs(inputs.prompts, batch_size=batch_size, images=pairs)[:, 0] for scorer in scorers
     )
     return torch.stack([following[:, 0], quality[:, 2]]).double().cpu()
-
-
-def _score(inputs: RewardInputs, *, options: EditReward, scorers: list[Scorer]) -> RewardOutput:
-    if inputs.source_images is None:
-        raise ValueError(f"{OWNER} judges edits, and the samples have no source_images: give them with the prompts.")
-    counts = [len(sources) for sources in inputs.source_images]
-    errors = [None if n == 1 else "several_sources" if n else "missing_source" for n in counts]
-    places = [item for item, error in enumerate(errors) if error is None]
-    values = [math.nan] * len(inputs)
-    parts = {name: [math.nan] * len(inputs) for name in ASPECTS}
-    if places:
-        means = _means(inputs[places], scorers, options.batch_size)
-        pooled = POOLED[options.pooling](means)
-        for row, item in enumerate(places):
-            values[item] = float(pooled[row])
-            for part, mean in zip(parts.values(), means[:, row].tolist(), strict=True):
-                part[item] = mean
-    return output_of(values, inputs, parts, errors)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 from weakref import ref
 
@@ -89,9 +88,19 @@ class Geneval:
         """The reward on a judge that is at hand."""
         lower = "none" if self.clip_min is None else f"{self.clip_min:g}"
         quirk = "quirk" if self.reference_position_quirk else "clean"
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            parts, lowest = judge(inputs, quirk=self.reference_position_quirk), self.clip_min
+            values = parts[self.credit]
+            if lowest is not None:  # NaN, a failed item, stays: no comparison with it holds
+                values = [lowest if value < lowest else value for value in values]
+            return output_of(
+                values, inputs, parts, ["missing_field" if math.isnan(value) else None for value in values]
+            )
+
         return FunctionReward(
             name="geneval",
-            score=partial(_score, options=self, judge=judge),
+            score=score,
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"geneval:{self.credit}:clip_min-{lower}:{quirk}:{judge.detector.version}",
         )
@@ -127,14 +136,6 @@ class Judge:
             parts["strict"][i] = float(strict(detections, record, color_of))
             parts["official"][i] = float(verdict(detections, record, color_of).correct)
         return parts
-
-
-def _score(inputs: RewardInputs, *, options: Geneval, judge: Judge) -> RewardOutput:
-    parts, lowest = judge(inputs, quirk=options.reference_position_quirk), options.clip_min
-    values = parts[options.credit]
-    if lowest is not None:  # NaN, a failed item, stays: no comparison with it holds
-        values = [lowest if value < lowest else value for value in values]
-    return output_of(values, inputs, parts, ["missing_field" if math.isnan(value) else None for value in values])
 
 
 def _record(prompt: str, metadata: dict[str, Any]) -> Record | None:

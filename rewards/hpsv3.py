@@ -11,7 +11,6 @@ reads the last hidden state there. Its first output is the score, unbounded, abo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -84,9 +83,14 @@ class Hpsv3(CheckpointOptions):
         """Loads model and processor."""
         text = self.text()
         (scorer,) = self.scorers([text], device, position_mode=self.position_mode)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            outputs = read_images(inputs, scorer, self.batch_size)
+            return output_of((_FACTORS[self.scale] * outputs[:, 0]).tolist(), inputs)
+
         return FunctionReward(
             name="hpsv3",
-            score=partial(_score, options=self, scorer=scorer),
+            score=score,
             needs=frozenset({"images", "prompts"}),
             version=f"hpsv3:{self.model}@{pretrained.fingerprint(scorer.network.head.parameters())}:{self.scale}:"
             f"{template_name(text)}:{self.position_mode}:{PIXELS}px:{self.dtype}",
@@ -97,8 +101,3 @@ def read_images(inputs: RewardInputs, scorer: Scorer, batch_size: int) -> Float[
     """The head's outputs for each image and prompt, float64 on the host."""
     images = [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
     return scorer.outputs(inputs.prompts, batch_size=batch_size, images=images.__getitem__)[:, 0].cpu().double()
-
-
-def _score(inputs: RewardInputs, *, options: Hpsv3, scorer: Scorer) -> RewardOutput:
-    outputs = read_images(inputs, scorer, options.batch_size)
-    return output_of((_FACTORS[options.scale] * outputs[:, 0]).tolist(), inputs)

@@ -22,7 +22,7 @@ from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutp
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head, read_images
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.qwen_vl import QWEN3_VL, Checkpoint, CheckpointOptions, Dtype, Scorer
+from flowrl.rewards.networks.qwen_vl import QWEN3_VL, Checkpoint, CheckpointOptions, Dtype
 
 HEADS = ("rm_head.", "cond_encoder.", "film_gen.", "cap_encoder.")
 STEPS = 1000
@@ -103,18 +103,18 @@ class Hpsv3Plus(CheckpointOptions):
         """Loads model and processor."""
         text = read_template("hpsv3_plus", None, source="hpsv3", once=(qwen_vl.PROMPT, TOKEN))
         (scorer,) = self.scorers([text], device, position_mode="mrope", resize=True)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            trained = min(1.0, inputs.iteration / STEPS) if self.trained is None else self.trained
+            reader = replace(scorer, read=partial(scorer.network.head, trained=trained))
+            values, _, able = read_images(inputs, reader, self.batch_size).unbind(-1)
+            return output_of(values.tolist(), inputs, {"capability": able.tolist()})
+
         return FunctionReward(
             name="hpsv3_plus",
-            score=partial(_score, options=self, scorer=scorer),
+            score=score,
             needs=frozenset({"images", "prompts"}),
             version=f"hpsv3_plus:{self.model}@{pretrained.fingerprint(scorer.network.head.parameters())}:"
             f"{template_name(text)}:trained-{'run' if self.trained is None else format(self.trained, 'g')}:{PIXELS}px:"
             f"{self.dtype}",
         )
-
-
-def _score(inputs: RewardInputs, *, options: Hpsv3Plus, scorer: Scorer) -> RewardOutput:
-    trained = min(1.0, inputs.iteration / STEPS) if options.trained is None else options.trained
-    reader = replace(scorer, read=partial(scorer.network.head, trained=trained))
-    values, _, able = read_images(inputs, reader, options.batch_size).unbind(-1)
-    return output_of(values.tolist(), inputs, {"capability": able.tolist()})

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -109,9 +108,23 @@ class ImageReward:
                 f"{OWNER}: the tokenizer {self.tokenizer!r} has {len(words)} words, the checkpoint {size}: give "
                 f"tokenizer: the uncased one of BERT."
             )
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            size = network.vision.config.image_size
+            pixels = torch.stack([clip_pixels(Image.fromarray(image), size) for image in to_uint8(inputs.images)]).to(
+                device
+            )
+            tokens = words(
+                inputs.prompts, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+            ).to(device)
+            with network_autocast(device):
+                output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
+            return output_of(((output.cpu().double() - MEAN) / STD).tolist(), inputs)
+
         return FunctionReward(
             name="image_reward",
-            score=partial(_score, network=network, tokenizer=words, device=device),
+            score=score,
             needs=frozenset({"images", "prompts"}),
             version=f"image_reward:{self.model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
             f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32",
@@ -229,15 +242,3 @@ def configs(image: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> tuple[An
 
 def _layers(weights: Mapping[str, Tensor], prefix: str) -> int:
     return 1 + max(int(name.removeprefix(prefix).partition(".")[0]) for name in weights if name.startswith(prefix))
-
-
-@torch.no_grad()
-def _score(inputs: RewardInputs, *, network: Blip, tokenizer: Any, device: torch.device) -> RewardOutput:
-    size = network.vision.config.image_size
-    pixels = torch.stack([clip_pixels(Image.fromarray(image), size) for image in to_uint8(inputs.images)]).to(device)
-    tokens = tokenizer(
-        inputs.prompts, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
-    ).to(device)
-    with network_autocast(device):
-        output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
-    return output_of(((output.cpu().double() - MEAN) / STD).tolist(), inputs)

@@ -150,9 +150,32 @@ class Ocr:
     def build(self, device: torch.device) -> Reward:
         """Loads a reader, which runs on the host, or the judge."""
         read, version, remote = _reading(self, device)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            pairs = zip(inputs.prompts, inputs.metadata, strict=True)
+            wanted = [_target(prompt, metadata, self) for prompt, metadata in pairs]
+            errors = [error for _, error in wanted]
+            values = [math.nan] * len(inputs)
+            parts = {"found": [math.nan] * len(inputs), "extra": [math.nan] * len(inputs)}
+            places = [i for i, error in enumerate(errors) if error is None]
+            for i, text in zip(places, read(to_uint8(inputs.images)[places]), strict=True):
+                if text is None:
+                    errors[i] = "reader_error"
+                    continue
+                seen, wish = normalised(text, self.normalise), wanted[i][0]
+                parts["extra"][i] = max(0, len(seen) - len(wish))
+                if wish:
+                    parts["found"][i] = float(wish in seen)
+                    values[i] = text_reward(
+                        seen, wish, substring_ok=self.substring_ok, extra_text_penalty=self.extra_text_penalty
+                    )
+                else:
+                    values[i] = float(not seen)
+            return output_of(values, inputs, parts, errors)
+
         images = FunctionReward(
             name="ocr",
-            score=partial(_score, options=self, read=read),
+            score=score,
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"ocr:{self.target_field or self.target_regex}:{self.normalise}:substring-{self.substring_ok}:"
             f"extra-{self.extra_text_penalty:g}:empty-{self.on_empty_target}:{version}",
@@ -206,29 +229,6 @@ def _target(prompt: str, metadata: dict[str, Any], options: Ocr) -> tuple[str, s
     return target, None if target or options.on_empty_target == "blank" else "empty_target"
 
 
-def _score(inputs: RewardInputs, *, options: Ocr, read: ReadAll) -> RewardOutput:
-    pairs = zip(inputs.prompts, inputs.metadata, strict=True)
-    wanted = [_target(prompt, metadata, options) for prompt, metadata in pairs]
-    errors = [error for _, error in wanted]
-    values = [math.nan] * len(inputs)
-    parts = {"found": [math.nan] * len(inputs), "extra": [math.nan] * len(inputs)}
-    places = [i for i, error in enumerate(errors) if error is None]
-    for i, text in zip(places, read(to_uint8(inputs.images)[places]), strict=True):
-        if text is None:
-            errors[i] = "reader_error"
-            continue
-        seen, wish = normalised(text, options.normalise), wanted[i][0]
-        parts["extra"][i] = max(0, len(seen) - len(wish))
-        if wish:
-            parts["found"][i] = float(wish in seen)
-            values[i] = text_reward(
-                seen, wish, substring_ok=options.substring_ok, extra_text_penalty=options.extra_text_penalty
-            )
-        else:
-            values[i] = float(not seen)
-    return output_of(values, inputs, parts, errors)
-
-
 def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
     """What reads images, what it is for the version, and whether it waits for another program."""
     if options.judge is not None:
@@ -244,7 +244,26 @@ def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
         readers.put(_rapidocr(options))
         packages = f"rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(_model_names())}"
         packages += f":onnxruntime-{importlib.metadata.version('onnxruntime')}"
-    return partial(_read_all, options=options, readers=readers), f"{sure}:{packages}", False
+
+    def read_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
+        """What each image says. A reader keeps state while it reads, so each thread borrows one of its own."""
+
+        def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
+            try:
+                reader = readers.get_nowait()
+            except queue.Empty:
+                reader = _paddle(options) if options.reader == "paddle" else _rapidocr(options)
+            try:
+                return reader(image)
+            finally:
+                readers.put(reader)
+
+        if options.workers == 1 or len(images) < 2:
+            return [read(image) for image in images]
+        with ThreadPoolExecutor(options.workers) as pool:
+            return list(pool.map(read, images))
+
+    return read_all, f"{sure}:{packages}", False
 
 
 def _ask_all(images: UInt8[np.ndarray, " b h w 3"], *, chat: Chat, words: Template) -> list[str | None]:
@@ -252,27 +271,6 @@ def _ask_all(images: UInt8[np.ndarray, " b h w 3"], *, chat: Chat, words: Templa
     answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
     said = [None if answer.error else answer.text.strip() for answer in answers]
     return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
-
-
-def _read_all(
-    images: UInt8[np.ndarray, " b h w 3"], *, options: Ocr, readers: queue.SimpleQueue[Reader]
-) -> list[str | None]:
-    """What each image says. A reader keeps state while it reads, so each thread borrows one of its own."""
-
-    def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
-        try:
-            reader = readers.get_nowait()
-        except queue.Empty:
-            reader = _paddle(options) if options.reader == "paddle" else _rapidocr(options)
-        try:
-            return reader(image)
-        finally:
-            readers.put(reader)
-
-    if options.workers == 1 or len(images) < 2:
-        return [read(image) for image in images]
-    with ThreadPoolExecutor(options.workers) as pool:
-        return list(pool.map(read, images))
 
 
 def _model_names() -> list[str]:

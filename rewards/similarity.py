@@ -98,33 +98,27 @@ class Similarity:
             known = image_files(self.references)
             source = _remember_files(known, embed, memory)
             needs = {"images"} if None in known else {"images", "prompts"}
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            if known is None:
+                keys = _remember_given(inputs, embed, memory)
+            else:
+                keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
+            images = embed(list(to_uint8(inputs.images)))
+            values = [
+                float((torch.stack([memory[key] for key in mine]) @ image).max()) if mine else None
+                for mine, image in zip(keys, images, strict=True)
+            ]
+            return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
+
         return FunctionReward(
             name="similarity",
-            score=partial(_score, embed=embed, known=known, memory=memory),
+            score=score,
             needs=frozenset(needs),
             version=f"similarity:{self.features}:{self.weights}@{version}:{self.pooling}:references-{source}:max-cosine:"
             f"float32",
         )
-
-
-@torch.no_grad()
-def _score(
-    inputs: RewardInputs,
-    *,
-    embed: Embed,
-    known: Mapping[str | None, Sequence[Path]] | None,
-    memory: dict[str, Tensor],
-) -> RewardOutput:
-    if known is None:
-        keys = _remember_given(inputs, embed, memory)
-    else:
-        keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
-    images = embed(list(to_uint8(inputs.images)))
-    values = [
-        float((torch.stack([memory[key] for key in mine]) @ image).max()) if mine else None
-        for mine, image in zip(keys, images, strict=True)
-    ]
-    return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
 
 
 # ---- references ------------------------------------------------------------------------------------------------------

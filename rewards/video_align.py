@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -23,11 +22,10 @@ from flowrl.config.options import unknown_name
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.qwen_vl import DTYPES, Checkpoint, CheckpointOptions, Dtype, PositionMode, Scorer
+from flowrl.rewards.networks.qwen_vl import DTYPES, Checkpoint, CheckpointOptions, Dtype, PositionMode
 from flowrl.rewards.networks.video_align_checkpoint import (
     DIMENSIONS,
     OWNER,
-    Settings,
     checkpoint_of,
     read_settings,
     read_trained_weights,
@@ -115,33 +113,41 @@ class VideoAlign(CheckpointOptions):
             identity=(str(chosen),),
             position_mode=self.position_mode,
         )
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            if inputs.videos is None or inputs.fps is None:
+                raise ValueError(
+                    f"{OWNER} judges videos and their frames per second: use it with a pipeline that makes them."
+                )
+            videos = inputs.videos
+            places = qwen_vl.clip_places(
+                videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames
+            )
+
+            def clips(part: slice) -> list[Tensor]:
+                return [
+                    qwen_vl.resized_frames(
+                        to_uint8(clip[places]), min_pixels=MIN_PIXELS, max_pixels=settings.max_pixels
+                    )
+                    for clip in videos[part]
+                ]
+
+            outputs = scorer.outputs(inputs.prompts, batch_size=self.batch_size, videos=clips)
+            # Three outputs per token: each dimension's own at its own token. One: the token alone tells them apart.
+            chosen = outputs.diagonal(dim1=1, dim2=2) if outputs.shape[-1] == len(DIMENSIONS) else outputs[..., 0]
+            rows = chosen.cpu().double().tolist()
+            normal = [
+                [(x - mean) / std for x, (mean, std) in zip(row, settings.constants, strict=True)] for row in rows
+            ]
+            parts = {name: [row[k] for row in normal] for k, name in enumerate(DIMENSIONS)}
+            values = [sum(parts[name][i] for name in self.dimensions) for i in range(len(inputs))]
+            return output_of(values, inputs, parts=parts)
+
         return FunctionReward(
             name="video_align",
-            score=partial(_score, options=self, settings=settings, scorer=scorer),
+            score=score,
             needs=frozenset({"videos", "prompts"}),
             version=f"video_align:{self.model}/{chosen.name}@{pretrained.fingerprint(scorer.network.head.parameters())}:"
             f"{'+'.join(self.dimensions)}:{'normalised' if self.normalise else 'raw'}:{template_name(text)}:"
             f"{self.position_mode}:{settings.fps:g}fps:{settings.max_pixels}px:{self.dtype}",
         )
-
-
-def _score(inputs: RewardInputs, *, options: VideoAlign, settings: Settings, scorer: Scorer) -> RewardOutput:
-    if inputs.videos is None or inputs.fps is None:
-        raise ValueError(f"{OWNER} judges videos and their frames per second: use it with a pipeline that makes them.")
-    videos = inputs.videos
-    places = qwen_vl.clip_places(videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames)
-
-    def clips(part: slice) -> list[Tensor]:
-        return [
-            qwen_vl.resized_frames(to_uint8(clip[places]), min_pixels=MIN_PIXELS, max_pixels=settings.max_pixels)
-            for clip in videos[part]
-        ]
-
-    outputs = scorer.outputs(inputs.prompts, batch_size=options.batch_size, videos=clips)
-    # Three outputs per token: each dimension's own at its own token. One output: the token alone tells them apart.
-    chosen = outputs.diagonal(dim1=1, dim2=2) if outputs.shape[-1] == len(DIMENSIONS) else outputs[..., 0]
-    rows = chosen.cpu().double().tolist()
-    normal = [[(x - mean) / std for x, (mean, std) in zip(row, settings.constants, strict=True)] for row in rows]
-    parts = {name: [row[k] for row in normal] for k, name in enumerate(DIMENSIONS)}
-    values = [sum(parts[name][i] for name in options.dimensions) for i in range(len(inputs))]
-    return output_of(values, inputs, parts=parts)

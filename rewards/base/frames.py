@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -45,9 +44,25 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
         raise ValueError(f"{owner}: it looks at whole videos itself: leave out frames.")
     count, fraction = frames.count, frames.fraction
     words = [frames.policy, *([str(count)] if count else []), frames.reducer, *([f"{fraction:g}"] if fraction else [])]
+
+    def score(inputs: RewardInputs) -> RewardOutput:
+        if inputs.videos is None:
+            raise ValueError(f"reward {reward.name!r} has frames: set, but images are made, not videos: leave it out.")
+        places = frame_places(inputs.videos.shape[1], policy=frames.policy, count=frames.count)
+        videos_per_call = max(1, frames.frames_per_call // len(places))
+        stills = replace(inputs, videos=None, sounds=None)
+        pieces = []
+        for start in range(0, len(inputs), videos_per_call):
+            items = list(range(start, min(start + videos_per_call, len(inputs))))
+            images = inputs.videos[start : start + videos_per_call, places].flatten(0, 1)
+            given = replace(stills[[item for item in items for _ in places]], images=images)
+            output = check_output(reward(given), len(given), reward.name)
+            pieces.append(_reduced(output, len(items), frames))
+        return joined(pieces)
+
     return FunctionReward(
         name=reward.name,
-        score=partial(_score, reward=reward, frames=frames),
+        score=score,
         needs=(reward.needs - {"images"}) | {"videos"},
         version=f"{reward.version}:frames-{'-'.join(words)}",
         kind=reward.kind,
@@ -94,22 +109,6 @@ def frame_weights(
         best = max(1, int(Fraction(repr(fraction)) * number))  # exact: 0.29 * 100 is below 29 in binary
     order = values.sort(dim=1, descending=reducer == "top_frac", stable=True).indices
     return torch.zeros_like(values).scatter(1, order[:, :best], 1 / best)
-
-
-def _score(inputs: RewardInputs, *, reward: Reward, frames: Frames) -> RewardOutput:
-    if inputs.videos is None:
-        raise ValueError(f"reward {reward.name!r} has frames: set, but images are made, not videos: leave it out.")
-    places = frame_places(inputs.videos.shape[1], policy=frames.policy, count=frames.count)
-    videos_per_call = max(1, frames.frames_per_call // len(places))
-    stills = replace(inputs, videos=None, sounds=None)
-    pieces = []
-    for start in range(0, len(inputs), videos_per_call):
-        items = list(range(start, min(start + videos_per_call, len(inputs))))
-        images = inputs.videos[start : start + videos_per_call, places].flatten(0, 1)
-        given = replace(stills[[item for item in items for _ in places]], images=images)
-        output = check_output(reward(given), len(given), reward.name)
-        pieces.append(_reduced(output, len(items), frames))
-    return joined(pieces)
 
 
 def _reduced(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:

@@ -54,9 +54,27 @@ class UserFile:
         if "device" in inspect.signature(self.scorer).parameters:
             options["device"] = device
         content = content_of(self.file)
+        scorer = partial(self.scorer, **options)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            where, own = f"reward {self.file}:{self.function}", copied(inputs)
+            arguments = (own,) if self.num_arguments == 1 else (own.images, own.prompts, own.metadata)
+            counters = (
+                self.function,
+                inputs.iteration,
+                *inputs.group_ids[:1].tolist(),
+                *inputs.sample_ids[:1].tolist(),
+            )
+            result = call_function(scorer, *arguments, file=self.file, where=where, counters=counters)
+            if self.num_arguments == 1:
+                output = check_output(result, len(inputs), where.removeprefix("reward "))
+                parts = {name: part.detach().clone() for name, part in output.parts.items()}
+                return replace(output, values=output.values.detach().clone(), valid=output.valid.clone(), parts=parts)
+            return output_of(_as_numbers(result, inputs, where).tolist(), inputs)
+
         return FunctionReward(
             name=self.function,
-            score=partial(_score, user=self, scorer=partial(self.scorer, **options)),
+            score=score,
             needs=frozenset({"images", "prompts", "metadata", "group_ids", "sample_ids"}),
             version=f"user_file:{Path(self.file).name}:{self.function}:sha256-{content}:"
             f"{dict(sorted(self.options.items()))!r}",
@@ -78,18 +96,6 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
         )
     build_options(options_class(scorer, reserved=("device",)), options, owner=where)
     return UserFile(file=file, function=function, scorer=scorer, num_arguments=number, options=dict(options))
-
-
-def _score(inputs: RewardInputs, *, user: UserFile, scorer: Callable[..., Any]) -> RewardOutput:
-    where, own = f"reward {user.file}:{user.function}", copied(inputs)
-    arguments = (own,) if user.num_arguments == 1 else (own.images, own.prompts, own.metadata)
-    counters = (user.function, inputs.iteration, *inputs.group_ids[:1].tolist(), *inputs.sample_ids[:1].tolist())
-    result = call_function(scorer, *arguments, file=user.file, where=where, counters=counters)
-    if user.num_arguments == 1:
-        output = check_output(result, len(inputs), where.removeprefix("reward "))
-        parts = {name: part.detach().clone() for name, part in output.parts.items()}
-        return replace(output, values=output.values.detach().clone(), valid=output.valid.clone(), parts=parts)
-    return output_of(_as_numbers(result, inputs, where).tolist(), inputs)
 
 
 def copied(inputs: RewardInputs) -> RewardInputs:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.base import Reward, RewardInputs, load_target
+from flowrl.rewards.base import RewardInputs, load_target
 from flowrl.rewards.base.nested import build_nested, nested_options
 from flowrl.rewards.base.outputs import lacks_numbers
 from flowrl.rewards.base.prompt_needs import lack_of
@@ -131,33 +131,33 @@ class ScorerComparator:
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""
         inner = build_nested(self.reward, self.options, device=device, owner="comparator")
+
+        @torch.no_grad()
+        def by_score(inputs: RewardInputs, pairs: Pairs) -> Verdicts:
+            places, where = np.unique(pairs, return_inverse=True)
+            output = inner(inputs[torch.from_numpy(places)])
+            values = output.values.detach().cpu().double().numpy()
+            values = np.where(output.valid.cpu().numpy(), values, np.nan)
+            first, second = values[where.reshape(pairs.shape)].T
+            difference = first - second
+            if self.temperature is None:
+                wins = np.where(np.abs(difference) <= self.tie_band, 0.5, (difference > 0).astype(np.float64))
+            else:
+                wins = 0.5 * (1 + np.tanh(difference / (2 * self.temperature)))  # the sigmoid, without overflow
+            failed = np.isnan(difference)
+            # Which item failed for which reason is not known to a reward's caller, unless all failed for the same.
+            word = next(iter(output.errors)) if len(output.errors) == 1 else "scorer_failed"
+            return Verdicts(
+                first_wins=np.where(failed, np.nan, wins), errors=tuple(word if f else None for f in failed)
+            )
+
         return Comparator(
-            compare=partial(_by_score, reward=inner, tie_band=self.tie_band, temperature=self.temperature),
+            compare=by_score,
             needs=inner.needs,
             version=f"scorer:tie_band-{self.tie_band:g}:temperature-{self.temperature}:{inner.version}",
             waits=inner.waits,
             free=True,
         )
-
-
-@torch.no_grad()
-def _by_score(
-    inputs: RewardInputs, pairs: Pairs, *, reward: Reward, tie_band: float, temperature: float | None
-) -> Verdicts:
-    places, where = np.unique(pairs, return_inverse=True)
-    output = reward(inputs[torch.from_numpy(places)])
-    values = output.values.detach().cpu().double().numpy()
-    values = np.where(output.valid.cpu().numpy(), values, np.nan)
-    first, second = values[where.reshape(pairs.shape)].T
-    difference = first - second
-    if temperature is None:
-        wins = np.where(np.abs(difference) <= tie_band, 0.5, (difference > 0).astype(np.float64))
-    else:
-        wins = 0.5 * (1 + np.tanh(difference / (2 * temperature)))  # the sigmoid, without overflow
-    failed = np.isnan(difference)
-    # Which item failed for which reason is not known to a reward's caller, unless all failed for the same.
-    word = next(iter(output.errors)) if len(output.errors) == 1 else "scorer_failed"
-    return Verdicts(first_wins=np.where(failed, np.nan, wins), errors=tuple(word if f else None for f in failed))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

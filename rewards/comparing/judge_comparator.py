@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +25,6 @@ from flowrl.rewards.judges.asking import ask_all, number_list, pixels_of, shown_
 from flowrl.rewards.judges.chat import (
     TOP_LOGPROBS,
     Answer,
-    Chat,
     Pixels,
     build_chat,
     check_chat,
@@ -105,38 +103,39 @@ class JudgeComparator:
         tokens, count = self.max_tokens or _MAX_TOKENS[self.style], self.frames or _FRAMES
         shown = f":frames-{count}" if self.media == "video" else ""
         digest = hashlib.sha256((text + _ANSWERS[self.style]).encode()).hexdigest()[:12]
+        words = self.words()
+
+        def compare(inputs: RewardInputs, pairs: Pairs) -> Verdicts:
+            wanted = _ANSWERS[self.style].replace("{name}", "Video" if self.media == "video" else "Image")
+            shown = {place: _images(inputs, place, self) for place in np.unique(pairs).tolist()}
+            errors: list[str | None] = [None] * len(pairs)
+            questions, asked = [], []
+            for number, (first, second) in enumerate(pairs.tolist()):
+                sources = (
+                    inputs.source_images[first] if self.media == "edit" and inputs.source_images is not None else []
+                )
+                if self.media == "edit" and not sources:
+                    errors[number] = "missing_field"
+                    continue
+                images = [*(pixels_of(source) for source in sources), *shown[first], *shown[second]]
+                fields = {"prompt": inputs.prompts[first], "answer": wanted}
+                top = TOP_LOGPROBS if self.style == "logprobs" else 0
+                asked_one = words.question(images, fields, max_tokens=tokens, top_logprobs=top)
+                schema = score_schema(2, 0, 10, key="scores", whole=False) if self.style == "scores_json" else None
+                questions.append(replace(asked_one, schema=schema))
+                asked.append(number)
+            wins = np.full(len(pairs), np.nan)
+            for number, answer in zip(asked, ask_all(chat, questions), strict=True):
+                wins[number], errors[number] = _read(answer, self)
+            return Verdicts(first_wins=wins, errors=tuple(errors))
+
         return Comparator(
-            compare=partial(_compare, chat=chat, words=self.words(), options=self, max_tokens=tokens),
+            compare=compare,
             needs=frozenset({"prompts", *_NEEDS[self.media]}),
             version=f"judge:{chat.version}:{self.style}:{self.media}{shown}:template-{digest}:max_tokens-{tokens}:"
             f"unparsed-{self.unparsed}",
             waits=is_server(self.judge),
         )
-
-
-def _compare(
-    inputs: RewardInputs, pairs: Pairs, *, chat: Chat, words: Template, options: JudgeComparator, max_tokens: int
-) -> Verdicts:
-    wanted = _ANSWERS[options.style].replace("{name}", "Video" if options.media == "video" else "Image")
-    shown = {place: _images(inputs, place, options) for place in np.unique(pairs).tolist()}
-    errors: list[str | None] = [None] * len(pairs)
-    questions, asked = [], []
-    for number, (first, second) in enumerate(pairs.tolist()):
-        sources = inputs.source_images[first] if options.media == "edit" and inputs.source_images is not None else []
-        if options.media == "edit" and not sources:
-            errors[number] = "missing_field"
-            continue
-        images = [*(pixels_of(source) for source in sources), *shown[first], *shown[second]]
-        fields = {"prompt": inputs.prompts[first], "answer": wanted}
-        top = TOP_LOGPROBS if options.style == "logprobs" else 0
-        asked_one = words.question(images, fields, max_tokens=max_tokens, top_logprobs=top)
-        schema = score_schema(2, 0, 10, key="scores", whole=False) if options.style == "scores_json" else None
-        questions.append(replace(asked_one, schema=schema))
-        asked.append(number)
-    wins = np.full(len(pairs), np.nan)
-    for number, answer in zip(asked, ask_all(chat, questions), strict=True):
-        wins[number], errors[number] = _read(answer, options)
-    return Verdicts(first_wins=wins, errors=tuple(errors))
 
 
 def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -246,25 +245,28 @@ class AttributeScore:
     def build(self, device: torch.device) -> Reward:
         """Loads the network."""
         path = shipped_weights() if self.weights is None else Path(self.weights)
+        net = load_net(path, device)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True):
+                if missing := [key for key in ("tag", "include") if key not in metadata]:
+                    raise ValueError(
+                        f"reward 'attributes': prompt {prompt!r} has no {' and no '.join(missing)} in its metadata: "
+                        f"prompts must come from a JSONL file with one GenEval record (tag, include, prompt) per line."
+                    )
+            records = [{"prompt": p, **m} for p, m in zip(inputs.prompts, inputs.metadata, strict=True)]
+            with torch.autocast(device.type, enabled=False):
+                found = net(inputs.images.to(device))
+                scores = {form: attribute_scores(found, records, combine=form) for form in get_args(Combine)}
+            parts = {form: values.to(inputs.images.device) for form, values in scores.items()}
+            return tensor_output(
+                parts[self.combine], parts, valid=torch.ones_like(parts[self.combine], dtype=torch.bool)
+            )
+
         return FunctionReward(
             name="attributes",
-            score=partial(_score, net=load_net(path, device), combine=self.combine, device=device),
+            score=score,
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"attributes:{self.combine}:{hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()}",
             differentiable=True,
         )
-
-
-def _score(inputs: RewardInputs, *, net: AttributeNet, combine: Combine, device: torch.device) -> RewardOutput:
-    for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True):
-        if missing := [key for key in ("tag", "include") if key not in metadata]:
-            raise ValueError(
-                f"reward 'attributes': prompt {prompt!r} has no {' and no '.join(missing)} in its metadata: prompts "
-                f"must come from a JSONL file with one GenEval record (tag, include, prompt) per line."
-            )
-    records = [{"prompt": p, **m} for p, m in zip(inputs.prompts, inputs.metadata, strict=True)]
-    with torch.autocast(device.type, enabled=False):
-        found = net(inputs.images.to(device))
-        scores = {form: attribute_scores(found, records, combine=form) for form in get_args(Combine)}
-    parts = {form: values.to(inputs.images.device) for form, values in scores.items()}
-    return tensor_output(parts[combine], parts, valid=torch.ones_like(parts[combine], dtype=torch.bool))

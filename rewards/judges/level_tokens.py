@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -94,18 +93,28 @@ class LevelTokens:
         turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
         chat = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) + start
         rows = network.get_output_embeddings().weight[list(levels)]
+        weights = WEIGHTS[self.weights]
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
+            worth = dict(zip(LEVELS, weights, strict=True))
+            values: list[float | None] = []
+            for begin in range(0, len(images), self.batch_size):
+                part = images[begin : begin + self.batch_size]
+                batch = processor(text=[chat] * len(part), images=part, padding=True, return_tensors="pt")
+                batch = batch.to(device, network.dtype)  # of whole numbers the device only
+                with torch.autocast(device.type, enabled=False):
+                    logits = network(**batch, use_cache=False).logits
+                last = batch["attention_mask"].sum(-1) - 1
+                rows = torch.arange(len(part), device=logits.device)
+                for row in logits[rows, last][:, list(levels)].cpu().double().tolist():
+                    values.append(expected_level(dict(zip(LEVELS, row, strict=True)), worth))
+            return output_of(values, inputs)
+
         return FunctionReward(
             name="level_tokens",
-            score=partial(
-                _score,
-                network=network,
-                processor=processor,
-                chat=chat,
-                levels=levels,
-                weights=WEIGHTS[self.weights],
-                batch_size=self.batch_size,
-                device=device,
-            ),
+            score=score,
             needs=frozenset({"images"}),
             version=f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
             f"{template_name(text)}:{type(processor).__name__}:{self.dtype}",
@@ -133,31 +142,3 @@ def level_ids(tokenizer: Any, start: str, words: Sequence[str] = LEVELS) -> tupl
             )
         found.append(tokens[-1])
     return tuple(found)
-
-
-@torch.no_grad()
-def _score(
-    inputs: RewardInputs,
-    *,
-    network: Any,
-    processor: Any,
-    chat: str,
-    levels: tuple[int, ...],
-    weights: tuple[float, ...],
-    batch_size: int,
-    device: torch.device,
-) -> RewardOutput:
-    images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
-    worth = dict(zip(LEVELS, weights, strict=True))
-    values: list[float | None] = []
-    for begin in range(0, len(images), batch_size):
-        part = images[begin : begin + batch_size]
-        batch = processor(text=[chat] * len(part), images=part, padding=True, return_tensors="pt")
-        batch = batch.to(device, network.dtype)  # of whole numbers the device only
-        with torch.autocast(device.type, enabled=False):
-            logits = network(**batch, use_cache=False).logits
-        last = batch["attention_mask"].sum(-1) - 1
-        rows = torch.arange(len(part), device=logits.device)
-        for row in logits[rows, last][:, list(levels)].cpu().double().tolist():
-            values.append(expected_level(dict(zip(LEVELS, row, strict=True)), worth))
-    return output_of(values, inputs)

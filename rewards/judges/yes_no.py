@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -155,9 +154,36 @@ class YesNo:
             "videos": self.num_frames is not None,
         }
         seen = "+".join(name for name, needed in needs.items() if needed) or "images"
+
+        def score(inputs: RewardInputs, *, chat: Chat) -> RewardOutput:
+            good: dict[int, list[Forms]] = {}  # of the questions of each item, in their order
+
+            def ask(item: int) -> list[Question]:
+                expected, images = _expected(inputs.metadata[item], self), _images(inputs, item, self)
+                good[item] = [forms for _, forms in expected for _ in range(self.average)]
+                return [
+                    words.question(
+                        images,
+                        {"prompt": inputs.prompts[item]} | ({} if text is None else {"question": text}),
+                        max_tokens=self.tokens,
+                        temperature=self.temperature,
+                        top_logprobs=0 if self.reads == "word" else TOP_LOGPROBS,
+                        seed=draw_seed("yes_no", inputs, item, self.temperature, draw),
+                    )
+                    for text, _ in expected
+                    for draw in range(self.average)
+                ]
+
+            def read(item: int, answers: list[Answer]) -> Scored:
+                scores = _read(good[item], answers, self)
+                means = {"am": mean(scores), "gm": geometric_mean(scores)}
+                return Scored(value=means[self.aggregation], parts=means)
+
+            return judge_items(inputs, chat, ask, read, parts=() if self.questions_field is None else ("am", "gm"))
+
         return judged_reward(
             "yes_no",
-            partial(_score, words=words, options=self),
+            score,
             judge=self.judge,
             device=device,
             needs={name for name, needed in needs.items() if needed},
@@ -165,33 +191,6 @@ class YesNo:
             f"{self.num_frames or 1}-frames:{self.average}-draws:temperature-{self.temperature:g}:{self.tokens}-tokens:"
             f"{words.digest}",
         )
-
-
-def _score(inputs: RewardInputs, *, chat: Chat, words: Template, options: YesNo) -> RewardOutput:
-    good: dict[int, list[Forms]] = {}  # of the questions of each item, in their order
-
-    def ask(item: int) -> list[Question]:
-        expected, images = _expected(inputs.metadata[item], options), _images(inputs, item, options)
-        good[item] = [forms for _, forms in expected for _ in range(options.average)]
-        return [
-            words.question(
-                images,
-                {"prompt": inputs.prompts[item]} | ({} if text is None else {"question": text}),
-                max_tokens=options.tokens,
-                temperature=options.temperature,
-                top_logprobs=0 if options.reads == "word" else TOP_LOGPROBS,
-                seed=draw_seed("yes_no", inputs, item, options.temperature, draw),
-            )
-            for text, _ in expected
-            for draw in range(options.average)
-        ]
-
-    def read(item: int, answers: list[Answer]) -> Scored:
-        scores = _read(good[item], answers, options)
-        means = {"am": mean(scores), "gm": geometric_mean(scores)}
-        return Scored(value=means[options.aggregation], parts=means)
-
-    return judge_items(inputs, chat, ask, read, parts=() if options.questions_field is None else ("am", "gm"))
 
 
 def _expected(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]]:

@@ -104,23 +104,23 @@ class DreamSim:
         key = ("dreamsim", str(Path(self.folder).expanduser()), self.variant, str(device))
         network = shared_network(key, lambda: load_towers(Path(self.folder).expanduser(), self.variant, device))
         version = fingerprint(tower.cls_token for tower in network.networks)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            images = embedded(network, to_uint8(inputs.images))
+
+            def score(item: int, other: Tensor) -> Tensor:
+                return images[item] @ embedded(network, to_uint8(other[None]))[0] - 1
+
+            output = best_of_others(inputs, self.against, score, owner=OWNER)
+            output.parts["distance"] = -output.values
+            return output
+
         return FunctionReward(
             name="dreamsim",
-            score=partial(_score, towers=network, against=self.against),
+            score=score,
             needs=frozenset({"images", FIELDS[self.against]}),
             version=f"dreamsim:{self.variant}@{version}:{self.against}:minus-distance:float32",
         )
-
-
-def _score(inputs: RewardInputs, *, towers: Towers, against: Against) -> RewardOutput:
-    images = embedded(towers, to_uint8(inputs.images))
-
-    def score(item: int, other: Tensor) -> Tensor:
-        return images[item] @ embedded(towers, to_uint8(other[None]))[0] - 1
-
-    output = best_of_others(inputs, against, score, owner=OWNER)
-    output.parts["distance"] = -output.values
-    return output
 
 
 @torch.no_grad()

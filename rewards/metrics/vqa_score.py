@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -94,28 +93,26 @@ class VqaScore:
         key = ("vqa_score", str(folder), self.vision, str(device), self.dtype)
         network = pretrained.shared_network(key, lambda: load_clip_t5(folder, self.vision, DTYPES[self.dtype], device))
         text = self.text()
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            squares = [_square(image, processor.image_mean) for image in to_uint8(inputs.images)]
+            answer = tokenizer(self.answer).input_ids
+            values = []
+            before, after = text.split(IMAGE)
+            for square, prompt in zip(squares, inputs.prompts, strict=True):
+                pixels = pretrained.processed(processor, [square])
+                pieces = [tokenizer(piece.replace(PROMPT, prompt)).input_ids for piece in (before, after)]
+                values.append(float(network(pixels, pieces, answer)))
+            return output_of(values, inputs)
+
         return FunctionReward(
             name="vqa_score",
-            score=partial(_score, options=self, network=network, processor=processor, tokenizer=tokenizer, text=text),
+            score=score,
             needs=frozenset({"images", "prompts"}),
             version=f"vqa_score:{self.model}@{fingerprint_of(network)}:{self.vision}:{self.tokenizer or 'own'}:"
             f"{self.answer}:{template_name(text)}:{self.dtype}",
         )
-
-
-@torch.no_grad()
-def _score(
-    inputs: RewardInputs, *, options: VqaScore, network: ClipT5, processor: Any, tokenizer: Any, text: str
-) -> RewardOutput:
-    squares = [_square(image, processor.image_mean) for image in to_uint8(inputs.images)]
-    answer = tokenizer(options.answer).input_ids
-    values = []
-    before, after = text.split(IMAGE)
-    for square, prompt in zip(squares, inputs.prompts, strict=True):
-        pixels = pretrained.processed(processor, [square])
-        pieces = [tokenizer(piece.replace(PROMPT, prompt)).input_ids for piece in (before, after)]
-        values.append(float(network(pixels, pieces, answer)))
-    return output_of(values, inputs)
 
 
 def _square(image: UInt8[np.ndarray, " h w 3"], mean: Sequence[float]) -> UInt8[np.ndarray, " s s 3"]:

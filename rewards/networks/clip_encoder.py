@@ -200,6 +200,15 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
     )
 
 
+def load_encoder(
+    library: Library, model: str, *, device: torch.device, revision: str | None, preprocess: Preprocess, owner: str
+) -> ClipEncoder:
+    """The model of either library; see `transformers_clip` and `open_clip_encoder`."""
+    if library == "open_clip":
+        return open_clip_encoder(model, device=device, owner=owner)
+    return transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=owner)
+
+
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 

@@ -40,9 +40,16 @@ def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, 
     resting = [rest for name, rest in known.items() if name in found]  # in one order, so that no two threads wait
     if not resting:
         return reward
+
+    def awake(inputs: RewardInputs) -> RewardOutput:
+        with ExitStack() as stack:
+            for rest in resting:
+                stack.enter_context(rest.awake())
+            return reward(inputs)
+
     return FunctionReward(
         name=reward.name,
-        score=partial(_awake, reward=reward, resting=resting),
+        score=awake,
         needs=reward.needs,
         version=reward.version,
         kind=reward.kind,
@@ -79,10 +86,3 @@ def _fields_of(value: Any) -> list[Any]:
     """What an object holds under its slots and names."""
     names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     return [getattr(value, name) for name in (*names, *getattr(value, "__dict__", {})) if hasattr(value, name)]
-
-
-def _awake(inputs: RewardInputs, *, reward: Reward, resting: Sequence[Resting]) -> RewardOutput:
-    with ExitStack() as stack:
-        for rest in resting:
-            stack.enter_context(rest.awake())
-        return reward(inputs)
