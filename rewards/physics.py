@@ -115,7 +115,8 @@ class Physics:
                 if pixels.shape[-2:] != (crop, crop):
                     raise ValueError(
                         f"{_OWNER}: the checkpoint's processor gives frames of {list(pixels.shape[-2:])}, and its "
-                        f"model counts positions for {crop} x {crop}: take a checkpoint whose preprocessor and config agree."
+                        f"model counts positions for {crop} x {crop}: take a checkpoint whose preprocessor and config "
+                        f"agree."
                     )
                 windows = torch.stack([pixels[start : start + window] for start in starts]).to(device)
                 with network_autocast(device):

@@ -30,13 +30,7 @@ class NeedsToLearn(Protocol):
 
 
 def lack_of(options: object, prompt: Prompt, *, trained: bool = True) -> str | None:
-    """What a prompt lacks for a reward, or for a comparator, of these options.
-
-    Args:
-        options: of the reward.
-        prompt: that is looked at.
-        trained: whether images of it are trained on, or else evaluated alone.
-    """
+    """What a prompt lacks for a reward, or a comparator; with `trained`, for one that learns from its images too."""
     if trained and isinstance(options, NeedsToLearn) and (lack := options.lacks_to_learn(prompt)) is not None:
         return lack
     return options.lacks(prompt) if isinstance(options, NeedsOfPrompt) else None

@@ -133,12 +133,6 @@ def train_rubric(
 ) -> TrainedRubric:
     """Learns a rubric and writes it to `out`, for the reward `rubric`.
 
-    Args:
-        pairs: the file of preference pairs, see `flowrl.prompts.pairs`.
-        out: the JSON file to write.
-        options: who is asked, and how weights are fitted.
-        device: where judges in this process run.
-
     Raises:
         ValueError: for bad pairs, before the judge is asked; if the judge proposes or answers nothing that can be used;
             if the penalty leaves no rule.

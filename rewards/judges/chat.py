@@ -225,12 +225,7 @@ def with_identities(options: Any) -> Any:
 
 
 def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions:
-    """The checked options of a judge. Neither calls a server nor loads weights.
-
-    Args:
-        judge: the option, see the module.
-        owner: what messages begin with.
-    """
+    """The checked options of a judge. Neither calls a server nor loads weights."""
     made: ChatOptions
     made, size = build_parts([load_target(CHATS["server" if is_server(judge) else "local"]), Size], judge, owner=owner)
     return made if size.sides is None else Sized(options=made, sides=size.sides)

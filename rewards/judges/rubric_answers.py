@@ -36,15 +36,7 @@ def parse_rules(text: str) -> list[str]:
 def propose_rules(
     chat: Chat, pairs: Sequence[Pair], words: Template, *, count: int, temperature: float
 ) -> tuple[list[str], Counter[str]]:
-    """What a judge says sets winners apart from losers, all answers in a row, and why some failed.
-
-    Args:
-        chat: the judge.
-        pairs: whose preference it explains.
-        words: the template, rubric_propose.
-        count: rules it is asked for on each pair.
-        temperature: 0 is greedy.
-    """
+    """What a judge says sets winners apart from losers, all answers in a row, and why some failed."""
     rules: list[str] = []
     errors: Counter[str] = Counter()
     with progress("rubric: reasons", len(pairs)) as advance:

@@ -202,13 +202,7 @@ class UnifiedReward:
 
 
 def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, float]) -> dict[str, float] | None:
-    """The ratings in a judge's answers, unscaled, by name; None where one that counts is not there.
-
-    Args:
-        style: what was asked for.
-        texts: the answers by template.
-        weights: of the dimensions; one of weight 0 is not read.
-    """
+    """The ratings in a judge's answers, unscaled, by name; None where one that counts is not there."""
     ask = STYLES[style]
     ratings: dict[str, float | None] = {}
     if style == "edit":

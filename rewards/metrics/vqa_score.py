@@ -143,13 +143,7 @@ class ClipT5(nn.Module):
     def forward(
         self, pixels: Float[Tensor, " 1 3 h w"], pieces: Sequence[Sequence[int]], answer: Sequence[int]
     ) -> Float[Tensor, ""]:
-        """The geometric mean of the probabilities of an answer's tokens.
-
-        Args:
-            pixels: the prepared image.
-            pieces: tokens of the question before and after the image.
-            answer: tokens, their end among them.
-        """
+        """The geometric mean of the probabilities of an answer's tokens."""
         weight = next(self.projector.parameters())
         seen = self.vision(pixels.to(weight.device, weight.dtype), output_hidden_states=True)
         patches = self.projector(seen.hidden_states[self.layer][:, 1:])  # without the class token

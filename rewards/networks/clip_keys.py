@@ -67,13 +67,7 @@ def _layer(visual: str | None, number: str) -> str:
 
 
 def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str) -> Any:
-    """A frozen `CLIPModel` in float32 and evaluation mode, every weight of which is the checkpoint's, none left over.
-
-    Args:
-        state: weights under open_clip's names.
-        config: a `CLIPConfig`: the number of heads cannot be read off the weights.
-        owner: who wants it, for messages.
-    """
+    """A frozen `CLIPModel` in float32 and evaluation mode, every weight of which is the checkpoint's, none left over."""
     from transformers import CLIPModel
 
     with torch.device("meta"):

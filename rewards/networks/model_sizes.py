@@ -31,12 +31,7 @@ PARAMETERS = {
 
 
 def sized(name: str, bytes_per_weight: int = 4) -> Model:
-    """A model that a reward holds, with the number of its weights where that is known without a download.
-
-    Args:
-        name: hub id, or a folder that holds safetensors files.
-        bytes_per_weight: that it is held in.
-    """
+    """A model that a reward holds, with the number of its weights where that is known without a download."""
     folder = Path(name).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     known = sum(map(safetensors_parameters, files)) if files else PARAMETERS.get(name)

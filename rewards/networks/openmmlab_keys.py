@@ -211,13 +211,7 @@ def _last(weights: Mapping[str, Tensor], pattern: str) -> int:
 
 
 def network_of(weights: Mapping[str, Tensor], *, unread: tuple[str, ...], owner: str) -> Any:
-    """A frozen `Mask2FormerForUniversalSegmentation` in float32 on the host, all of whose weights are mmdet's.
-
-    Args:
-        weights: under mmdet's names.
-        unread: parameters of the class that nothing reads, see `load_network`, and that mmdet does not have.
-        owner: who wants it, for messages.
-    """
+    """A frozen `Mask2FormerForUniversalSegmentation` in float32 on the host, all of whose weights are mmdet's."""
     from fnmatch import fnmatchcase
 
     from transformers import Mask2FormerForUniversalSegmentation

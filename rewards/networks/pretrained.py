@@ -220,11 +220,6 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
     """The tensors of a checkpoint by name, on the host: safetensors, or a file of torch that holds nothing else.
 
     A file of torch may keep them under the key `state_dict` or `model`. It is read without running any code from it.
-
-    Args:
-        path: the file.
-        owner: who wants it, for messages.
-        others: whether objects of other programs may lie beside the tensors; they are left out, see `blanks`.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -67,11 +67,6 @@ class Line:
 
     Each request on its way has a client of one connection to itself. One client for all of them looks at each of its
     idle connections before every request, which at 64 takes half of the time of a request.
-
-    Args:
-        url: what paths are put after.
-        connect: makes a client.
-        down_after: seconds within which a dead server is noticed; None never looks.
     """
 
     def __init__(self, url: str, connect: Callable[[], httpx2.AsyncClient], down_after: float | None) -> None:
@@ -197,13 +192,7 @@ class Line:
 
 
 class Lines:
-    """Some servers, and the loop that talks to them; it ends with the last reference to this.
-
-    Args:
-        urls: of the servers.
-        api_key: sent as `Authorization: Bearer`.
-        down_after: see `Line`.
-    """
+    """Some servers, and the loop that talks to them; it ends with the last reference to this."""
 
     def __init__(self, urls: Sequence[str], *, api_key: str | None, down_after: float | None = None) -> None:
         remember_secret(api_key or "")

@@ -402,12 +402,7 @@ def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
 
 
 def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
-    """Reads a reply's JSON; an item that is missing, given twice, null or not finite is a failed one.
-
-    Args:
-        reply: what `json.loads` made of it.
-        ids: of the items that were asked for; others in the reply are left aside.
-    """
+    """Reads a reply's JSON; an item that is missing, given twice, null or not finite is a failed one."""
     if not isinstance(reply, dict) or reply.get("schema") != SCHEMA or not isinstance(reply.get("items"), list):
         raise ValueError(f"the reply is not of schema {SCHEMA}: {short(reply)}.")
     found: dict[Any, list[dict[str, Any]]] = {}
