@@ -87,12 +87,17 @@ class Hps:
 
     def build(self, device: torch.device) -> Reward:
         """Loads weights and tokenizer."""
-        from transformers import CLIPTokenizer
+        from transformers import CLIPConfig, CLIPTokenizer
 
         path = fetch_file(
             self.checkpoint, FILES[self.version], revision=self.revision, owner=OWNER, option="checkpoint"
         )
-        network = shared_network((OWNER, str(path.resolve()), str(device)), lambda: _load(path, device))
+
+        def load() -> Any:
+            config = CLIPConfig(text_config=TEXT_TOWER, vision_config=VISION_TOWER, projection_dim=WIDTH)
+            return clip_from_open_clip(read_weights(path, owner=OWNER), config, owner=OWNER).to(device)
+
+        network = shared_network((OWNER, str(path.resolve()), str(device)), load)
         words = load_processor(CLIPTokenizer, self.tokenizer, owner=OWNER, option="tokenizer", what="CLIP tokenizer")
         pixels = partial(padded_pixels, size=network.config.vision_config.image_size)
         encoder = encoder_of(network, words, pixels, device=device, differentiable=True, how="long-side-bicubic-black")
@@ -103,13 +108,6 @@ class Hps:
             threshold=self.threshold,
             version=f"{self.checkpoint}:{path.name}:cosine",
         )
-
-
-def _load(path: Any, device: torch.device) -> Any:
-    from transformers import CLIPConfig
-
-    config = CLIPConfig(text_config=TEXT_TOWER, vision_config=VISION_TOWER, projection_dim=WIDTH)
-    return clip_from_open_clip(read_weights(path, owner=OWNER), config, owner=OWNER).to(device)
 
 
 def fitted_size(height: int, width: int, size: int = 224) -> tuple[int, int]:

@@ -28,7 +28,9 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = [file for file in files_below(path).values() if _is_image(file, path)]
+        files = [
+            file for file in files_below(path).values() if file.suffix.lower() in SUFFIXES and not is_hidden(file, path)
+        ]
         if not files:
             raise ValueError(f"the folder {source} holds no images ({', '.join(SUFFIXES)}): fill it.")
         return {None: files}
@@ -59,10 +61,6 @@ def _listed_files(path: Path, source: str) -> dict[str | None, list[Path]]:
     if not found:
         raise ValueError(f"{source} lists no references: write {{prompt: [files]}}.")
     return found
-
-
-def _is_image(file: Path, folder: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and not is_hidden(file, folder)
 
 
 def no_listed(prompt: str, source: str) -> str | None:

@@ -292,8 +292,8 @@ def _same_about(actors: Sequence[Any]) -> list[About]:
         ) from error
     except ray.exceptions.RayError as error:
         raise ValueError(
-            f"a worker that scores did not start ({_last_line(error)}): its environment (workers.reward_env, else the "
-            "cluster's) needs flowrl and what the rewards need"
+            f"a worker that scores did not start ({str(error).strip().splitlines()[-1][:300]}): its environment "
+            "(workers.reward_env, else the cluster's) needs flowrl and what the rewards need"
         ) from error
     for about in said:
         if isinstance(about, Refused):
@@ -325,11 +325,6 @@ def _raised(owner: str, refused: Refused) -> Exception:
     """The error of a worker, as one of this process."""
     message = f"{owner} on {refused.message}"
     return ValueError(message) if refused.expected else RuntimeError(message)
-
-
-def _last_line(error: BaseException) -> str:
-    """Where Ray tells what a worker ended with."""
-    return str(error).strip().splitlines()[-1][:300]
 
 
 def _first_line(error: BaseException) -> str:

@@ -76,11 +76,9 @@ def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
 
 def checked_reward(entry: RewardConfig) -> CheckedReward:
     """One entry with its checked options; see `validate_reward_specs`."""
-    return CheckedReward(entry=entry, options=_options(entry))
-
-
-def _options(entry: RewardConfig) -> RewardOptions:
     if entry.file is not None and entry.function is not None:
-        return user_file_options(entry.file, entry.function, entry.options)
-    assert entry.name is not None
-    return reward_options(entry.name, entry.options)
+        options: RewardOptions = user_file_options(entry.file, entry.function, entry.options)
+    else:
+        assert entry.name is not None
+        options = reward_options(entry.name, entry.options)
+    return CheckedReward(entry=entry, options=options)

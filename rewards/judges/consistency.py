@@ -152,7 +152,10 @@ def _respects(record: Mapping[str, Any], default: Sequence[str]) -> list[tuple[s
     own = record.get("criteria")
     if own is None:
         own = list(default)
-    dimensions = [_texts(texts) for texts in (own.values() if isinstance(own, Mapping) else [own])]
+    dimensions = [
+        list(texts.values()) if isinstance(texts, Mapping) else texts if isinstance(texts, list) else [texts]
+        for texts in (own.values() if isinstance(own, Mapping) else [own])
+    ]
     if not dimensions or not all(
         texts and all(isinstance(text, str) and text for text in texts) for texts in dimensions
     ):
@@ -161,12 +164,6 @@ def _respects(record: Mapping[str, Any], default: Sequence[str]) -> list[tuple[s
             f"dimensions to them, got {own!r}."
         )
     return [(text, 1 / (len(dimensions) * len(texts))) for texts in dimensions for text in texts]
-
-
-def _texts(given: Any) -> list[Any]:
-    if isinstance(given, Mapping):
-        return list(given.values())
-    return given if isinstance(given, list) else [given]
 
 
 def _ask(words: Template, pair: Sequence[Pixels], prompt: str, criterion: str = "") -> Question:

@@ -123,7 +123,10 @@ class Planner:
 
     def plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
         """The principles of each edit, or the short word that says why there are none."""
-        keys = [_key(*edit) for edit in zip(instructions, sources, strict=True)]
+        keys = [
+            hashlib.sha256(f"{instruction}\0{source.shape}\0".encode() + source.tobytes()).hexdigest()
+            for instruction, source in zip(instructions, sources, strict=True)
+        ]
         with self._lock:
             new = {
                 key: self.words.question([source], {"prompt": instruction}, max_tokens=self.max_tokens)
@@ -309,7 +312,3 @@ def _satisfied(answer: Answer) -> float | None:
     """How well a principle is satisfied by a reasoned answer, in [0, 1]."""
     score = parse_score(answer.text, pattern=SCORE, low=0, high=10)
     return None if score is None else score / 10
-
-
-def _key(instruction: str, source: Pixels) -> str:
-    return hashlib.sha256(f"{instruction}\0{source.shape}\0".encode() + source.tobytes()).hexdigest()

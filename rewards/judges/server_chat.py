@@ -161,10 +161,11 @@ class ServerJudge:
                 "before is kept, and the same command goes on from there."
             )
         images = EncodedImages(questions, self.options.image_format, self.lines.encoders)
-        return self.lines.wait_for(self._all(questions, images))
 
-    async def _all(self, questions: Sequence[Question], images: EncodedImages) -> list[Answer]:
-        return list(await asyncio.gather(*(self._one(place, one, images) for place, one in enumerate(questions))))
+        async def ask_all() -> list[Answer]:
+            return list(await asyncio.gather(*(self._one(place, one, images) for place, one in enumerate(questions))))
+
+        return self.lines.wait_for(ask_all())
 
     async def _one(self, place: int, question: Question, images: EncodedImages) -> Answer:
         async with self.slots:

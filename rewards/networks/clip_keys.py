@@ -67,7 +67,7 @@ def _layer(visual: str | None, number: str) -> str:
 
 
 def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str) -> Any:
-    """A frozen `CLIPModel` in float32 and evaluation mode, every weight of which is the checkpoint's, none left over."""
+    """A frozen `CLIPModel` in float32 and evaluation mode, on all weights of the checkpoint."""
     from transformers import CLIPModel
 
     with torch.device("meta"):

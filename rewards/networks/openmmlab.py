@@ -66,12 +66,17 @@ class OpenMMLab:
     def build(self, device: torch.device) -> Detector:
         """Loads both models."""
         path = Path(self.detector).expanduser()
-        network = pretrained.shared_network(
-            ("openmmlab", str(path.resolve()), str(device)), lambda: _network(path).to(device)
-        )
+
+        def load() -> torch.nn.Module:
+            weights = pretrained.read_weights(path, owner=OWNER, others=True)
+            network: torch.nn.Module = network_of(weights, unread=UNREAD, owner=OWNER).to(device)
+            return network
+
+        network = pretrained.shared_network(("openmmlab", str(path.resolve()), str(device)), load)
         check_classes(network, self.detector, owner=OWNER)
         clip, processor = pretrained.load_clip(self.clip_model, device=device, owner=OWNER, option="clip_model")
-        digits = _sha256(path)[:8]
+        with path.open("rb") as stream:
+            digits = hashlib.file_digest(stream, "sha256").hexdigest()[:8]
         weights = f"released-{digits}" if digits in RELEASED else f"{path.name}@{digits}"
         return Mask2FormerDetector(
             network=network,
@@ -83,18 +88,6 @@ class OpenMMLab:
             version=f"openmmlab-1:{weights}:{'rgb_as_bgr' if self.rgb_as_bgr else 'rgb'}:"
             f"{self.clip_model}@{pretrained.clip_fingerprint(clip)}:float32",
         )
-
-
-def _network(path: Path) -> torch.nn.Module:
-    network: torch.nn.Module = network_of(
-        pretrained.read_weights(path, owner=OWNER, others=True), unread=UNREAD, owner=OWNER
-    )
-    return network
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _remarks(options: OpenMMLab, digits: str) -> tuple[str, ...]:

@@ -83,7 +83,9 @@ def ask_scores(
         timeout = min(server.timeout, seconds)
         answer = server.lines.wait_for(server.line.post(server.adapter.score, body, timeout=timeout))
         if isinstance(answer, Failed):
-            _refuse_misconfigured(answer, server.url)
+            if answer.error in _ADVICE:
+                status = answer.error.replace("_", " ")
+                raise wrong(f"{server.url} answered {status} ({_detail(answer.message)}): {_ADVICE[answer.error]}")
             return answer
         try:
             reply = server.adapter.decode(answer, ids, about.name)
@@ -210,14 +212,6 @@ def _detail(message: str) -> str:
         return str(json.loads(message)["detail"])
     except (ValueError, LookupError, TypeError):
         return short(message)
-
-
-def _refuse_misconfigured(failed: Failed, url: str) -> None:
-    """Raises ValueError for a failure that is the configuration's."""
-    if failed.error in _ADVICE:
-        raise wrong(
-            f"{url} answered {failed.error.replace('_', ' ')} ({_detail(failed.message)}): {_ADVICE[failed.error]}"
-        )
 
 
 def wrong(message: str) -> ValueError:
