@@ -15,7 +15,7 @@ from flowrl.config.rewards import RewardConfig, check_weights
 from flowrl.config.sections import Precision
 from flowrl.placement import Resting, sent
 from flowrl.precision import arithmetic
-from flowrl.rewards.base import KINDS, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base import KINDS, VERDICTS, Reward, RewardInputs, RewardOutput, gives_verdicts, models_of
 from flowrl.rewards.base.outputs import check_output, log_words
 from flowrl.rewards.base.specs import Spec, validate_reward_specs
 from flowrl.rewards.networks.rest import at_rest
@@ -103,6 +103,11 @@ class WeightedSum:
     @property
     def version(self) -> str:
         return " + ".join(f"{term.weight:g} * {term.reward.version}" for term in self.terms)
+
+    @property
+    def verdicts(self) -> str:
+        """The key of the first reward that gives verdicts, see `gives_verdicts`; without any what they are called."""
+        return next((term.key for term in self.terms if gives_verdicts(term.reward.name)), VERDICTS)
 
     def weights_at(self, iteration: int) -> tuple[float, ...]:
         """The weights of an iteration."""

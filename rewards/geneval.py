@@ -39,6 +39,7 @@ class Geneval:
     unclipped."""
     clip_min: float | None = None
     """Lower bound of the value, for `graded`, whose negative values count surplus objects; null for none."""
+    verdicts: ClassVar[bool] = True
     judge: str = "shapes"
     """The detector, a key of `flowrl.rewards.networks.detectors.DETECTORS`: `shapes` for the embedded world's
     drawings; for photos `openmmlab`, the benchmark's own, whose file you fetch, or `mask2former`, from the hub, whose

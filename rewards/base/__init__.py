@@ -27,6 +27,9 @@ JUDGED = ("groups", "videos", "edits", "sounds")
 """What a reward may need beside single images: all images of a prompt, frames, the image that was to be edited, or the
 sound of a clip."""
 
+VERDICTS = "geneval"
+"""What evaluations call the verdicts of a reward that `gives_verdicts`."""
+
 REWARDS: dict[str, str] = {
     "adversarial": "flowrl.rewards.adversarial:Adversarial",
     "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
@@ -174,7 +177,8 @@ class RewardOptions(Protocol):
     """The options of a built-in reward; see `REWARDS`.
 
     A class whose values can carry the gradient of the images, if only with some options, has `differentiable = True`;
-    one that always looks at more than an image, whatever its options, says in `judges` at which of `JUDGED`.
+    one that always looks at more than an image, whatever its options, says in `judges` at which of `JUDGED`; one whose
+    parts are a benchmark's verdicts has `verdicts = True`, see `gives_verdicts`.
     """
 
     def build(self, device: torch.device) -> Reward:
@@ -386,6 +390,11 @@ def judged_by(name: str | None) -> tuple[str, ...]:
     """What a built-in reward always looks at, of `JUDGED`."""
     own = getattr(load_target(REWARDS[name]), "judges", ()) if name in REWARDS else ()
     return tuple(word for word in JUDGED if word in own)
+
+
+def gives_verdicts(name: str | None) -> bool:
+    """Whether a built-in reward's parts `official` and `graded` are the verdicts by which evaluations judge an image."""
+    return name in REWARDS and bool(getattr(load_target(REWARDS[name]), "verdicts", False))
 
 
 def can_be_differentiable(name: str | None) -> bool:
