@@ -393,7 +393,7 @@ def judged_by(name: str | None) -> tuple[str, ...]:
 
 
 def gives_verdicts(name: str | None) -> bool:
-    """Whether a built-in reward's parts `official` and `graded` are the verdicts by which evaluations judge an image."""
+    """Whether a built-in reward's parts `official` and `graded` are verdicts, by which evaluations judge an image."""
     return name in REWARDS and bool(getattr(load_target(REWARDS[name]), "verdicts", False))
 
 
