@@ -47,7 +47,7 @@ from flowrl.rewards.networks.discriminators import (
     discriminator_loss,
     patch_places,
 )
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model
 from flowrl.rewards.references import WORLD, References, open_references
 
@@ -141,7 +141,7 @@ class Adversarial:
             )
         for model in self.models:
             check_model(model.name, what={"dinov2": "DINOv2", "clip": "CLIP"}[self.backbone])
-        opened = self.opened()
+        opened = self.open_sources()
         if self.backbone == "clip" and not opened.by_prompt:
             raise ValueError(
                 f"backbone clip compares images of one prompt, but the folder {self.references} does not say what its "
@@ -168,7 +168,7 @@ class Adversarial:
     def models(self) -> tuple[Model, ...]:
         if self.backbone == "attributes":
             return ()
-        return (sized(self.model or {"dinov2": DINOV2_MODEL, "clip": CLIP_MODEL}[self.backbone]),)
+        return (model_of(self.model or {"dinov2": DINOV2_MODEL, "clip": CLIP_MODEL}[self.backbone]),)
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -181,7 +181,7 @@ class Adversarial:
         )
 
     @property
-    def learned_by(self) -> Loss:
+    def effective_loss(self) -> Loss:
         """The loss, by the backbone where none is named."""
         return "pairwise" if self.backbone == "clip" else self.loss or "hinge"
 
@@ -189,13 +189,13 @@ class Adversarial:
         """A reference image, or the record that one is drawn by."""
         return no_fields(prompt, "include") if self.references == WORLD else no_listed(prompt.text, self.references)
 
-    def opened(self) -> References:
+    def open_sources(self) -> References:
         """The references."""
         return open_references(self.references, held_out=self.held_out, seed=self.seed)
 
     def build(self, device: torch.device) -> TrainedReward:
         """Loads the backbone; runs in float32."""
-        return AdversarialReward(self, self._discriminator(device), self.opened())
+        return AdversarialReward(self, self._discriminator(device), self.open_sources())
 
     def _discriminator(self, device: torch.device) -> Discriminator:
         if self.backbone == "attributes":
@@ -239,7 +239,7 @@ class AdversarialReward:
         steps = f"{options.steps_per_iteration}x{options.batch_size}:pretrain-{options.pretrain_steps}"
         class_weight, patch_weight = options.weights
         self.version = (
-            f"adversarial:{discriminator.version}:{options.learned_by}:{class_weight:g}/{patch_weight:g}:"
+            f"adversarial:{discriminator.version}:{options.effective_loss}:{class_weight:g}/{patch_weight:g}:"
             f"patches-{options.patches}:lr-{lr:g}:{steps}{'' if options.update else ':fixed'}:"
             f"published-{options.published}:seed-{options.seed}:float32"
         )
@@ -302,7 +302,7 @@ class AdversarialReward:
         metrics = dict(zip(("loss", "accuracy", "margin"), numbers, strict=True))
         return (
             metrics
-            | self._watched()
+            | self._watch()
             | {
                 "saturated": float(saturated),
                 "steps": float(pretrained + sum(step.learned for step in steps)),
@@ -391,13 +391,13 @@ class AdversarialReward:
         real = self.references.pick(prompts, [_record(inputs, i) for i in items], *key)
         both = [*real, *(images[i] for i in items)]
         logits = self._logits(both, prompts * 2, self._places(2 * count, "patches", *key), as_reward=False)
-        loss = discriminator_loss(options.learned_by, logits.whole[:count], logits.whole[count:])
+        loss = discriminator_loss(options.effective_loss, logits.whole[:count], logits.whole[count:])
         if logits.patches.shape[1]:
-            patches = discriminator_loss(options.learned_by, logits.patches[:count], logits.patches[count:])
+            patches = discriminator_loss(options.effective_loss, logits.patches[:count], logits.patches[count:])
             loss = loss + options.weights[1] * patches
         if not bool(torch.isfinite(loss)):
             raise ValueError(f"{OWNER}: the discriminator's loss is {float(loss)} at {key}: lower lr.")
-        accuracy = _accuracy(logits.whole.detach(), options.learned_by)
+        accuracy = _accuracy(logits.whole.detach(), options.effective_loss)
         learned = update and accuracy <= limit
         if learned:
             self.optimizer.zero_grad(set_to_none=True)
@@ -408,7 +408,7 @@ class AdversarialReward:
         margin = float(reward[:count].mean() - reward[count:].mean())
         return _Step(loss=loss.item(), accuracy=accuracy, margin=margin, learned=learned)
 
-    def _watched(self) -> dict[str, float]:
+    def _watch(self) -> dict[str, float]:
         """Mean rewards of what no learning sees, or saw once: held-out references and the snapshot."""
         assert self._snapshot is not None
         images, prompts, records = (self._snapshot[key] for key in ("images", "prompts", "records"))

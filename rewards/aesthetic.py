@@ -24,10 +24,10 @@ from flowrl.rewards.networks.clip_encoder import (
     CLIP_MODEL,
     Preprocess,
     gradient_of,
-    scored,
+    score_output,
     transformers_clip,
 )
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import (
     check_file,
     check_model,
@@ -69,7 +69,7 @@ class Aesthetic:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads CLIP and the head."""
@@ -88,7 +88,7 @@ class Aesthetic:
 
         def score(inputs: RewardInputs) -> RewardOutput:
             with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
-                return scored(apply_head(weights, encoder.images(inputs.images)), inputs)
+                return score_output(apply_head(weights, encoder.images(inputs.images)), inputs)
 
         return FunctionReward(
             name="aesthetic",

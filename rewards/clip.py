@@ -24,7 +24,7 @@ from flowrl.rewards.networks.clip_encoder import (
     load_encoder,
     prompt_reward,
 )
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model
 from flowrl.rewards.networks.text_limits import TextLimit, clip_limit
 
@@ -58,7 +58,7 @@ class ClipOptions:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     @property
     def text_limit(self) -> TextLimit:

@@ -114,7 +114,7 @@ class WeightedSum:
         return tuple(term.entry.weight_at(iteration) for term in self.terms)
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        return self._combined(
+        return self._combine(
             [self._of(term, inputs) for term in self.terms], inputs.group_ids, inputs.iteration, inputs.images.device
         )
 
@@ -137,11 +137,11 @@ class WeightedSum:
         def result() -> RewardOutput:
             pairs = zip(jobs, here, strict=True)
             outputs = [done if job is None else job.result() for job, done in pairs]
-            return self._combined(outputs, group_ids, iteration, device)
+            return self._combine(outputs, group_ids, iteration, device)
 
         return result
 
-    def _combined(
+    def _combine(
         self, outputs: Sequence[RewardOutput | None], group_ids: Tensor, iteration: int, device: torch.device
     ) -> RewardOutput:
         batch, gates = len(group_ids), []
@@ -174,16 +174,16 @@ class WeightedSum:
         valid = valid_KB.all(0) if self.partial == "drop" else (valid_KB & (weight_K != 0)[:, None]).any(0)
         for open_B in gates:
             valid = valid & open_B
-        total = torch.where(valid, _merged(torch.stack(values), valid_KB, weight_K, self.merge), torch.nan)
+        total = torch.where(valid, _merge(torch.stack(values), valid_KB, weight_K, self.merge), torch.nan)
         for term in self.terms:
             if term.entry.gate is not None:
                 closed = parts[f"reward/{term.key}"] < term.entry.gate
                 parts[f"reward/{term.key}/gated"] = closed.float()
-                total = gated(total, closed, group_ids.to(device))
+                total = close_gates(total, closed, group_ids.to(device))
         return RewardOutput(values=total, valid=valid, parts=parts, errors=errors)
 
 
-def _merged(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) -> Tensor:
+def _merge(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) -> Tensor:
     """[B] merged values; weights of missing members go to the others."""
     present = torch.where(valid_KB, weight_K[:, None], 0.0)
     if merge == "sum":
@@ -198,7 +198,7 @@ def _merged(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) 
     return present.sum(0) / (present / value_KB).sum(0)
 
 
-def gated(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
+def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
     """Totals in which a gated image has the lowest total of its group's other images; of its group where all are gated.
 
     A large penalty instead would swell the group's standard deviation and drown what the others tell.

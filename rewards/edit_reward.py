@@ -26,7 +26,7 @@ from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.qwen_vl import QWEN25_VL, Checkpoint, CheckpointOptions, Dtype, Scorer
+from flowrl.rewards.networks.qwen_vl import QWEN25_VL, Checkpoint, CheckpointOptions, Dtype, TokenScorer
 
 FILES = ("model.safetensors", "model.pth")
 HEADS = ("rm_heads.",)
@@ -143,13 +143,13 @@ class EditReward(CheckpointOptions):
         )
 
 
-def _means(inputs: RewardInputs, scorers: list[Scorer], batch_size: int) -> Float[Tensor, " 2 b"]:
+def _means(inputs: RewardInputs, scorers: list[TokenScorer], batch_size: int) -> Float[Tensor, " 2 b"]:
     """The means of both heads for edits of one source image each, in float64 on the host."""
     assert inputs.source_images is not None
     shown: list[Image.Image] = []  # source, edit, source, edit, ...
     for image, (source,) in zip(to_uint8(inputs.images), inputs.source_images, strict=True):
         both = (to_uint8(source[None])[0], image)
-        shown += [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in both]
+        shown += [qwen_vl.resize_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in both]
 
     def pairs(part: slice) -> list[Image.Image]:
         return shown[2 * part.start : 2 * part.stop]

@@ -118,11 +118,11 @@ class Judge:
     def __call__(self, inputs: RewardInputs, *, quirk: bool) -> dict[str, list[float]]:
         """All credits `[B]` by name, NaN for an item without a readable record; `quirk` as in `rules.graded`."""
         if self._asked() is not inputs or self._quirk != quirk:
-            self._answer = self._judged(inputs, quirk)
+            self._answer = self._judge(inputs, quirk)
             self._asked, self._quirk = ref(inputs), quirk
         return self._answer
 
-    def _judged(self, inputs: RewardInputs, quirk: bool) -> dict[str, list[float]]:
+    def _judge(self, inputs: RewardInputs, quirk: bool) -> dict[str, list[float]]:
         records = [_record(prompt, record) for prompt, record in zip(inputs.prompts, inputs.metadata, strict=True)]
         places = [i for i, record in enumerate(records) if record is not None]
         images = to_uint8(inputs.images)[places]
@@ -131,7 +131,7 @@ class Judge:
             raise ValueError(f"the judge returned detections of {len(found)} images for {len(images)}.")
         parts = {name: [math.nan] * len(inputs) for name in ("graded", "strict", "official")}
         for i, image, detections in zip(places, images, found, strict=True):
-            record, color_of = records[i], _remembered(self.detector, image)
+            record, color_of = records[i], _remember(self.detector, image)
             assert record is not None
             parts["graded"][i] = graded(detections, record, color_of, reference_position_quirk=quirk)
             parts["strict"][i] = float(strict(detections, record, color_of))
@@ -146,7 +146,7 @@ def _record(prompt: str, metadata: dict[str, Any]) -> Record | None:
         return None
 
 
-def _remembered(detector: Detector, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:
+def _remember(detector: Detector, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:
     """The detector's colour function for one image, asked once per detection: three rules look at them."""
     colors: dict[int, str] = {}
 

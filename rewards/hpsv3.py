@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.qwen_vl import Checkpoint, CheckpointOptions, Dtype, PositionMode, Scorer
+from flowrl.rewards.networks.qwen_vl import Checkpoint, CheckpointOptions, Dtype, PositionMode, TokenScorer
 
 _FACTORS = {"raw": 1.0, "verl_omni": 0.1}
 TOKEN = "<|Reward|>"
@@ -97,7 +97,7 @@ class Hpsv3(CheckpointOptions):
         )
 
 
-def read_images(inputs: RewardInputs, scorer: Scorer, batch_size: int) -> Float[Tensor, " b o"]:
+def read_images(inputs: RewardInputs, scorer: TokenScorer, batch_size: int) -> Float[Tensor, " b o"]:
     """The head's outputs for each image and prompt, float64 on the host."""
-    images = [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
+    images = [qwen_vl.resize_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
     return scorer.outputs(inputs.prompts, batch_size=batch_size, images=images.__getitem__)[:, 0].cpu().double()

@@ -23,7 +23,7 @@ from flowrl.precision import network_autocast
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.text_limits import TextLimit
 
 FILE = "ImageReward.pt"
@@ -77,7 +77,7 @@ class ImageReward:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     @property
     def text_limit(self) -> TextLimit:

@@ -162,7 +162,7 @@ class Ocr:
                 if text is None:
                     errors[i] = "reader_error"
                     continue
-                seen, wish = normalised(text, self.normalise), wanted[i][0]
+                seen, wish = normalise_text(text, self.normalise), wanted[i][0]
                 parts["extra"][i] = max(0, len(seen) - len(wish))
                 if wish:
                     parts["found"][i] = float(wish in seen)
@@ -186,7 +186,7 @@ class Ocr:
         return replace(images, score=lambda inputs: (images if inputs.videos is None else videos)(inputs))
 
 
-def normalised(text: str, normalise: Normalise) -> str:
+def normalise_text(text: str, normalise: Normalise) -> str:
     """`nospace_lower`: lower case without white space; `nfkc`: case-folded after NFKC, so that full-width and
     composed forms agree, likewise; `none`: as it is.
     """
@@ -223,9 +223,9 @@ def _target(prompt: str, metadata: dict[str, Any], options: Ocr) -> tuple[str, s
         match = re.search(options.target_regex, prompt)
         groups = match.groups() if match else ()
         text = (next((g for g in groups if g is not None), "") if groups else match[0]) if match else ""
-    target = normalised(text, options.normalise)
+    target = normalise_text(text, options.normalise)
     if not target and options.on_empty_target == "prompt":
-        target = normalised(prompt, options.normalise)
+        target = normalise_text(prompt, options.normalise)
     return target, None if target or options.on_empty_target == "blank" else "empty_target"
 
 

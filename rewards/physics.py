@@ -24,7 +24,7 @@ from flowrl.precision import network_autocast
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.frames import videos_of
 from flowrl.rewards.motion import check_min_change
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 
 _OWNER = "reward 'physics'"
@@ -82,7 +82,7 @@ class Physics:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from flowrl.files import read_json
 from flowrl.randomness import counter_normal
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.networks.clip_encoder import scored
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.clip_encoder import score_output
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.preference_features import MODELS, Backbone, Features, build_features, check_backbone
 from flowrl.rewards.networks.pretrained import fingerprint, read_weights
 
@@ -46,13 +46,13 @@ class Head:
     std: Float[Tensor, " d"]
     weights: Mapping[str, Tensor]
 
-    def standardised(self, features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
+    def standardise(self, features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
         """Features with the training images' mean 0 and deviation 1."""
         return (features - self.mean) / self.std
 
     def __call__(self, features: Float[Tensor, " b d"]) -> Float[Tensor, " b"]:
         """Scores s of features as the backbone gives them."""
-        return head_scores(self.weights, self.standardised(features))
+        return head_scores(self.weights, self.standardise(features))
 
 
 def head_scores(weights: Mapping[str, Tensor], features: Float[Tensor, " b d"]) -> Float[Tensor, " b"]:
@@ -119,7 +119,7 @@ class PreferenceHead:
         config = self.config()
         if config["backbone"] == "attributes":
             return ()
-        return (sized(self.backbone_model or config["model"] or MODELS[config["backbone"]]),)
+        return (model_of(self.backbone_model or config["model"] or MODELS[config["backbone"]]),)
 
     def config(self) -> dict[str, Any]:
         """What the head's folder says of it."""
@@ -148,7 +148,7 @@ class PreferenceHead:
         def score(inputs: RewardInputs) -> RewardOutput:
             asked = torch.is_grad_enabled() and features.differentiable and inputs.images.requires_grad
             with torch.set_grad_enabled(asked), torch.autocast(device.type, enabled=False):
-                return scored((head(features.of(inputs.images, inputs.prompts)) - center) / temperature, inputs)
+                return score_output((head(features.of(inputs.images, inputs.prompts)) - center) / temperature, inputs)
 
         return FunctionReward(
             name="preference_head",

@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrl.prompts.loading import spread
 from flowrl.randomness import Part, counter_choice, counter_integers
-from flowrl.rewards.embedded.realism import drawn_scene
+from flowrl.rewards.embedded.realism import scene_of
 from flowrl.rewards.image_files import image_files, read_image
 from flowrl.rewards.networks.discriminators import OWNER, Pixels
 
@@ -29,11 +29,11 @@ class WorldReferences:
 
     def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
         """One image for each prompt, to learn from."""
-        return [drawn_scene(row, self.seed, "learned", *key, i) for i, row in enumerate(metadata)]
+        return [scene_of(row, self.seed, "learned", *key, i) for i, row in enumerate(metadata)]
 
     def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
         """One image for each prompt that is never learned from, and what each of them shows."""
-        return list(prompts), [drawn_scene(row, self.seed, "held out", i) for i, row in enumerate(metadata)]
+        return list(prompts), [scene_of(row, self.seed, "held out", i) for i, row in enumerate(metadata)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

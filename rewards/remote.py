@@ -26,10 +26,10 @@ from torch import Tensor
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.http_client import Lines
-from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, is_back, wrong
-from flowrl.rewards.serving.retries import Failed, addresses, check_calls, check_servers
+from flowrl.rewards.serving.remote_client import RewardFacts, RewardServer, ask_all, ask_scores, is_back, wrong
+from flowrl.rewards.serving.retries import Failure, addresses, check_calls, check_servers
 from flowrl.rewards.serving.server_pool import ServerPool
-from flowrl.rewards.serving.wire import Item, Score
+from flowrl.rewards.serving.wire import ItemScore, WireItem
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
 from flowrl.rewards.serving.wire_bodies import Way, chunks_of
 from flowrl.rewards.serving.wire_images import ImageFormat, Pixels
@@ -111,10 +111,10 @@ class Remote:
         token = None if self.token_env is None else os.environ[self.token_env].strip()
         lines = Lines(self.urls, api_key=token)
         servers = [
-            Server(lines=lines, line=line, adapter=adapter, timeout=self.timeout, retries=self.retries)
+            RewardServer(lines=lines, line=line, adapter=adapter, timeout=self.timeout, retries=self.retries)
             for line in lines.lines
         ]
-        told = ask_all(servers, self.reward, self.deadline) if self.wait else Told()
+        told = ask_all(servers, self.reward, self.deadline) if self.wait else RewardFacts()
         pool = ServerPool(servers, partial(is_back, reward=self.reward, told=told))
         sends = frozenset(self.needs or told.needs or (set(_NEEDS) & adapter.fields))
         if unknown := sorted(sends - adapter.fields):
@@ -134,7 +134,9 @@ class Remote:
         )
 
 
-def _score(inputs: RewardInputs, *, pool: ServerPool[Server], about: Told, options: Remote) -> RewardOutput:
+def _score(
+    inputs: RewardInputs, *, pool: ServerPool[RewardServer], about: RewardFacts, options: Remote
+) -> RewardOutput:
     items = items_of(inputs, about.needs)
     groups = ADAPTERS[options.protocol].groups if about.kind != "remote" else None
     chunks = chunks_of(items, options.batch_size, groups, about.room)
@@ -148,24 +150,24 @@ def _score(inputs: RewardInputs, *, pool: ServerPool[Server], about: Told, optio
         done = [job.done() for job in jobs]
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-    scores: dict[int, Score] = {}
+    scores: dict[int, ItemScore] = {}
     for job, chunk, finished in zip(jobs, chunks, done, strict=True):
-        result = job.result() if finished else Failed(error="timeout")
-        if isinstance(result, Failed):
-            scores |= {item.id: Score(id=item.id, value=None, error=result.error) for item in chunk}
+        result = job.result() if finished else Failure(error="timeout")
+        if isinstance(result, Failure):
+            scores |= {item.id: ItemScore(id=item.id, value=None, error=result.error) for item in chunk}
         else:
             scores |= {score.id: score for score in result.scores}
     return _output([scores[item.id] for item in items], inputs)
 
 
-def _output(scores: Sequence[Score], inputs: RewardInputs) -> RewardOutput:
+def _output(scores: Sequence[ItemScore], inputs: RewardInputs) -> RewardOutput:
     """The output of scores in the order of the inputs."""
     names = sorted({name for score in scores for name in score.parts})
     parts = {name: [score.parts.get(name, math.nan) for score in scores] for name in names}
     return output_of([score.value for score in scores], inputs, parts, [score.error for score in scores])
 
 
-def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
+def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[WireItem]:
     """Samples as items with their places as ids; of metadata, videos and further images only what is needed.
 
     Raises:
@@ -183,7 +185,7 @@ def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
     references = _lists(inputs.reference_images if "reference_images" in needs else None, len(inputs))
     groups, samples = inputs.group_ids.tolist(), inputs.sample_ids.tolist()
     return [
-        Item(
+        WireItem(
             id=i,
             prompt=prompt,
             image=images[i],

@@ -14,8 +14,8 @@ import torch
 
 from flowrl.precision import network_autocast
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks.model_sizes import sized
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, processed
+from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, process_images
 
 OWNER, WHAT = "reward 'safety'", "ViT classifier"
 
@@ -43,7 +43,7 @@ class Safety:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
@@ -62,7 +62,7 @@ class Safety:
 
         @torch.no_grad()
         def score(inputs: RewardInputs) -> RewardOutput:
-            pixels = processed(processor, to_uint8(inputs.images)).to(device)
+            pixels = process_images(processor, to_uint8(inputs.images)).to(device)
             with network_autocast(device):
                 logits = network(pixel_values=pixels).logits
             return output_of((-logits.cpu().double().softmax(-1)[:, places[0]]).tolist(), inputs)

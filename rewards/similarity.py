@@ -25,7 +25,7 @@ from flowrl.rewards.base.prompt_needs import no_reference
 from flowrl.rewards.image_files import image_files, no_listed, read_image
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, load_dinov2
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import (
     check_model,
     clip_fingerprint,
@@ -33,7 +33,7 @@ from flowrl.rewards.networks.pretrained import (
     fingerprint,
     load_clip,
     load_processor,
-    processed,
+    process_images,
     unit,
 )
 
@@ -83,7 +83,7 @@ class Similarity:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.weights),)
+        return (model_of(self.weights),)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A reference image: its own, or one that `references` lists for it."""
@@ -179,7 +179,7 @@ def _dinov2(options: Similarity, device: torch.device) -> tuple[Embed, str]:
 
     def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
         with network_autocast(device):
-            found = network(pixel_values=processed(processor, images).to(device)).last_hidden_state
+            found = network(pixel_values=process_images(processor, images).to(device)).last_hidden_state
         tokens = found.float()
         return unit(tokens[:, 0] if options.pooling == "cls" else tokens[:, 1:].mean(1))
 

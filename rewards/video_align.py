@@ -126,9 +126,7 @@ class VideoAlign(CheckpointOptions):
 
             def clips(part: slice) -> list[Tensor]:
                 return [
-                    qwen_vl.resized_frames(
-                        to_uint8(clip[places]), min_pixels=MIN_PIXELS, max_pixels=settings.max_pixels
-                    )
+                    qwen_vl.resize_frames(to_uint8(clip[places]), min_pixels=MIN_PIXELS, max_pixels=settings.max_pixels)
                     for clip in videos[part]
                 ]
 

@@ -27,10 +27,10 @@ from flowrl.cluster import check_extra, connect, refuse_ended
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.randomness import counter_seed
-from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Wanted, inputs_on, with_whole_paths
+from flowrl.rewards.actors.reward_actor import About, Refusal, RewardActor, WorkerTask, inputs_on, with_whole_paths
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.base.outputs import moved
-from flowrl.rewards.serving.retries import Failed, call_with_retries
+from flowrl.rewards.base.outputs import move_output
+from flowrl.rewards.serving.retries import Failure, call_with_retries
 from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.runtime.scrubbing import say as print
 
@@ -133,10 +133,10 @@ class WorkerReward:
         return self.workers.about[self.place]
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        given = inputs_on(_needed(inputs, self.needs), torch.device("cpu"))
+        given = inputs_on(_without_unread(inputs, self.needs), torch.device("cpu"))
         seed = counter_seed("worker", inputs.iteration, *given.sample_ids[:1].tolist())
 
-        def send(attempt: int, seconds: float) -> RewardOutput | Refused | Failed:
+        def send(attempt: int, seconds: float) -> RewardOutput | Refusal | Failure:
             if attempt == _SAID:
                 print(
                     f"flowrl: reward {self.name!r}: no worker that scores is there; its {len(inputs)} images are sent "
@@ -147,17 +147,17 @@ class WorkerReward:
             until = time.monotonic() + seconds
             return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given, until=until))
 
-        found: RewardOutput | Refused | Failed = call_with_retries(
+        found: RewardOutput | Refusal | Failure = call_with_retries(
             send, deadline=_DEADLINE, retries=_RETRIES, seed=seed
         )
-        if isinstance(found, Failed):
+        if isinstance(found, Failure):
             raise ValueError(f"reward {self.name!r}: {_given_up(found, len(inputs))}")
-        if isinstance(found, Refused):
-            raise _raised(f"reward {self.name!r}", found)
-        return moved(found, inputs.images.device)
+        if isinstance(found, Refusal):
+            raise _error_of(f"reward {self.name!r}", found)
+        return move_output(found, inputs.images.device)
 
 
-def _given_up(failed: Failed, images: int) -> str:
+def _given_up(failed: Failure, images: int) -> str:
     """Why no worker has scored a piece, and what to do."""
     if failed.error == "timeout":
         return (
@@ -172,14 +172,14 @@ def _given_up(failed: Failed, images: int) -> str:
     )
 
 
-def _needed(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
+def _without_unread(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
     """Inputs without the videos and further images that a reward does not read: they are the most of what is sent."""
     unread = [name for name in ("videos", "sounds", "source_images", "reference_images") if name not in needs]
     nothing: dict[str, Any] = dict.fromkeys(unread)
     return replace(inputs, **nothing)
 
 
-def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> RewardOutput | Refused | Failed:
+def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> RewardOutput | Refusal | Failure:
     import ray
 
     try:
@@ -189,15 +189,15 @@ def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> Re
             refuse_ended()
             left = until - time.monotonic()
             try:
-                found: RewardOutput | Refused = ray.get(asked, timeout=max(min(left, _LOOK), 0.001))
+                found: RewardOutput | Refusal = ray.get(asked, timeout=max(min(left, _LOOK), 0.001))
                 return found
             except ray.exceptions.GetTimeoutError as error:
                 if left <= _LOOK:  # the time of the call is over, for other workers too
-                    return Failed(error="timeout", again=False, message=_first_line(error))
+                    return Failure(error="timeout", again=False, message=_first_line(error))
     except ray.exceptions.RayTaskError:  # no death: what travelled could not be read there, or back
         raise
     except ray.exceptions.RayError as error:
-        return Failed(error="connection", message=_first_line(error))
+        return Failure(error="connection", message=_first_line(error))
 
 
 def _is_ready(actor: Any) -> bool:
@@ -235,7 +235,7 @@ def start_workers(
     cluster = connect(settings.address, workers=settings.rollouts + settings.rewards)
     gpus = settings.reward_gpus if device.type == "cuda" else 0.0
     _refuse_too_many(settings, gpus)
-    wanted = Wanted(
+    wanted = WorkerTask(
         entries=with_whole_paths(entries),
         device="cuda" if gpus else "cpu",
         dtype=dtype,
@@ -296,8 +296,8 @@ def _same_about(actors: Sequence[Any]) -> list[About]:
             "(workers.reward_env, else the cluster's) needs flowrl and what the rewards need"
         ) from error
     for about in said:
-        if isinstance(about, Refused):
-            raise _raised("rewards", about)
+        if isinstance(about, Refusal):
+            raise _error_of("rewards", about)
         if about != said[0]:
             differ = next((a, b) for a, b in zip(said[0], about, strict=True) if a != b)
             raise ValueError(
@@ -321,7 +321,7 @@ def _refuse_too_many(settings: WorkersConfig, gpus: float) -> None:
             )
 
 
-def _raised(owner: str, refused: Refused) -> Exception:
+def _error_of(owner: str, refused: Refusal) -> Exception:
     """The error of a worker, as one of this process."""
     message = f"{owner} on {refused.message}"
     return ValueError(message) if refused.expected else RuntimeError(message)

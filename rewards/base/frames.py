@@ -20,7 +20,7 @@ from torch import Tensor
 from flowrl.config.rewards import FramePolicy, FrameReducer, Frames
 from flowrl.placement import widened
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.base.outputs import check_output, joined
+from flowrl.rewards.base.outputs import check_output, join_outputs
 
 
 def framewise(reward: Reward, frames: Frames) -> FunctionReward:
@@ -57,8 +57,8 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
             images = inputs.videos[start : start + videos_per_call, places].flatten(0, 1)
             given = replace(stills[[item for item in items for _ in places]], images=images)
             output = check_output(reward(given), len(given), reward.name)
-            pieces.append(_reduced(output, len(items), frames))
-        return joined(pieces)
+            pieces.append(_reduce(output, len(items), frames))
+        return join_outputs(pieces)
 
     return FunctionReward(
         name=reward.name,
@@ -111,7 +111,7 @@ def frame_weights(
     return torch.zeros_like(values).scatter(1, order[:, :best], 1 / best)
 
 
-def _reduced(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
+def _reduce(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
     """One value per video from the values of its frames, which lie side by side."""
     values, valid = output.values.unflatten(0, (videos, -1)), output.valid.unflatten(0, (videos, -1)).all(1)
     weights = frame_weights(values, reducer=frames.reducer, fraction=frames.fraction)
@@ -121,14 +121,14 @@ def _reduced(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
     reasons = list(output.errors)
     word = reasons[0] if len(reasons) == 1 else "frame_failed"
     return RewardOutput(
-        values=torch.where(valid, _weighted(values, weights), torch.nan),
+        values=torch.where(valid, _weigh(values, weights), torch.nan),
         valid=valid,
-        parts={k: _weighted(v.unflatten(0, (videos, -1)), part_weights) for k, v in output.parts.items()},
+        parts={k: _weigh(v.unflatten(0, (videos, -1)), part_weights) for k, v in output.parts.items()},
         errors={word: failed} if failed else {},
     )
 
 
-def _weighted(values: Float[Tensor, " b n"], weights: Float[Tensor, " b n"]) -> Float[Tensor, " b"]:
+def _weigh(values: Float[Tensor, " b n"], weights: Float[Tensor, " b n"]) -> Float[Tensor, " b"]:
     """`sum_j weight_j value_j` in the dtype of the weights; frames of weight 0 may hold NaN."""
     return (torch.where(weights > 0, values.to(weights.dtype), 0.0) * weights).sum(1).float()
 

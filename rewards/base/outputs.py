@@ -73,7 +73,7 @@ def lacks_numbers(tensor: Tensor) -> str:
     return ""
 
 
-def moved(output: RewardOutput, device: torch.device) -> RewardOutput:
+def move_output(output: RewardOutput, device: torch.device) -> RewardOutput:
     """The same output with its tensors on a device."""
     return RewardOutput(
         values=output.values.to(device),
@@ -83,7 +83,7 @@ def moved(output: RewardOutput, device: torch.device) -> RewardOutput:
     )
 
 
-def joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
+def join_outputs(outputs: Sequence[RewardOutput]) -> RewardOutput:
     """The outputs of one reward for the pieces of a batch, as that of the batch.
 
     A sub-score that some pieces lack is NaN there: a server that could not be reached names none.

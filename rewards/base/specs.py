@@ -52,10 +52,10 @@ def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
     """
     if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence) or not specs:
         raise ValueError(f"rewards must be a list with at least one entry such as {{name: geneval}}, got {specs!r}.")
-    return [_parsed(spec) for spec in specs]
+    return [_parse(spec) for spec in specs]
 
 
-def _parsed(spec: Spec) -> RewardConfig:
+def _parse(spec: Spec) -> RewardConfig:
     if isinstance(spec, RewardConfig):
         return spec
     if not isinstance(spec, Mapping):

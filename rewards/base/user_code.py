@@ -100,7 +100,7 @@ def content_of(file: str) -> str:
     found = {path: path.read_bytes()}
     waiting = [path]
     while waiting:
-        for other in _imported(found[waiting.pop()], path.parent):
+        for other in _imports(found[waiting.pop()], path.parent):
             if other not in found:
                 found[other] = other.read_bytes()
                 waiting.append(other)
@@ -109,7 +109,7 @@ def content_of(file: str) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def _imported(source: bytes, folder: Path) -> Iterator[Path]:
+def _imports(source: bytes, folder: Path) -> Iterator[Path]:
     """The files of a folder that the text of a Python file imports from it; of a package all that it has."""
     try:
         tree = ast.parse(source)

@@ -57,7 +57,7 @@ class UserFile:
         scorer = partial(self.scorer, **options)
 
         def score(inputs: RewardInputs) -> RewardOutput:
-            where, own = f"reward {self.file}:{self.function}", copied(inputs)
+            where, own = f"reward {self.file}:{self.function}", copy_inputs(inputs)
             arguments = (own,) if self.num_arguments == 1 else (own.images, own.prompts, own.metadata)
             counters = (
                 self.function,
@@ -98,7 +98,7 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
     return UserFile(file=file, function=function, scorer=scorer, num_arguments=number, options=dict(options))
 
 
-def copied(inputs: RewardInputs) -> RewardInputs:
+def copy_inputs(inputs: RewardInputs) -> RewardInputs:
     """The same inputs in memory of their own and without gradient: whoever writes into them spoils nothing."""
 
     def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
@@ -127,7 +127,7 @@ def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:
         values = torch.as_tensor(np.array(result) if isinstance(result, np.ndarray) else result)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(
-            f"{where} must return {batch} numbers, one per image, got {_described(result)}: {error}"
+            f"{where} must return {batch} numbers, one per image, got {_describe(result)}: {error}"
         ) from error
     if values.is_complex():
         raise ValueError(f"{where} must return {batch} real numbers, got complex ones: return their size, or a part.")
@@ -136,7 +136,7 @@ def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:
     return values.detach().float()
 
 
-def _described(result: Any) -> str:
+def _describe(result: Any) -> str:
     """What a function returned instead of numbers, and what to return instead where that is plain."""
     kind = type(result).__name__
     if isinstance(result, (list, tuple, np.ndarray)):

@@ -78,7 +78,7 @@ class AttributeNet(nn.Module):
 
     def features(self, images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b c 8 8"]:
         """Reads images in [0, 1]."""
-        return self.trunk(prepared(images))
+        return self.trunk(prepare(images))
 
     def forward(self, images: Float[Tensor, " b 3 h w"]) -> Attributes:
         """Counts and cells of images in [0, 1]."""
@@ -87,7 +87,7 @@ class AttributeNet(nn.Module):
         return Attributes(counts.unflatten(1, (_NUM_COUNTERS, MAX_COUNT + 1)), self.cells(features))
 
 
-def prepared(images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b 3 64 64"]:
+def prepare(images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b 3 64 64"]:
     """Images of [0, 1] in [-1, 1]; sizes other than 64 x 64 are resized (bilinear, antialiased) first."""
     if images.shape[-2:] != (SIZE, SIZE):
         images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)

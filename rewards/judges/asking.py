@@ -29,7 +29,7 @@ class NoScore(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
+class JudgedItem:
     """What became of an item: its value, or the short word for why it has none, and its sub-scores."""
 
     value: float | None = None
@@ -66,7 +66,7 @@ def judge_items(
     inputs: RewardInputs,
     chat: Chat,
     ask: Callable[[int], list[Question]],
-    read: Callable[[int, list[Answer]], Scored],
+    read: Callable[[int, list[Answer]], JudgedItem],
     *,
     parts: Sequence[str] = (),
 ) -> RewardOutput:
@@ -80,19 +80,19 @@ def judge_items(
         parts: names of the sub-scores; NaN where an item has none.
     """
     asked: dict[int, list[Question]] = {}
-    rows: list[Scored] = []
+    rows: list[JudgedItem] = []
     for item in range(len(inputs)):
         try:
             asked[item] = ask(item)
-            rows.append(Scored())
+            rows.append(JudgedItem())
         except NoScore as error:
-            rows.append(Scored(error=str(error)))
+            rows.append(JudgedItem(error=str(error)))
     answers = iter(ask_all(chat, [question for questions in asked.values() for question in questions]))
     for item, questions in asked.items():
         try:
             rows[item] = read(item, [next(answers) for _ in questions])
         except NoScore as error:
-            rows[item] = Scored(error=str(error))
+            rows[item] = JudgedItem(error=str(error))
     return output_of(
         [row.value for row in rows],
         inputs,

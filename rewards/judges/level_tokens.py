@@ -23,7 +23,7 @@ from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, Rew
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.local_chat import load_vision_language
 from flowrl.rewards.judges.templates import read_template, template_name
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint
 
 LEVELS = ("excellent", "good", "fair", "poor", "bad")
@@ -75,7 +75,7 @@ class LevelTokens:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model, getattr(torch, self.dtype).itemsize),)
+        return (model_of(self.model, getattr(torch, self.dtype).itemsize),)
 
     def text(self) -> str:
         """The template, ours or the user's."""

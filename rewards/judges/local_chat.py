@@ -21,7 +21,7 @@ from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.networks.pretrained import (
     cannot_load,
     check_model,
-    expanded,
+    expand_home,
     fingerprint,
     load_network,
     load_processor,
@@ -35,7 +35,7 @@ def load_vision_language(
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     try:
-        AutoConfig.from_pretrained(expanded(model), revision=revision)
+        AutoConfig.from_pretrained(expand_home(model), revision=revision)
     except (OSError, ValueError) as error:  # the second for a folder that holds something else
         raise cannot_load(model, OSError(str(error)), owner=owner, option="model", what="vision-language") from error
     network = load_network(

@@ -23,8 +23,8 @@ from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     MISSING,
     UNPARSED,
+    JudgedItem,
     NoScore,
-    Scored,
     all_of,
     ask_all,
     check_answer_options,
@@ -286,10 +286,12 @@ def _score(
             for number, principle in enumerate(plan)
         ]
 
-    def read(item: int, answers: list[Answer]) -> Scored:
-        scores = all_of(answers, [_satisfied(answer) if reasoned else probability_of_yes(answer) for answer in answers])
+    def read(item: int, answers: list[Answer]) -> JudgedItem:
+        scores = all_of(
+            answers, [_satisfaction(answer) if reasoned else probability_of_yes(answer) for answer in answers]
+        )
         value, means = aggregate_principles(checked[item], scores, weights, options.aggregate)
-        return Scored(value=value, parts=means)
+        return JudgedItem(value=value, parts=means)
 
     return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])
 
@@ -308,7 +310,7 @@ def _plans(inputs: RewardInputs, planner: Planner) -> list[Plan | str]:
     return plans
 
 
-def _satisfied(answer: Answer) -> float | None:
+def _satisfaction(answer: Answer) -> float | None:
     """How well a principle is satisfied by a reasoned answer, in [0, 1]."""
     score = parse_score(answer.text, pattern=SCORE, low=0, high=10)
     return None if score is None else score / 10

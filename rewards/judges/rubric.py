@@ -23,7 +23,7 @@ from flowrl.files import parse_json, read_text, replacing
 from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     UNPARSED,
-    Scored,
+    JudgedItem,
     first_error,
     judge_items,
     judged_reward,
@@ -148,11 +148,11 @@ class Rubric:
                 image = pixels_of(inputs.images[item])
                 return [rule_question(words, image, inputs.prompts[item], rule.text) for rule in rules]
 
-            def read(item: int, answers: list[Answer]) -> Scored:
+            def read(item: int, answers: list[Answer]) -> JudgedItem:
                 agreed = [_agreement(answer, rule) for answer, rule in zip(answers, rules, strict=True)]
                 score = math.fsum(rule.weight * value for rule, value in zip(rules, agreed, strict=True))
                 error = first_error(answers) or (UNPARSED if math.isnan(score) else None)
-                return Scored(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
+                return JudgedItem(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
 
             return judge_items(inputs, chat, ask, read, parts=names)
 

@@ -33,7 +33,7 @@ from flowrl.rewards.base import (
     reward_options,
 )
 from flowrl.rewards.base.nested import build_nested, nested_options
-from flowrl.rewards.base.outputs import check_output, joined
+from flowrl.rewards.base.outputs import check_output, join_outputs
 from flowrl.rewards.base.prompt_needs import lack_of, no_cells, no_grid
 from flowrl.rewards.judges.asking import MISSING
 from flowrl.rewards.networks.clip_encoder import (
@@ -42,9 +42,9 @@ from flowrl.rewards.networks.clip_encoder import (
     Preprocess,
     gradient_of,
     load_encoder,
-    scored,
+    score_output,
 )
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 
 Shape = tuple[int, int]
 DEFAULT_MODEL = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -202,7 +202,7 @@ class SubfigureSimilarity:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A grid."""
@@ -229,7 +229,7 @@ def mean_over_pairs(
                 unit = encoder.images(split_grid(chosen.images, *shape).flatten(0, 1)).unflatten(0, (len(items), -1))
                 first, second = zip(*cell_pairs(unit.shape[1]), strict=True)
                 cosine = (unit[:, first] * unit[:, second]).sum(-1)
-            output = scored(_row_mean(cosine), chosen)
+            output = score_output(_row_mean(cosine), chosen)
             lowest = torch.where(output.valid, cosine.detach().amin(1).to(output.valid.device), torch.nan)
             return replace(output, parts={"lowest": lowest})
 
@@ -269,7 +269,7 @@ def _by_shape(
         step = max(1, cells_per_call // (shape[0] * shape[1]))
         pieces += [score(items[start : start + step], shape) for start in range(0, len(items), step)]
         order += items
-    whole, back = joined(pieces), torch.tensor(order).argsort().to(inputs.images.device)
+    whole, back = join_outputs(pieces), torch.tensor(order).argsort().to(inputs.images.device)
     return replace(
         whole,
         values=whole.values[back],

@@ -23,8 +23,8 @@ from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
 from flowrl.rewards.judges.asking import (
     MISSING,
+    JudgedItem,
     NoScore,
-    Scored,
     all_of,
     check_answer_options,
     draw_seed,
@@ -136,7 +136,7 @@ class YesNo:
         if self.with_references and (lack := no_reference(prompt)) is not None:
             return lack
         try:
-            _expected(prompt.metadata, self)
+            _expectations(prompt.metadata, self)
         except NoScore:
             return (
                 f"needs questions in the field {self.questions_field!r} of its record, and has "
@@ -159,7 +159,7 @@ class YesNo:
             good: dict[int, list[Forms]] = {}  # of the questions of each item, in their order
 
             def ask(item: int) -> list[Question]:
-                expected, images = _expected(inputs.metadata[item], self), _images(inputs, item, self)
+                expected, images = _expectations(inputs.metadata[item], self), _images(inputs, item, self)
                 good[item] = [forms for _, forms in expected for _ in range(self.average)]
                 return [
                     words.question(
@@ -174,10 +174,10 @@ class YesNo:
                     for draw in range(self.average)
                 ]
 
-            def read(item: int, answers: list[Answer]) -> Scored:
+            def read(item: int, answers: list[Answer]) -> JudgedItem:
                 scores = _read(good[item], answers, self)
                 means = {"am": mean(scores), "gm": geometric_mean(scores)}
-                return Scored(value=means[self.aggregation], parts=means)
+                return JudgedItem(value=means[self.aggregation], parts=means)
 
             return judge_items(inputs, chat, ask, read, parts=() if self.questions_field is None else ("am", "gm"))
 
@@ -193,7 +193,7 @@ class YesNo:
         )
 
 
-def _expected(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]]:
+def _expectations(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]]:
     """Questions of an item's record with the forms of their answers."""
     if options.questions_field is None:
         return [(None, ("no",) if options.inverted else ("yes",))]

@@ -33,7 +33,7 @@ from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, Rew
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import fingerprint, first_line, read_weights, shared_network
 
 OWNER = "reward 'dreamsim'"
@@ -93,7 +93,7 @@ class DreamSim:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.folder),)
+        return (model_of(self.folder),)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """An image to compare with."""

@@ -25,7 +25,7 @@ from flowrl.files import read_json
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import IMAGE, read_template, template_name
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.qwen_vl import DTYPES, PROMPT, Dtype
 
 LONGEST = 2048  # tokens of a question
@@ -73,7 +73,7 @@ class VqaScore:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model, DTYPES[self.dtype].itemsize), sized(self.vision, DTYPES[self.dtype].itemsize))
+        return (model_of(self.model, DTYPES[self.dtype].itemsize), model_of(self.vision, DTYPES[self.dtype].itemsize))
 
     def text(self) -> str:
         """The question, the package's or the user's."""
@@ -101,7 +101,7 @@ class VqaScore:
             values = []
             before, after = text.split(IMAGE)
             for square, prompt in zip(squares, inputs.prompts, strict=True):
-                pixels = pretrained.processed(processor, [square])
+                pixels = pretrained.process_images(processor, [square])
                 pieces = [tokenizer(piece.replace(PROMPT, prompt)).input_ids for piece in (before, after)]
                 values.append(float(network(pixels, pieces, answer)))
             return output_of(values, inputs)

@@ -79,7 +79,7 @@ def _named(stream: IO[bytes]) -> set[str]:
 
 
 @contextmanager
-def blanked(path: Path) -> Iterator[None]:
+def replace_foreign(path: Path) -> Iterator[None]:
     """While it is entered, torch's safe reader takes a file's foreign objects for empty ones."""
     stands: list[Any] = [
         (_empty_dict if name == "collections.defaultdict" else blank(name), name) for name in foreign_names(path)

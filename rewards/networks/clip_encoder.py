@@ -27,7 +27,7 @@ from flowrl.rewards.networks.pretrained import (
     fingerprint,
     first_line,
     load_clip,
-    processed,
+    process_images,
     shared_network,
     unit,
 )
@@ -82,7 +82,7 @@ def transformers_clip(
 
     def pixels(images: Tensor) -> Tensor:
         if preprocess == "processor":
-            return processed(processor.image_processor, to_uint8(images))
+            return process_images(processor.image_processor, to_uint8(images))
         return float_pixels(images, size=size, interpolation=preprocess)
 
     how = type(processor.image_processor).__name__ if preprocess == "processor" else f"float-{preprocess}"
@@ -221,7 +221,7 @@ def prompt_reward(
         with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
             # Only the pairs that belong together: the matrix of all pairs has the same diagonal and costs B^2.
             cosine = (encoder.images(inputs.images) * encoder.texts(inputs.prompts)).sum(-1)
-            return scored(scaling(cosine, encoder.logit_scale), inputs, threshold)
+            return score_output(scaling(cosine, encoder.logit_scale), inputs, threshold)
 
     return FunctionReward(
         name=name,
@@ -237,7 +237,7 @@ def gradient_of(inputs: RewardInputs, encoder: ClipEncoder) -> torch.set_grad_en
     return torch.set_grad_enabled(torch.is_grad_enabled() and encoder.differentiable and inputs.images.requires_grad)
 
 
-def scored(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | None = None) -> RewardOutput:
+def score_output(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | None = None) -> RewardOutput:
     """Scores as an output on the images' device; with a threshold `1[score > threshold]`, the score as a part."""
     score = score.to(inputs.images.device)
     # A NaN may lie where the crop does not look, and the image is broken all the same.

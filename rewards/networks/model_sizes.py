@@ -30,7 +30,7 @@ PARAMETERS = {
 """Hub id -> parameters."""
 
 
-def sized(name: str, bytes_per_weight: int = 4) -> Model:
+def model_of(name: str, bytes_per_weight: int = 4) -> Model:
     """A model that a reward holds, with the number of its weights where that is known without a download."""
     folder = Path(name).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []

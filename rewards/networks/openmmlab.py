@@ -23,7 +23,7 @@ from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.detectors import Detector
 from flowrl.rewards.networks.mask2former import UNREAD, Mask2FormerDetector, check_classes
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.openmmlab_keys import network_of
 
 RELEASED = {
@@ -61,7 +61,7 @@ class OpenMMLab:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return sized(self.detector), sized(self.clip_model)
+        return model_of(self.detector), model_of(self.clip_model)
 
     def build(self, device: torch.device) -> Detector:
         """Loads both models."""

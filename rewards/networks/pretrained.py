@@ -35,7 +35,7 @@ from torch import Tensor
 from flowrl.failures import out_of_memory
 from flowrl.precision import network_autocast
 from flowrl.prompts.tokenizer_checks import check_tokenizer
-from flowrl.rewards.networks.blanks import blanked
+from flowrl.rewards.networks.blanks import replace_foreign
 from flowrl.rewards.networks.looked_for import look_for_model
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
@@ -56,7 +56,7 @@ def check_model(model: str, *, what: str, owner: str = "", option: str = "model"
     look_for_model(model, start=start, option=option, what=what)
 
 
-def expanded(model: str) -> str:
+def expand_home(model: str) -> str:
     """The model's name with a leading `~` expanded; transformers does not do that."""
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
@@ -100,7 +100,7 @@ def load_network(
     Raises:
         ValueError: if it cannot be had, or parameters are missing, which transformers would fill with random numbers.
     """
-    model = expanded(model)
+    model = expand_home(model)
 
     def load() -> Any:
         try:
@@ -166,7 +166,7 @@ def load_processor(
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     try:
-        found = kind.from_pretrained(expanded(model), revision=revision)
+        found = kind.from_pretrained(expand_home(model), revision=revision)
     except Exception as error:
         raise cannot_load(model, error, owner=owner, option=option, what=what) from error
     words = vars(found).get("tokenizer") if isinstance(found, ProcessorMixin) else found
@@ -227,7 +227,7 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with blanked(path) if others else nullcontext():
+        with replace_foreign(path) if others else nullcontext():
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(
@@ -309,10 +309,10 @@ def clip_of_pixels(
 ) -> Float[Tensor, " b d"]:
     """Unit embeddings in float32 of 8-bit images, which may differ in size, by the checkpoint's own processor."""
     device = network.logit_scale.device
-    return clip_image(network, processed(processor.image_processor, images).to(device))
+    return clip_image(network, process_images(processor.image_processor, images).to(device))
 
 
-def processed(processor: Any, images: Iterable[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " b 3 h w"]:
+def process_images(processor: Any, images: Iterable[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " b 3 h w"]:
     """8-bit images, which may differ in size, as an image processor of transformers prepares them."""
     return processor([Image.fromarray(image) for image in images], return_tensors="pt")["pixel_values"]
 

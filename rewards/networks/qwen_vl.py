@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from flowrl.config.sections import at_least
 from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 
 PositionMode = Literal["sequential", "mrope"]
 Dtype = Literal["bfloat16", "float32"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class Family(NamedTuple):
+class QwenFamily(NamedTuple):
     """A generation of Qwen-VL: what messages call it, and its classes in transformers."""
 
     what: str
@@ -44,9 +44,9 @@ class Family(NamedTuple):
     model: str
 
 
-QWEN2_VL = Family("Qwen2-VL", "Qwen2VLConfig", "Qwen2VLProcessor", "Qwen2VLModel")
-QWEN25_VL = Family("Qwen2.5-VL", "Qwen2_5_VLConfig", "Qwen2_5_VLProcessor", "Qwen2_5_VLModel")
-QWEN3_VL = Family("Qwen3-VL", "Qwen3VLConfig", "Qwen3VLProcessor", "Qwen3VLModel")
+QWEN2_VL = QwenFamily("Qwen2-VL", "Qwen2VLConfig", "Qwen2VLProcessor", "Qwen2VLModel")
+QWEN25_VL = QwenFamily("Qwen2.5-VL", "Qwen2_5_VLConfig", "Qwen2_5_VLProcessor", "Qwen2_5_VLModel")
+QWEN3_VL = QwenFamily("Qwen3-VL", "Qwen3VLConfig", "Qwen3VLProcessor", "Qwen3VLModel")
 
 HEAD = ("rm_head.",)
 PROMPT = "{prompt}"
@@ -94,13 +94,13 @@ def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: 
     return [round(i * (num_frames - 1) / (number - 1)) for i in range(number)]
 
 
-def resized_image(image: UInt8[np.ndarray, " h w 3"], *, min_pixels: int, max_pixels: int) -> Image.Image:
+def resize_image(image: UInt8[np.ndarray, " h w 3"], *, min_pixels: int, max_pixels: int) -> Image.Image:
     """An image at the size of `smart_resize`, by Pillow's bicubic filter."""
     rows, columns = smart_resize(image.shape[0], image.shape[1], min_pixels=min_pixels, max_pixels=max_pixels)
     return Image.fromarray(image).resize((columns, rows), Image.Resampling.BICUBIC)
 
 
-def resized_frames(
+def resize_frames(
     frames: UInt8[np.ndarray, " n h w 3"], *, min_pixels: int, max_pixels: int
 ) -> UInt8[Tensor, " n 3 rows columns"]:
     """A clip's frames at the size of `smart_resize`, by torchvision's bicubic filter with antialiasing."""
@@ -147,7 +147,7 @@ def split_weights(
 
 
 def load_base(
-    base: str, tokens: Sequence[str], *, revision: str | None, owner: str, family: Family = QWEN2_VL
+    base: str, tokens: Sequence[str], *, revision: str | None, owner: str, family: QwenFamily = QWEN2_VL
 ) -> tuple[Any, Any, tuple[int, ...]]:
     """The base model's configuration, its processor with the reward tokens added, and the ids of those."""
     import transformers
@@ -201,7 +201,7 @@ def build_network(
     dtype: Dtype,
     device: torch.device,
     owner: str,
-    family: Family = QWEN2_VL,
+    family: QwenFamily = QWEN2_VL,
     heads: tuple[str, ...] = HEAD,
 ) -> TokenReward:
     """The frozen network of a checkpoint, with the vocabulary of its weights, and `make_head`'s head in float32.
@@ -296,7 +296,7 @@ def encode(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scorer:
+class TokenScorer:
     """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs.
 
     `resize` says that the processor brings images to a size that it takes; `read` is the head, told more than it
@@ -360,7 +360,7 @@ class Checkpoint:
     name: str
     tokens: tuple[str, ...]
     make_head: Callable[[int, Mapping[str, Tensor]], nn.Module]
-    family: Family = QWEN2_VL
+    family: QwenFamily = QWEN2_VL
     heads: tuple[str, ...] = HEAD
     file: str = ""
 
@@ -385,7 +385,7 @@ class CheckpointOptions:
     @property
     def models(self) -> tuple[Model, ...]:
         """The backbone."""
-        return (sized(self.model, DTYPES[self.dtype].itemsize),)
+        return (model_of(self.model, DTYPES[self.dtype].itemsize),)
 
     def check(self) -> None:
         """Refuses a batch of nothing, and models that cannot be there."""
@@ -408,7 +408,7 @@ class CheckpointOptions:
         identity: tuple[str | None, ...] = (),
         position_mode: PositionMode = "sequential",
         resize: bool = False,
-    ) -> list[Scorer]:
+    ) -> list[TokenScorer]:
         """A scorer for each template, on one network, which other rewards of the same weights share.
 
         `identity` tells the weights apart, where it is not the model and its revision that do.
@@ -432,7 +432,7 @@ class CheckpointOptions:
         of_weights = identity or (self.model, self.revision)
         key = (self.published.name, *of_weights, self.base, self.base_revision, str(device), self.dtype)
         shared = partial(
-            Scorer,
+            TokenScorer,
             network=pretrained.shared_network(key, load),
             processor=processor,
             token_ids=token_ids,

@@ -27,7 +27,7 @@ _LORA = re.compile(r"(.+)\.lora_([AB])(?:\.\w+)?\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class CheckpointSettings:
     """What a checkpoint's model_config.json says: frames, pixels, LoRA, and (mean, std) of each dimension."""
 
     constants: tuple[tuple[float, float], ...]
@@ -38,7 +38,7 @@ class Settings:
     rslora: bool
 
 
-def read_settings(folder: Path, *, normalise: bool) -> Settings:
+def read_settings(folder: Path, *, normalise: bool) -> CheckpointSettings:
     """The settings of a checkpoint; without `normalise` the constants are (0, 1).
 
     Raises:
@@ -53,7 +53,7 @@ def read_settings(folder: Path, *, normalise: bool) -> Settings:
     if data.get("sample_type", "uniform") != "uniform" or not model.get("use_special_tokens", True):
         raise ValueError(f"{OWNER}: {str(file)!r} must have sample_type uniform and use_special_tokens true.")
     identity = ((0.0, 1.0),) * len(DIMENSIONS)
-    return Settings(
+    return CheckpointSettings(
         constants=_constants(content.get("inference_config") or {}, file) if normalise else identity,
         fps=float(data.get("fps") or 2.0),
         num_frames=data.get("num_frames"),
@@ -120,7 +120,7 @@ def _plain_name(name: str) -> str:
 
 
 def read_trained_weights(
-    checkpoint: Path, settings: Settings, base: str, base_revision: str | None, dtype: torch.dtype
+    checkpoint: Path, settings: CheckpointSettings, base: str, base_revision: str | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """All weights of backbone and head, with LoRA merged; of the base model where the checkpoint keeps only changes."""
     merge = partial(merge_lora, alpha=settings.lora_alpha, rslora=settings.rslora)

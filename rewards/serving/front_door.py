@@ -126,7 +126,7 @@ async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Ba
     name = next(iter(of))
     if len(of) > 1:
         most_parts = request.app.state.service.limits.max_images + 8
-        given = await asyncio.to_thread(_named, body, content_type, request.headers["content-type"], most_parts)
+        given = await asyncio.to_thread(_named_reward, body, content_type, request.headers["content-type"], most_parts)
         if not isinstance(given, str) or given not in of:
             raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {short(given)}.")
         name = given
@@ -135,7 +135,7 @@ async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Ba
     return of[name], name
 
 
-def _named(body: bytes, content_type: str, header: str, most_parts: int) -> Any:
+def _named_reward(body: bytes, content_type: str, header: str, most_parts: int) -> Any:
     """The reward that a body names; of a multipart one only the part `request` is read."""
     if content_type == "multipart/form-data":
         from python_multipart.multipart import parse_options_header
@@ -253,10 +253,10 @@ async def _metrics(request: Request) -> Response:
                 and (answer := await _ask(backend, "GET", "/metrics", request.app.state.inner)).status == 200
             ):
                 texts.append(answer.body.decode())
-    return Response(joined(texts), media_type=content_type)
+    return Response(join_metrics(texts), media_type=content_type)
 
 
-def joined(texts: Sequence[str]) -> str:
+def join_metrics(texts: Sequence[str]) -> str:
     """Several texts of Prometheus' format 0.0.4 as one: families once, equal series summed."""
     families: dict[str, tuple[list[str], dict[str, float]]] = {}
     for text in texts:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 
-from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failed, is_loopback, read_json_reply
+from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failure, is_loopback, read_json_reply
 from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.runtime.scrubbing import remember_secret
 
@@ -62,7 +62,7 @@ class RawReply(NamedTuple):
     content: bytes
 
 
-class Line:
+class ServerLine:
     """One server. Everything here happens in the loop of its `Lines`.
 
     Each request on its way has a client of one connection to itself. One client for all of them looks at each of its
@@ -79,19 +79,19 @@ class Line:
         self._limits: set[asyncio.Timeout] = set()  # of requests on their way
         self._watch: asyncio.Task[None] | None = None
 
-    async def post(self, path: str, body: Body, *, timeout: float) -> Any | Failed:
+    async def post(self, path: str, body: Body, *, timeout: float) -> Any | Failure:
         """The JSON of the reply to a POST, or why there is none; see `ask`. NaN and infinity are let through."""
         reply = await self.ask(path, body, timeout=timeout)
-        return reply if isinstance(reply, Failed) else read_json_reply(*reply)
+        return reply if isinstance(reply, Failure) else read_json_reply(*reply)
 
-    async def ask(self, path: str, body: Body | None = None, *, timeout: float) -> RawReply | Failed:
+    async def ask(self, path: str, body: Body | None = None, *, timeout: float) -> RawReply | Failure:
         """The reply to a POST, or to a GET where there is no body, or why there is none.
 
         `timeout` holds for all of it, so that a server that sends a byte now and then cannot stretch it. Redirects are
         not followed: they would turn the request into one without a body.
         """
         if self.dead:
-            return Failed(error="connection", message=f"{self.url} does not answer")
+            return Failure(error="connection", message=f"{self.url} does not answer")
         if self._silent is None:
             self._silent = time.monotonic()
         limit = asyncio.timeout(timeout)
@@ -103,24 +103,24 @@ class Line:
                 return await self._ask(path, body)
         except TimeoutError:
             if self.dead:
-                return Failed(error="connection", message=f"{self.url} does not answer")
-            return Failed(error="timeout")
+                return Failure(error="connection", message=f"{self.url} does not answer")
+            return Failure(error="timeout")
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             message = f"{type(error).__name__}: {error}"[:200]
-            return Failed(error="connection", again=not isinstance(error, _FINAL), message=message)
+            return Failure(error="connection", again=not isinstance(error, _FINAL), message=message)
         finally:
             self._limits.discard(limit)
 
-    async def _ask(self, path: str, body: Body | None) -> RawReply | Failed:
+    async def _ask(self, path: str, body: Body | None) -> RawReply | Failure:
         headers = {} if body is None else {"Content-Type": body.content_type}
         method, data = ("GET", None) if body is None else ("POST", body.data)
-        with self._taken() as client:
+        with self._client() as client:
             async with client.stream(method, self.url + path, content=data, headers=headers) as reply:
                 content = bytearray()
                 async for piece in reply.aiter_bytes():
                     content += piece
                     if len(content) > MAX_REPLY_BYTES:
-                        return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
+                        return Failure(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
         if reply.status_code not in _GATEWAY:
             self._heard()
         return RawReply(reply.status_code, reply.headers, bytes(content))
@@ -129,13 +129,13 @@ class Line:
         """Whether the server answers anything at all."""
         try:
             async with asyncio.timeout(within):
-                with self._taken() as client:
+                with self._client() as client:
                     return (await client.get(f"{self.url}/models")).status_code not in _GATEWAY
         except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, OSError):
             return False
 
     @contextmanager
-    def _taken(self) -> Iterator[httpx2.AsyncClient]:
+    def _client(self) -> Iterator[httpx2.AsyncClient]:
         client = self._idle.pop() if self._idle else self._connect()
         try:
             yield client
@@ -202,12 +202,12 @@ class Lines:
             timeout=None,
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             # One for all: the certificates of a machine take 25 ms to read.
-            verify=_trusted() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            verify=_trust() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),
         )
         # Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
         self.lines = tuple(
-            Line(url.rstrip("/"), partial(connect, trust_env=not is_loopback(url)), down_after) for url in urls
+            ServerLine(url.rstrip("/"), partial(connect, trust_env=not is_loopback(url)), down_after) for url in urls
         )
         self.pool = ServerPool(self.lines, self._is_back)
         self.encoders = ThreadPoolExecutor(max_workers=ENCODERS, thread_name_prefix="judge-images")
@@ -237,11 +237,11 @@ class Lines:
         while not self.dead and (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _PIECE))
 
-    def _is_back(self, line: Line) -> bool:
+    def _is_back(self, line: ServerLine) -> bool:
         return not line.dead and self.wait_for(line.answers(IDLE_SECONDS))
 
 
-def _trusted() -> ssl.SSLContext:
+def _trust() -> ssl.SSLContext:
     """The certificates of the machine, and those of a file that the environment names as other programs read it."""
     context = httpx2.create_ssl_context()
     if given := os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"):
@@ -254,7 +254,7 @@ def _trusted() -> ssl.SSLContext:
     return context
 
 
-def _talk(loop: asyncio.AbstractEventLoop, lines: Sequence[Line]) -> None:
+def _talk(loop: asyncio.AbstractEventLoop, lines: Sequence[ServerLine]) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
     for line in lines:

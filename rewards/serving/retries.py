@@ -28,7 +28,7 @@ MAX_REPLY_BYTES = 2**26
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
+class Failure:
     """One failed try, or a call that was given up.
 
     Attributes:
@@ -45,12 +45,12 @@ class Failed:
 
 
 def call_with_retries(
-    send: Callable[[int, float], T | Failed],
+    send: Callable[[int, float], T | Failure],
     *,
     deadline: float = 120.0,
     retries: int = 4,
     seed: int = 0,
-) -> T | Failed:
+) -> T | Failure:
     """Calls `send` until it succeeds, fails for good, has been retried `retries` times, or the time is up.
 
     Before retry k = 0, 1, ... it waits `retry_delay(k, seed)`, or as long as the server asked for where that is longer.
@@ -58,7 +58,7 @@ def call_with_retries(
 
     Args:
         send: given the number of the try (0, 1, ...) and the seconds left, which it must keep to; returns its result,
-            or a `Failed`. A try that samples should take a new seed from the number.
+            or a `Failure`. A try that samples should take a new seed from the number.
         deadline: seconds for all tries and waits together.
         retries: tries after the first.
         seed: of the waits; give every item its own, lest all that failed together come back together.
@@ -74,13 +74,13 @@ def call_with_retries(
 
 
 async def await_with_retries(
-    send: Callable[[int, float], Awaitable[T | Failed]],
+    send: Callable[[int, float], Awaitable[T | Failure]],
     pause: Callable[[float], Awaitable[None]],
     *,
     deadline: float = 120.0,
     retries: int = 4,
     seed: int = 0,
-) -> T | Failed:
+) -> T | Failure:
     """`call_with_retries` for a `send` that is awaited; `pause` waits so many seconds, and holds no thread."""
     end = time.monotonic() + deadline
     for attempt in range(retries + 1):
@@ -94,7 +94,7 @@ async def await_with_retries(
 
 def _delay_before_next(result: object, attempt: int, retries: int, end: float, seed: int) -> float | None:
     """Seconds before the next try; None where there is none."""
-    if not isinstance(result, Failed) or not result.again or attempt == retries:
+    if not isinstance(result, Failure) or not result.again or attempt == retries:
         return None
     delay = max(retry_delay(attempt, seed), result.retry_after or 0.0)
     return None if time.monotonic() + delay >= end else delay
@@ -150,7 +150,7 @@ def is_loopback(url: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> Any | Failed:
+def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> Any | Failure:
     """The JSON of a reply, or what is wrong with it."""
     text = content.decode(errors="replace")
     if not 200 <= status < 300:
@@ -158,14 +158,14 @@ def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> 
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return Failed(error="garbage", message=text[:200])
+        return Failure(error="garbage", message=text[:200])
 
 
-def failed_status(status: int, headers: Mapping[str, str], text: str = "") -> Failed:
+def failed_status(status: int, headers: Mapping[str, str], text: str = "") -> Failure:
     """The failure "status_NNN" of a reply with that status; 408, 425, 429 and 5xx are worth another try."""
     again = status in RETRIED_STATUSES or 500 <= status < 600
     after = _retry_after(headers.get("Retry-After"))
-    return Failed(error=f"status_{status}", again=again, retry_after=after, message=text[:200])
+    return Failure(error=f"status_{status}", again=again, retry_after=after, message=text[:200])
 
 
 def _retry_after(header: str | None) -> float | None:

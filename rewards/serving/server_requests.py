@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.rewards.base import Reward
 from flowrl.rewards.serving.batching import RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
-from flowrl.rewards.serving.wire import Limits, Score, ScoreRequest, decode_request, encode_reply, too_many_bytes
+from flowrl.rewards.serving.wire import ItemScore, Limits, ScoreRequest, decode_request, encode_reply, too_many_bytes
 from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ async def answer(request: Request, content_type: str) -> Response:
     start, name = time.perf_counter(), ""
     service.active += 1
     try:
-        decoded = await _received(service, request, content_type)
+        decoded = await _receive(service, request, content_type)
         queue = _queue(service, decoded.reward)
         name = queue.name
         queued = queue.submit(decoded)
@@ -105,7 +105,7 @@ async def answer(request: Request, content_type: str) -> Response:
     return response
 
 
-async def _received(service: Service, request: Request, content_type: str) -> ScoreRequest:
+async def _receive(service: Service, request: Request, content_type: str) -> ScoreRequest:
     """The decoded request; decoding runs in a thread, as images take time."""
     held: list[int] = []
     try:
@@ -214,7 +214,7 @@ def _queue(service: Service, name: str | None) -> RewardQueue:
     return service.queues[name]
 
 
-async def _outcome(request: Request, queued: Future[list[Score]]) -> list[Score]:
+async def _outcome(request: Request, queued: Future[list[ItemScore]]) -> list[ItemScore]:
     """The scores of a queued request, which is given up when its client goes away."""
     from starlette.requests import ClientDisconnect
 

@@ -104,7 +104,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Item:
+class WireItem:
     """One sample; images are 8-bit RGB [H, W, 3], and `image` is the first frame where there are `frames`."""
 
     id: int
@@ -130,12 +130,12 @@ class ScoreRequest:
     """A decoded request; `reward` is None where the sender left it to the server."""
 
     reward: str | None
-    items: tuple[Item, ...]
+    items: tuple[WireItem, ...]
     iteration: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
+class ItemScore:
     """What one item is worth: a finite `value`, or None with the short word `error` and perhaps a sentence."""
 
     id: int
@@ -146,15 +146,15 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class ScoreReply:
     """Scores in the order of the ids that were asked for; `version` is None where the server does not say."""
 
     version: str | None
-    scores: list[Score]
+    scores: list[ItemScore]
 
 
 def encode_request(
-    items: Sequence[Item],
+    items: Sequence[WireItem],
     reward: str | None,
     iteration: int = 0,
     *,
@@ -177,13 +177,13 @@ def encode_request(
     if reward is not None:
         body["reward"] = reward
     return body | {
-        "items": [_encoded_item(item, image, video) for item in items],
+        "items": [_encode_item(item, image, video) for item in items],
         "group_ids": [item.group_id for item in items],
     }
 
 
-def _encoded_item(
-    item: Item, image: Callable[[Pixels], str], video: Callable[[Sequence[Pixels]], str] | None
+def _encode_item(
+    item: WireItem, image: Callable[[Pixels], str], video: Callable[[Sequence[Pixels]], str] | None
 ) -> dict[str, Any]:
     images = {
         "images": () if item.frames else (item.image,),
@@ -202,7 +202,7 @@ def _encoded_item(
     return encoded
 
 
-def json_metadata(item: Item) -> dict[str, Any]:
+def json_metadata(item: WireItem) -> dict[str, Any]:
     """An item's metadata, once it is known that JSON can hold it."""
     try:
         json.dumps(item.metadata, allow_nan=False)
@@ -240,7 +240,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     has_video = any(isinstance(item, dict) and (item.get("frames") or item.get("video")) for item in items)
     if size > limits.max_bytes and (files is None or not has_video):
         raise too_many_bytes(limits)
-    purse = _Purse.filled(limits, size, files)
+    purse = _Purse.for_request(limits, size, files)
     decoded = [
         _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), purse)
         for i, item in enumerate(items)
@@ -285,7 +285,7 @@ class _Purse:
     most: int
 
     @classmethod
-    def filled(cls, limits: Limits, size: int, files: Mapping[str, bytes] | None) -> _Purse:
+    def for_request(cls, limits: Limits, size: int, files: Mapping[str, bytes] | None) -> _Purse:
         """The purse of a request of `size` bytes."""
         most_of_videos = max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels)
         return cls(
@@ -330,7 +330,7 @@ class _Purse:
         return frames
 
 
-def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
+def _item(value: Any, where: str, group: int | None, purse: _Purse) -> WireItem:
     data = _mapping(value, where, _ITEM_KEYS)
     number, prompt, fps = _integer(data.get("id"), f"{where}.id"), data.get("prompt"), data.get("fps")
     if not isinstance(prompt, str) or any("\ud800" <= letter <= "\udfff" for letter in prompt):
@@ -341,7 +341,7 @@ def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
     if not (metadata is None or isinstance(metadata, dict)):
         raise bad_request(f"{where}.metadata must be a mapping, got {short(metadata)}")
     images, shown = _item_images(data, where, purse)
-    return Item(
+    return WireItem(
         id=number,
         prompt=prompt,
         image=(images["images"] or shown)[0],
@@ -390,7 +390,7 @@ def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
         raise bad_request(f"{where} is not valid base64 ({error}); it may have been cut off") from error
 
 
-def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
+def encode_reply(version: str, scores: Sequence[ItemScore]) -> bytes:
     """The reply as JSON text; numbers that are not finite become null."""
     items = [
         {"id": score.id, "value": score.value, "error": score.error}
@@ -401,7 +401,7 @@ def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
     return json.dumps({"schema": SCHEMA, "version": version, "items": items}, allow_nan=False).encode()
 
 
-def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
+def decode_reply(reply: Any, ids: Sequence[int]) -> ScoreReply:
     """Reads a reply's JSON; an item that is missing, given twice, null or not finite is a failed one."""
     if not isinstance(reply, dict) or reply.get("schema") != SCHEMA or not isinstance(reply.get("items"), list):
         raise ValueError(f"the reply is not of schema {SCHEMA}: {short(reply)}.")
@@ -410,27 +410,27 @@ def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
         if isinstance(entry, dict) and isinstance(entry.get("id"), int):
             found.setdefault(entry["id"], []).append(entry)
     version = reply.get("version")
-    return Reply(
+    return ScoreReply(
         version=one_line(version) if isinstance(version, str) else None,
         scores=[_score(number, found.get(number, [])) for number in ids],
     )
 
 
-def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> Score:
+def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> ItemScore:
     if len(entries) != 1:
-        return Score(id=number, value=None, error="duplicate_id" if entries else "missing_id")
+        return ItemScore(id=number, value=None, error="duplicate_id" if entries else "missing_id")
     entry = entries[0]
     detail, parts = entry.get("detail"), entry.get("parts")
     if entry.get("error") is not None:
         word = log_word(str(entry["error"]))
-        return Score(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
+        return ItemScore(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
     value, error = read_value(entry.get("value"))
     numbers = {
         str(key): part
         for key, given in (parts if isinstance(parts, dict) else {}).items()
         if (part := read_value(given)[0]) is not None
     }
-    return Score(id=number, value=value, parts=numbers, error=error)
+    return ItemScore(id=number, value=value, parts=numbers, error=error)
 
 
 def read_value(value: Any) -> tuple[float | None, str | None]:

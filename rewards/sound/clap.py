@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 from flowrl.rewards.sound.loudness import sounds_of
 
@@ -45,7 +45,7 @@ class ClapScore:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
@@ -60,7 +60,7 @@ class ClapScore:
         def score(inputs: RewardInputs) -> RewardOutput:
             sounds, rate = sounds_of(inputs, owner="reward 'clap_score'")
             finite = torch.isfinite(sounds).flatten(1).all(1)
-            waves = prepared(torch.where(finite[:, None, None], sounds, 0.0), rate, processor.feature_extractor)
+            waves = prepare(torch.where(finite[:, None, None], sounds, 0.0), rate, processor.feature_extractor)
             extractor = processor.feature_extractor
             features = extractor(waves, sampling_rate=extractor.sampling_rate, return_tensors="pt").to(device)
             longest = network.config.text_config.max_position_embeddings - 2  # RoBERTa counts positions from 2
@@ -81,7 +81,7 @@ class ClapScore:
         )
 
 
-def prepared(sounds: Tensor, rate: int, extractor: Any) -> list[np.ndarray]:
+def prepare(sounds: Tensor, rate: int, extractor: Any) -> list[np.ndarray]:
     """Sounds `[b, channels, samples]` in one channel at the extractor's rate, cut where it would draw a place."""
     from scipy.signal import resample_poly  # half a second, and most options are only checked
 

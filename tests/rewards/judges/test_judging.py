@@ -19,7 +19,7 @@ from flowrl.rewards.judges.answers import (
     answer_mass,
     expected_level,
     logsumexp,
-    merged,
+    merge,
     parse_score,
     parse_winner,
     parse_word,
@@ -34,7 +34,7 @@ DIGITS = {str(i): i / 5 for i in range(6)}
 
 
 def test_candidates_that_differ_in_case_and_space_add_up() -> None:
-    found = merged({"Yes": math.log(0.2), " yes": math.log(0.1), "YES\n": math.log(0.05), "\u0120No": math.log(0.3)})
+    found = merge({"Yes": math.log(0.2), " yes": math.log(0.1), "YES\n": math.log(0.05), "\u0120No": math.log(0.3)})
     assert set(found) == {"yes", "no"}
     assert found["yes"] == pytest.approx(math.log(0.35), abs=1e-12)
     assert found["no"] == pytest.approx(math.log(0.3), abs=1e-12)

@@ -29,7 +29,7 @@ from flowrl.rewards.judges.server_chat import ServerJudge
 from flowrl.rewards.serving import retries
 from flowrl.rewards.serving.http_client import Body, Lines
 from flowrl.rewards.serving.retries import (
-    Failed,
+    Failure,
     call_with_retries,
     failed_status,
     is_loopback,
@@ -384,18 +384,18 @@ def test_retry_policy(waits: Waits) -> None:
 
     tries: list[tuple[int, float]] = []
 
-    def send(attempt: int, left: float) -> str | Failed:
+    def send(attempt: int, left: float) -> str | Failure:
         tries.append((attempt, left))
         waits.now += 10.0
-        return Failed(error="timeout")
+        return Failure(error="timeout")
 
     result = call_with_retries(send, deadline=31.0, retries=9, seed=1)
-    assert result == Failed(error="timeout")
+    assert result == Failure(error="timeout")
     assert [attempt for attempt, _ in tries] == [0, 1, 2]
     assert [left for _, left in tries] == pytest.approx(
         [31.0, 21.0 - waits.slept[0], 11.0 - sum(waits.slept)], abs=1e-9
     )
-    final = Failed(error="status_404", again=False)
+    final = Failure(error="status_404", again=False)
     assert call_with_retries(lambda *_: final) == final
     assert call_with_retries(lambda *_: None) is None  # a result, not a failure
 
@@ -426,7 +426,7 @@ def test_slow_reply_cannot_stretch_the_timeout() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         lines = Lines([f"http://127.0.0.1:{server.server_address[1]}"], api_key=None)
         (line,) = lines.lines
-        assert lines.wait_for(line.post("/x", Body(data=b"{}"), timeout=0.5)) == Failed(error="timeout")
+        assert lines.wait_for(line.post("/x", Body(data=b"{}"), timeout=0.5)) == Failure(error="timeout")
         assert lines.wait_for(line.post("/x", Body(data=b"{}"), timeout=20.0)) == {}
         server.shutdown()
 
