@@ -132,29 +132,34 @@ class RewardQueue:
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: bool(self._entries) or self._closing)
-                batch: list[_Entry] = []
-                kept: deque[_Entry] = deque()
-                pixels = 0
-                while self._entries and (self._whole or len(batch) < self._limits.batch_size):
-                    entry = self._entries.popleft()
-                    size = entry[0].items[entry[1]].num_pixels
-                    if entry[0].future.cancelled():
-                        self._pixels -= size
-                    elif not batch or (entry[0] is batch[0][0] if self._whole else _sizes(entry) == _sizes(batch[0])):
-                        if batch and not self._whole and pixels + size > self._limits.max_pixels:
-                            kept.append(entry)
-                            break
-                        batch.append(entry)
-                        pixels += size
-                    else:
-                        kept.append(entry)
-                        if self._whole:
-                            break
-                self._entries.extendleft(reversed(kept))
-                self._pixels -= pixels
+                batch = self._take_together()
                 self._queued.set(len(self))
                 if batch or (self._closing and not self._entries):
                     return batch
+
+    def _take_together(self) -> list[_Entry]:
+        """Takes from the queue what goes into one call with its first entry."""
+        batch: list[_Entry] = []
+        kept: deque[_Entry] = deque()
+        pixels = 0
+        while self._entries and (self._whole or len(batch) < self._limits.batch_size):
+            entry = self._entries.popleft()
+            size = entry[0].items[entry[1]].num_pixels
+            if entry[0].future.cancelled():
+                self._pixels -= size
+                continue
+            fits = not batch or (entry[0] is batch[0][0] if self._whole else _sizes(entry) == _sizes(batch[0]))
+            full = bool(batch) and not self._whole and pixels + size > self._limits.max_pixels
+            if fits and not full:
+                batch.append(entry)
+                pixels += size
+                continue
+            kept.append(entry)
+            if fits or self._whole:
+                break
+        self._entries.extendleft(reversed(kept))
+        self._pixels -= pixels
+        return batch
 
     def _score(self, batch: Sequence[_Entry], *, first: bool = False) -> list[ItemScore]:
         """Scores of a batch. One that fails is scored again by halves, so that a bad item harms itself alone."""

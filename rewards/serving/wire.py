@@ -237,8 +237,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if not (reward is None or isinstance(reward, str)):
         raise bad_request(f"reward must be text, got {short(reward)}")
     items = _listed_items(data.get("items"), groups, limits)
-    has_video = any(isinstance(item, dict) and (item.get("frames") or item.get("video")) for item in items)
-    if size > limits.max_bytes and (files is None or not has_video):
+    if size > limits.max_bytes and (files is None or not any(map(_has_video, items))):
         raise too_many_bytes(limits)
     purse = _Purse.for_request(limits, size, files)
     decoded = [
@@ -248,6 +247,10 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if len({item.id for item in decoded}) != len(decoded):
         raise bad_request("two items have the same id: ids tell the items of a request apart")
     return ScoreRequest(reward=reward, items=tuple(decoded), iteration=_integer(iteration, "iteration"))
+
+
+def _has_video(item: Any) -> bool:
+    return isinstance(item, dict) and bool(item.get("frames") or item.get("video"))
 
 
 def _listed_items(items: Any, groups: Any, limits: Limits) -> list[Any]:

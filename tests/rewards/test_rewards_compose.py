@@ -15,12 +15,7 @@ import torch
 from reward_inputs import inputs_of, jpeg_length, random_images
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.rewards import (
-    FunctionReward,
-    Reward,
-    RewardOutput,
-    output_of,
-)
+from flowrl.rewards import REWARDS, VERDICTS, FunctionReward, Reward, RewardOutput, gives_verdicts, output_of
 from flowrl.rewards.base.outputs import check_output, join_outputs
 from flowrl.rewards.base.specs import parse_reward_specs, validate_reward_specs
 from flowrl.rewards.compose import Term, WeightedSum, build_weighted_sum, close_gates, sum_of, weighted_sum
@@ -367,3 +362,10 @@ def test_weighted_sum_checks_its_arguments() -> None:
         weighted_sum([fixed("a", [1.0])], [math.inf])
     with pytest.raises(ValueError, match="kind must be one of pointwise"):
         weighted_sum([fixed("a", [1.0], kind="global")], [1.0])
+
+
+def test_the_first_reward_of_verdicts_is_known_by_its_key() -> None:
+    plain, judge = fixed("a", [1.0]), fixed("geneval", [1.0])
+    assert weighted_sum([plain, judge], [1.0, 1.0], [None, "rules"]).verdicts == "rules"
+    assert weighted_sum([plain], [1.0]).verdicts == VERDICTS == "geneval"
+    assert [name for name in REWARDS if gives_verdicts(name)] == ["geneval"]
