@@ -21,7 +21,6 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,7 +33,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.frames import framewise
 from flowrl.rewards.base.prompt_needs import no_fields
-from flowrl.rewards.judges.chat import Chat, build_chat, check_chat, is_server, judge_models
+from flowrl.rewards.judges.chat import build_chat, check_chat, is_server, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
 
 Normalise = Literal["nospace_lower", "nfkc", "none"]
@@ -233,7 +232,14 @@ def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
     """What reads images, what it is for the version, and whether it waits for another program."""
     if options.judge is not None:
         chat, words = build_chat(options.judge, device=device), options.words()
-        return partial(_ask_all, chat=chat, words=words), f"vlm:{words.digest}:{chat.version}", is_server(options.judge)
+
+        def ask_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
+            """What a vision-language model reads off each image; None where it gave no answer."""
+            answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
+            said = [None if answer.error else answer.text.strip() for answer in answers]
+            return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
+
+        return ask_all, f"vlm:{words.digest}:{chat.version}", is_server(options.judge)
     sure = f"confidence-{options.min_confidence:g}:angle-{options.angle_classifier}"
     readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
     if options.reader == "paddle":
@@ -242,7 +248,9 @@ def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
         packages = f"paddleocr-{importlib.metadata.version('paddleocr')}:paddle-{paddle}"
     else:
         readers.put(_rapidocr(options))
-        packages = f"rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(_model_names())}"
+        files = (importlib.resources.files("rapidocr") / "models").iterdir()  # their versions are in their names
+        models = sorted(file.name.removesuffix(".onnx") for file in files if file.name.endswith(".onnx"))
+        packages = f"rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(models)}"
         packages += f":onnxruntime-{importlib.metadata.version('onnxruntime')}"
 
     def read_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
@@ -264,19 +272,6 @@ def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
             return list(pool.map(read, images))
 
     return read_all, f"{sure}:{packages}", False
-
-
-def _ask_all(images: UInt8[np.ndarray, " b h w 3"], *, chat: Chat, words: Template) -> list[str | None]:
-    """What a vision-language model reads off each image; None where it gave no answer."""
-    answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
-    said = [None if answer.error else answer.text.strip() for answer in answers]
-    return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
-
-
-def _model_names() -> list[str]:
-    """The packaged models, by file name; their versions are in it."""
-    files = (importlib.resources.files("rapidocr") / "models").iterdir()
-    return sorted(file.name.removesuffix(".onnx") for file in files if file.name.endswith(".onnx"))
 
 
 def _rapidocr(options: Ocr) -> Reader:

@@ -91,7 +91,12 @@ class Similarity:
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model and encodes the references that are files."""
-        embed, version = (_clip if self.features == "clip" else _dinov2)(self, device)
+        if self.features == "clip":
+            network, processor = load_clip(self.weights, device=device, revision=self.revision, owner=OWNER)
+            embed: Embed = partial(clip_of_pixels, network, processor)
+            version = clip_fingerprint(network)
+        else:
+            embed, version = _dinov2(self, device)
         source, known, needs = "given", None, {"images", "reference_images"}
         memory: dict[str, Tensor] = {}
         if self.references is not None:
@@ -184,8 +189,3 @@ def _dinov2(options: Similarity, device: torch.device) -> tuple[Embed, str]:
         return unit(tokens[:, 0] if options.pooling == "cls" else tokens[:, 1:].mean(1))
 
     return embed, fingerprint([network.layernorm.weight, network.embeddings.cls_token])
-
-
-def _clip(options: Similarity, device: torch.device) -> tuple[Embed, str]:
-    network, processor = load_clip(options.weights, device=device, revision=options.revision, owner=OWNER)
-    return partial(clip_of_pixels, network, processor), clip_fingerprint(network)

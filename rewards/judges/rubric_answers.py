@@ -20,7 +20,7 @@ from flowrl.media.reading import read_image
 from flowrl.progress import Advance, progress
 from flowrl.prompts.pairs import Pair
 from flowrl.rewards.judges.asking import UNPARSED, probability_of_yes
-from flowrl.rewards.judges.chat import Chat, Pixels, Question
+from flowrl.rewards.judges.chat import Chat, Pixels
 from flowrl.rewards.judges.rubric import rule_question
 from flowrl.rewards.judges.templates import Template
 
@@ -42,7 +42,16 @@ def propose_rules(
     with progress("rubric: reasons", len(pairs)) as advance:
         for start in range(0, len(pairs), 16):
             some = pairs[start : start + 16]
-            questions = [_why(pair, words, count, temperature, start + i) for i, pair in enumerate(some)]
+            questions = [
+                words.question(
+                    [_pixels(pair.winner), _pixels(pair.loser)],
+                    {"prompt": pair.prompt, "count": str(count)},
+                    max_tokens=MAX_TOKENS,
+                    temperature=temperature,
+                    seed=start + i if temperature > 0 else None,
+                )
+                for i, pair in enumerate(some)
+            ]
             for answer in chat.ask(questions):
                 found = [] if answer.error else parse_rules(answer.text)
                 rules += found
@@ -53,16 +62,6 @@ def propose_rules(
 
 def _pixels(path: Path) -> Pixels:
     return read_image(path, owner="preference pairs")
-
-
-def _why(pair: Pair, words: Template, count: int, temperature: float, seed: int) -> Question:
-    return words.question(
-        [_pixels(pair.winner), _pixels(pair.loser)],
-        {"prompt": pair.prompt, "count": str(count)},
-        max_tokens=MAX_TOKENS,
-        temperature=temperature,
-        seed=seed if temperature > 0 else None,
-    )
 
 
 class AnswerCache:

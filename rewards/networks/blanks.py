@@ -43,11 +43,6 @@ def blank(name: str) -> type:
     return type(name.rpartition(".")[2], (), {"__new__": new, "__init__": ignore, "__setstate__": ignore})
 
 
-def _empty_dict(*_: Any) -> dict[Any, Any]:
-    """For a `defaultdict`: torch sets items on a plain dict and on nothing that stands for one."""
-    return {}
-
-
 def foreign_names(path: Path) -> list[str]:
     """What a file of torch names beside torch's own: "module.name" each."""
     names: set[str] = set()
@@ -81,8 +76,9 @@ def _named(stream: IO[bytes]) -> set[str]:
 @contextmanager
 def replace_foreign(path: Path) -> Iterator[None]:
     """While it is entered, torch's safe reader takes a file's foreign objects for empty ones."""
+    # Of a `defaultdict`, torch sets items on a plain dict and on nothing that stands for one.
     stands: list[Any] = [
-        (_empty_dict if name == "collections.defaultdict" else blank(name), name) for name in foreign_names(path)
+        ((lambda *_: {}) if name == "collections.defaultdict" else blank(name), name) for name in foreign_names(path)
     ]
     with torch.serialization.safe_globals(stands):
         yield

@@ -122,7 +122,8 @@ class ServerLine:
                     if len(content) > MAX_REPLY_BYTES:
                         return Failure(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
         if reply.status_code not in _GATEWAY:
-            self._heard()
+            # A sign of life. The request that it answers is still counted among those on their way.
+            self.dead, self._silent = False, time.monotonic() if len(self._limits) > 1 else None
         return RawReply(reply.status_code, reply.headers, bytes(content))
 
     async def answers(self, within: float) -> bool:
@@ -146,10 +147,6 @@ class ServerLine:
         """Closes the connections; no request is on its way."""
         for client in self._idle:
             await client.aclose()
-
-    def _heard(self) -> None:
-        """A sign of life. The request that it answers is still counted among those on their way."""
-        self.dead, self._silent = False, time.monotonic() if len(self._limits) > 1 else None
 
     async def _look_after(self, down_after: float) -> None:
         """Looks, while a sign of life is owed, whether the server lives.
