@@ -220,7 +220,8 @@ def call_scorer(items: list[dict[str, Any]], scorer: Scorer) -> dict[str, list[A
     """What the function gives for some items."""
     images: Any = [item["frames"] or item["images"][0] for item in items]
     if scorer.images == "numpy":  # arrays of one size are one array
-        numpy = importlib.import_module("numpy")
+        import numpy
+
         arrays = [numpy.stack(one) if isinstance(one, list) else one for one in images]
         images = numpy.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
     more = {name: [item[name] for item in items] for name in scorer.needs if name.endswith("_images")}
@@ -490,8 +491,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     if given.until_stdin_ends:
-        # Not sys.stdin: a thread that holds its lock at the end is a fatal error of Python.
-        threading.Thread(target=lambda: stop(os.read(0, 1)), daemon=True).start()
+        threading.Thread(target=lambda: stop(os.read(0, 1)), daemon=True).start()  # sys.stdin's lock is fatal at exit
     print(f"Serving at http://{given.host}:{server.server_address[1]}; Ctrl-C stops.", flush=True)
     server.serve_forever(poll_interval=0.1)
 
