@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flowrl.config.train import load_config
+from flowrl.rewards.base.user_code import load_function
 from flowrl.rewards.embedded.realism import scene_images
-from flowrl.rewards.user_code import load_function
 from flowrl.world.scene_prompts import train_records
 
 ROOT = Path(__file__).parents[1]

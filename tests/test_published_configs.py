@@ -17,7 +17,7 @@ from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.pipelines import family
 from flowrl.pipelines.weights.full_checks import check_full
 from flowrl.recipes.forward_settings import micro_batch_size
-from flowrl.rewards.specs import validate_reward_specs
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.samplers.times import steps_in_reach, strata
 from flowrl.samplers.windows import flash_tail
 from flowrl.training.paths import stochastic_steps

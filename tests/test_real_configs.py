@@ -10,7 +10,7 @@ from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_p
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.lora import Policy, check_targets
 from flowrl.prompts.loading import read_prompts
-from flowrl.rewards.specs import validate_reward_specs
+from flowrl.rewards.base.specs import validate_reward_specs
 
 GENEVAL, CLIP = "sd35m_grpo_geneval", "sd35m_grpo_clip_24gb"
 SD35M = "stabilityai/stable-diffusion-3.5-medium"

@@ -12,8 +12,8 @@ from site_syntax import markdown, modules
 from flowrl.config.source_syntax import find_definition, module_path, text_after, tree_of
 
 CONTRACTS = (
-    "flowrl.rewards", "flowrl.rewards.user_code", "flowrl.pipelines", "flowrl.samplers.kernels", "flowrl.trajectory",
-    "flowrl.runtime.randomness", "flowrl.runtime.capabilities",
+    "flowrl.rewards", "flowrl.rewards.base.user_code", "flowrl.pipelines", "flowrl.samplers.kernels",
+    "flowrl.trajectory", "flowrl.runtime.randomness", "flowrl.runtime.capabilities",
 )  # fmt: skip
 """Modules whose public names are for users although they have no `__all__`: what an own reward, family or method is."""
 LOOSE = ("rlg_pipeline", "slot_network")

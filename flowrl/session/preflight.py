@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowrl.config.sections import PromptsConfig
     from flowrl.pipelines import ModelFamily
     from flowrl.prompts.loading import Prompt
-    from flowrl.rewards.specs import CheckedReward
+    from flowrl.rewards.base.specs import CheckedReward
     from flowrl.training.prompting import RunPrompts
 
 
@@ -160,7 +160,7 @@ def _entries(given: Mapping[str, Any], *, trained: bool = False) -> tuple[Reward
 
 
 def _check_reward(entry: RewardConfig, looked: Looked) -> None:
-    from flowrl.rewards.specs import checked_reward
+    from flowrl.rewards.base.specs import checked_reward
 
     looked.rewards[id(entry)] = checked_reward(entry)
 

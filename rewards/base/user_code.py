@@ -50,29 +50,22 @@ def _working_directory() -> str | None:
         return None
 
 
-def _back_to_folder(path: str | None) -> None:
-    if path is not None:
-        os.chdir(path)
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _back_to_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)  # naming the CPU would slow every call down
-
-
 _SETTINGS = (
     _Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    _Setting("the default device", torch.get_default_device, _back_to_device),
+    _Setting(
+        "the default device",
+        torch.get_default_device,
+        lambda v: torch.set_default_device(None if v.type == "cpu" else v),  # naming the CPU would slow every call down
+    ),
     _Setting("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
     _Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
     _Setting(
-        "deterministic algorithms", _deterministic, lambda v: torch.use_deterministic_algorithms(v[0], warn_only=v[1])
+        "deterministic algorithms",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda v: torch.use_deterministic_algorithms(v[0], warn_only=v[1]),
     ),
     _Setting("the precision of products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    _Setting("the working directory", _working_directory, _back_to_folder),
+    _Setting("the working directory", _working_directory, lambda v: os.chdir(v or ".")),
 )
 
 
@@ -107,7 +100,7 @@ def content_of(file: str) -> str:
     found = {path: path.read_bytes()}
     waiting = [path]
     while waiting:
-        for other in _imported(found[waiting.pop()], path.parent):
+        for other in _imports(found[waiting.pop()], path.parent):
             if other not in found:
                 found[other] = other.read_bytes()
                 waiting.append(other)
@@ -116,7 +109,7 @@ def content_of(file: str) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def _imported(source: bytes, folder: Path) -> Iterator[Path]:
+def _imports(source: bytes, folder: Path) -> Iterator[Path]:
     """The files of a folder that the text of a Python file imports from it; of a package all that it has."""
     try:
         tree = ast.parse(source)

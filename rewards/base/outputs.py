@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flowrl.rewards import RewardOutput
+from flowrl.rewards.base import RewardOutput
 from flowrl.runtime.scrubbing import without_secrets
 
 _LONGEST_WORD = 60
@@ -35,9 +35,6 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
     """Checks a reward's output: types and shapes [batch]. Returns it with NaN and infinity marked as failed items.
 
     A failed item never keeps a number: its value becomes NaN.
-
-    Raises:
-        ValueError: naming the reward, `name`, and what is wrong.
     """
     if not isinstance(output, RewardOutput):
         raise ValueError(f"reward {name!r} must return a RewardOutput, got {type(output).__name__}.")
@@ -76,15 +73,17 @@ def lacks_numbers(tensor: Tensor) -> str:
     return ""
 
 
-def moved(output: RewardOutput, device: torch.device) -> RewardOutput:
+def move_output(output: RewardOutput, device: torch.device) -> RewardOutput:
     """The same output with its tensors on a device."""
     return RewardOutput(
-        values=output.values.to(device), valid=output.valid.to(device),
-        parts={name: part.to(device) for name, part in output.parts.items()}, errors=output.errors,
-    )  # fmt: skip
+        values=output.values.to(device),
+        valid=output.valid.to(device),
+        parts={name: part.to(device) for name, part in output.parts.items()},
+        errors=output.errors,
+    )
 
 
-def joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
+def join_outputs(outputs: Sequence[RewardOutput]) -> RewardOutput:
     """The outputs of one reward for the pieces of a batch, as that of the batch.
 
     A sub-score that some pieces lack is NaN there: a server that could not be reached names none.

@@ -30,13 +30,7 @@ class NeedsToLearn(Protocol):
 
 
 def lack_of(options: object, prompt: Prompt, *, trained: bool = True) -> str | None:
-    """What a prompt lacks for a reward, or for a comparator, of these options.
-
-    Args:
-        options: of the reward.
-        prompt: that is looked at.
-        trained: whether images of it are trained on, or else evaluated alone.
-    """
+    """What a prompt lacks for a reward, or a comparator; with `trained`, for one that learns from its images too."""
     if trained and isinstance(options, NeedsToLearn) and (lack := options.lacks_to_learn(prompt)) is not None:
         return lack
     return options.lacks(prompt) if isinstance(options, NeedsOfPrompt) else None
@@ -53,9 +47,9 @@ def no_source(prompt: Prompt, *, one: bool = False) -> str | None:
 
 def no_reference(prompt: Prompt) -> str | None:
     """The lack of a reference image."""
-    return None if prompt.references else (
-        "needs a reference image, and has none: name it in the prompt's row under 'reference'"
-    )  # fmt: skip
+    if prompt.references:
+        return None
+    return "needs a reference image, and has none: name it in the prompt's row under 'reference'"
 
 
 def no_fields(prompt: Prompt, *names: str) -> str | None:
@@ -82,9 +76,9 @@ def no_record(prompt: Prompt) -> str | None:
 
 def no_grid(prompt: Prompt, grid: str | None) -> str | None:
     """The lack of a grid in the text, where the option `grid` names none for all."""
-    return None if grid_shape(grid or prompt.text) is not None else (
-        "needs a grid of two cells or more in its text, such as 2x2, and names none: name it, or set the option grid"
-    )  # fmt: skip
+    if grid_shape(grid or prompt.text) is not None:
+        return None
+    return "needs a grid of two cells or more in its text, such as 2x2, and names none: name it, or set the option grid"
 
 
 def no_cells(prompt: Prompt, grid: str | None) -> str | None:

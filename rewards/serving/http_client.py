@@ -1,10 +1,11 @@
-"""Lines to a judge's servers: one event loop in a thread, connections that stay open, and whether a server lives.
+"""The HTTP client of reward servers and judges: one event loop in a thread, and connections that stay open.
 
-    lines = Lines(["http://127.0.0.1:8000/v1"], api_key=None, down_after=5.0)
-    reply = lines.wait_for(lines.pool.ask_awaited(partial(post, body)))     # from any thread
+    lines = Lines(["http://127.0.0.1:8190"], api_key=None)
+    reply = lines.wait_for(lines.lines[0].post("/compute", Body(data=b"{}"), timeout=60.0))     # from any thread
 
-A server that has been silent for a while though it has requests is asked `GET /models`. One that does not answer that
-either is taken for dead: its requests end at once, and nothing is sent there until it answers again.
+With `down_after`, a server that has been silent for a while though it has requests is asked `GET /models`. One that
+does not answer that either is taken for dead: its requests end at once, and nothing is sent there until it answers
+again.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 
-from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failed, is_loopback, read_json_reply
+from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failure, is_loopback, read_json_reply
 from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.runtime.scrubbing import remember_secret
 
 T = TypeVar("T")
 
@@ -43,16 +46,27 @@ _FINAL = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolErr
 _log = logging.getLogger(__name__)
 
 
-class Line:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """A request's body and its content type."""
+
+    data: bytes
+    content_type: str = "application/json"
+
+
+class RawReply(NamedTuple):
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+class ServerLine:
     """One server. Everything here happens in the loop of its `Lines`.
 
     Each request on its way has a client of one connection to itself. One client for all of them looks at each of its
     idle connections before every request, which at 64 takes half of the time of a request.
-
-    Args:
-        url: up to /v1.
-        connect: makes a client.
-        down_after: seconds within which a dead server is noticed; None never looks.
     """
 
     def __init__(self, url: str, connect: Callable[[], httpx2.AsyncClient], down_after: float | None) -> None:
@@ -65,13 +79,19 @@ class Line:
         self._limits: set[asyncio.Timeout] = set()  # of requests on their way
         self._watch: asyncio.Task[None] | None = None
 
-    async def post(self, body: bytes, *, timeout: float) -> Any | Failed:
-        """The JSON of the reply to `POST /chat/completions`, or why there is none.
+    async def post(self, path: str, body: Body, *, timeout: float) -> Any | Failure:
+        """The JSON of the reply to a POST, or why there is none; see `ask`. NaN and infinity are let through."""
+        reply = await self.ask(path, body, timeout=timeout)
+        return reply if isinstance(reply, Failure) else read_json_reply(*reply)
 
-        `timeout` holds for all of it, so that a server that sends a byte now and then cannot stretch it.
+    async def ask(self, path: str, body: Body | None = None, *, timeout: float) -> RawReply | Failure:
+        """The reply to a POST, or to a GET where there is no body, or why there is none.
+
+        `timeout` holds for all of it, so that a server that sends a byte now and then cannot stretch it. Redirects are
+        not followed: they would turn the request into one without a body.
         """
         if self.dead:
-            return Failed(error="connection", message=f"{self.url} does not answer")
+            return Failure(error="connection", message=f"{self.url} does not answer")
         if self._silent is None:
             self._silent = time.monotonic()
         limit = asyncio.timeout(timeout)
@@ -80,41 +100,43 @@ class Line:
             self._watch = asyncio.create_task(self._look_after(self._down_after))
         try:
             async with limit:
-                return await self._post(body)
+                return await self._ask(path, body)
         except TimeoutError:
             if self.dead:
-                return Failed(error="connection", message=f"{self.url} does not answer")
-            return Failed(error="timeout")
+                return Failure(error="connection", message=f"{self.url} does not answer")
+            return Failure(error="timeout")
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             message = f"{type(error).__name__}: {error}"[:200]
-            return Failed(error="connection", again=not isinstance(error, _FINAL), message=message)
+            return Failure(error="connection", again=not isinstance(error, _FINAL), message=message)
         finally:
             self._limits.discard(limit)
 
-    async def _post(self, body: bytes) -> Any | Failed:
-        headers, url = {"Content-Type": "application/json"}, f"{self.url}/chat/completions"
-        with self._taken() as client:
-            async with client.stream("POST", url, content=body, headers=headers) as reply:
+    async def _ask(self, path: str, body: Body | None) -> RawReply | Failure:
+        headers = {} if body is None else {"Content-Type": body.content_type}
+        method, data = ("GET", None) if body is None else ("POST", body.data)
+        with self._client() as client:
+            async with client.stream(method, self.url + path, content=data, headers=headers) as reply:
                 content = bytearray()
                 async for piece in reply.aiter_bytes():
                     content += piece
                     if len(content) > MAX_REPLY_BYTES:
-                        return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
+                        return Failure(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
         if reply.status_code not in _GATEWAY:
-            self._heard()
-        return read_json_reply(reply.status_code, reply.headers, bytes(content))
+            # A sign of life. The request that it answers is still counted among those on their way.
+            self.dead, self._silent = False, time.monotonic() if len(self._limits) > 1 else None
+        return RawReply(reply.status_code, reply.headers, bytes(content))
 
     async def answers(self, within: float) -> bool:
         """Whether the server answers anything at all."""
         try:
             async with asyncio.timeout(within):
-                with self._taken() as client:
+                with self._client() as client:
                     return (await client.get(f"{self.url}/models")).status_code not in _GATEWAY
         except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, OSError):
             return False
 
     @contextmanager
-    def _taken(self) -> Iterator[httpx2.AsyncClient]:
+    def _client(self) -> Iterator[httpx2.AsyncClient]:
         client = self._idle.pop() if self._idle else self._connect()
         try:
             yield client
@@ -125,10 +147,6 @@ class Line:
         """Closes the connections; no request is on its way."""
         for client in self._idle:
             await client.aclose()
-
-    def _heard(self) -> None:
-        """A sign of life. The request that it answers is still counted among those on their way."""
-        self.dead, self._silent = False, time.monotonic() if len(self._limits) > 1 else None
 
     async def _look_after(self, down_after: float) -> None:
         """Looks, while a sign of life is owed, whether the server lives.
@@ -162,39 +180,36 @@ class Line:
         self.dead = True
         _log.warning(
             "judge %s has not answered for %.1f s (down_after): its questions fail at once until it answers again",
-            self.url, silent,
-        )  # fmt: skip
+            self.url,
+            silent,
+        )
         for limit in self._limits:
             if not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
 
 
 class Lines:
-    """The servers of a judge, and the loop that talks to them.
+    """Some servers, and the loop that talks to them; it ends with the last reference to this."""
 
-    Args:
-        urls: of the servers, up to /v1.
-        api_key: sent as `Authorization: Bearer`.
-        down_after: see `Line`.
-    """
-
-    def __init__(self, urls: Sequence[str], *, api_key: str | None, down_after: float | None) -> None:
+    def __init__(self, urls: Sequence[str], *, api_key: str | None, down_after: float | None = None) -> None:
+        remember_secret(api_key or "")
         secure = any(url.startswith("https") or not is_loopback(url) for url in urls)
         connect = partial(
-            httpx2.AsyncClient, timeout=None,
+            httpx2.AsyncClient,
+            timeout=None,
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             # One for all: the certificates of a machine take 25 ms to read.
-            verify=httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            verify=_trust() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),
-        )  # fmt: skip
+        )
         # Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
         self.lines = tuple(
-            Line(url.rstrip("/"), partial(connect, trust_env=not is_loopback(url)), down_after) for url in urls
+            ServerLine(url.rstrip("/"), partial(connect, trust_env=not is_loopback(url)), down_after) for url in urls
         )
         self.pool = ServerPool(self.lines, self._is_back)
         self.encoders = ThreadPoolExecutor(max_workers=ENCODERS, thread_name_prefix="judge-images")
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=_talk, args=(self._loop, self.lines), name="judge", daemon=True)
+        self._thread = threading.Thread(target=_talk, args=(self._loop, self.lines), name="servers", daemon=True)
         self._thread.start()
         self.close = weakref.finalize(self, _close, self._loop, self._thread, self.encoders)
 
@@ -205,7 +220,7 @@ class Lines:
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of some work in the loop, from any other thread."""
-        assert self._thread.is_alive(), "a judge is asked in the process that opened its lines"
+        assert self._thread.is_alive(), "servers are asked in the process that opened the lines to them"
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -219,11 +234,24 @@ class Lines:
         while not self.dead and (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _PIECE))
 
-    def _is_back(self, line: Line) -> bool:
+    def _is_back(self, line: ServerLine) -> bool:
         return not line.dead and self.wait_for(line.answers(IDLE_SECONDS))
 
 
-def _talk(loop: asyncio.AbstractEventLoop, lines: Sequence[Line]) -> None:
+def _trust() -> ssl.SSLContext:
+    """The certificates of the machine, and those of a file that the environment names as other programs read it."""
+    context = httpx2.create_ssl_context()
+    if given := os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"):
+        try:
+            context.load_verify_locations(**{"capath" if os.path.isdir(given) else "cafile": given})
+        except OSError as error:
+            raise ValueError(
+                f"REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names {given!r}, which cannot be read: {error}."
+            ) from error
+    return context
+
+
+def _talk(loop: asyncio.AbstractEventLoop, lines: Sequence[ServerLine]) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
     for line in lines:

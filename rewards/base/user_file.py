@@ -15,7 +15,7 @@ The file is imported under a private module name, so it may be called `rewards.p
 is not put on the import path. A relative path starts at the working directory.
 
 A function may write into what it is given, which are copies; what it does to the process does not stay
-(`flowrl.rewards.user_code`).
+(`flowrl.rewards.base.user_code`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.outputs import check_output, lacks_numbers
-from flowrl.rewards.user_code import call_function, content_of, load_function
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
+from flowrl.rewards.base.outputs import check_output, lacks_numbers
+from flowrl.rewards.base.user_code import call_function, content_of, load_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +54,27 @@ class UserFile:
         if "device" in inspect.signature(self.scorer).parameters:
             options["device"] = device
         content = content_of(self.file)
+        scorer = partial(self.scorer, **options)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            where, own = f"reward {self.file}:{self.function}", copy_inputs(inputs)
+            arguments = (own,) if self.num_arguments == 1 else (own.images, own.prompts, own.metadata)
+            counters = (
+                self.function,
+                inputs.iteration,
+                *inputs.group_ids[:1].tolist(),
+                *inputs.sample_ids[:1].tolist(),
+            )
+            result = call_function(scorer, *arguments, file=self.file, where=where, counters=counters)
+            if self.num_arguments == 1:
+                output = check_output(result, len(inputs), where.removeprefix("reward "))
+                parts = {name: part.detach().clone() for name, part in output.parts.items()}
+                return replace(output, values=output.values.detach().clone(), valid=output.valid.clone(), parts=parts)
+            return output_of(_as_numbers(result, inputs, where).tolist(), inputs)
+
         return FunctionReward(
             name=self.function,
-            score=partial(_score, user=self, scorer=partial(self.scorer, **options)),
+            score=score,
             needs=frozenset({"images", "prompts", "metadata", "group_ids", "sample_ids"}),
             version=f"user_file:{Path(self.file).name}:{self.function}:sha256-{content}:"
             f"{dict(sorted(self.options.items()))!r}",
@@ -64,11 +82,7 @@ class UserFile:
 
 
 def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> UserFile:
-    """Imports the file and checks that the function is there, how it is called, and the options.
-
-    Raises:
-        ValueError: naming file and function, and the user's own line if the file cannot be imported.
-    """
+    """Imports the file and checks that the function is there, how it is called, and the options."""
     where = f"reward {file}:{function}"
     scorer = load_function(file, function)
     # The number of positional parameters, 1 or 3.
@@ -84,19 +98,7 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
     return UserFile(file=file, function=function, scorer=scorer, num_arguments=number, options=dict(options))
 
 
-def _score(inputs: RewardInputs, *, user: UserFile, scorer: Callable[..., Any]) -> RewardOutput:
-    where, own = f"reward {user.file}:{user.function}", copied(inputs)
-    arguments = (own,) if user.num_arguments == 1 else (own.images, own.prompts, own.metadata)
-    counters = (user.function, inputs.iteration, *inputs.group_ids[:1].tolist(), *inputs.sample_ids[:1].tolist())
-    result = call_function(scorer, *arguments, file=user.file, where=where, counters=counters)
-    if user.num_arguments == 1:
-        output = check_output(result, len(inputs), where.removeprefix("reward "))
-        parts = {name: part.detach().clone() for name, part in output.parts.items()}
-        return replace(output, values=output.values.detach().clone(), valid=output.valid.clone(), parts=parts)
-    return output_of(_as_numbers(result, inputs, where).tolist(), inputs)
-
-
-def copied(inputs: RewardInputs) -> RewardInputs:
+def copy_inputs(inputs: RewardInputs) -> RewardInputs:
     """The same inputs in memory of their own and without gradient: whoever writes into them spoils nothing."""
 
     def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
@@ -104,12 +106,17 @@ def copied(inputs: RewardInputs) -> RewardInputs:
         return None if images is None else [[image.detach().clone() for image in few] for few in images]
 
     return replace(
-        inputs, prompts=list(inputs.prompts), images=inputs.images.detach().clone(),
-        metadata=deepcopy(inputs.metadata), group_ids=inputs.group_ids.clone(), sample_ids=inputs.sample_ids.clone(),
+        inputs,
+        prompts=list(inputs.prompts),
+        images=inputs.images.detach().clone(),
+        metadata=deepcopy(inputs.metadata),
+        group_ids=inputs.group_ids.clone(),
+        sample_ids=inputs.sample_ids.clone(),
         videos=None if inputs.videos is None else inputs.videos.detach().clone(),
         sounds=None if inputs.sounds is None else inputs.sounds.detach().clone(),
-        source_images=of(inputs.source_images), reference_images=of(inputs.reference_images),
-    )  # fmt: skip
+        source_images=of(inputs.source_images),
+        reference_images=of(inputs.reference_images),
+    )
 
 
 def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:
@@ -120,7 +127,7 @@ def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:
         values = torch.as_tensor(np.array(result) if isinstance(result, np.ndarray) else result)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(
-            f"{where} must return {batch} numbers, one per image, got {_described(result)}: {error}"
+            f"{where} must return {batch} numbers, one per image, got {_describe(result)}: {error}"
         ) from error
     if values.is_complex():
         raise ValueError(f"{where} must return {batch} real numbers, got complex ones: return their size, or a part.")
@@ -129,7 +136,7 @@ def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:
     return values.detach().float()
 
 
-def _described(result: Any) -> str:
+def _describe(result: Any) -> str:
     """What a function returned instead of numbers, and what to return instead where that is plain."""
     kind = type(result).__name__
     if isinstance(result, (list, tuple, np.ndarray)):

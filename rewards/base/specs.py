@@ -18,9 +18,9 @@ import torch
 
 from flowrl.config.options import build_options
 from flowrl.config.rewards import RewardConfig, check_weights
-from flowrl.rewards import Reward, RewardOptions, SharesPart, reward_options
-from flowrl.rewards.frames import framewise
-from flowrl.rewards.user_file import user_file_options
+from flowrl.rewards.base import Reward, RewardOptions, SharesPart, reward_options
+from flowrl.rewards.base.frames import framewise
+from flowrl.rewards.base.user_file import user_file_options
 
 Spec = RewardConfig | Mapping[str, Any]
 
@@ -52,10 +52,10 @@ def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
     """
     if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence) or not specs:
         raise ValueError(f"rewards must be a list with at least one entry such as {{name: geneval}}, got {specs!r}.")
-    return [_parsed(spec) for spec in specs]
+    return [_parse(spec) for spec in specs]
 
 
-def _parsed(spec: Spec) -> RewardConfig:
+def _parse(spec: Spec) -> RewardConfig:
     if isinstance(spec, RewardConfig):
         return spec
     if not isinstance(spec, Mapping):
@@ -68,9 +68,6 @@ def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
 
     Names, options with their types and values, that a user's file can be imported and has the function. It runs the
     top level of a user's file.
-
-    Raises:
-        ValueError: saying which entry, what was given, what is allowed.
     """
     entries = parse_reward_specs(specs)
     check_weights([entry.weight for entry in entries])
@@ -79,11 +76,9 @@ def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
 
 def checked_reward(entry: RewardConfig) -> CheckedReward:
     """One entry with its checked options; see `validate_reward_specs`."""
-    return CheckedReward(entry=entry, options=_options(entry))
-
-
-def _options(entry: RewardConfig) -> RewardOptions:
     if entry.file is not None and entry.function is not None:
-        return user_file_options(entry.file, entry.function, entry.options)
-    assert entry.name is not None
-    return reward_options(entry.name, entry.options)
+        options: RewardOptions = user_file_options(entry.file, entry.function, entry.options)
+    else:
+        assert entry.name is not None
+        options = reward_options(entry.name, entry.options)
+    return CheckedReward(entry=entry, options=options)

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.rewards import FramePolicy, FrameReducer, Frames
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.outputs import check_output, joined
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.outputs import check_output, join_outputs
 from flowrl.runtime.placement import widened
 
 
@@ -45,9 +44,25 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
         raise ValueError(f"{owner}: it looks at whole videos itself: leave out frames.")
     count, fraction = frames.count, frames.fraction
     words = [frames.policy, *([str(count)] if count else []), frames.reducer, *([f"{fraction:g}"] if fraction else [])]
+
+    def score(inputs: RewardInputs) -> RewardOutput:
+        if inputs.videos is None:
+            raise ValueError(f"reward {reward.name!r} has frames: set, but images are made, not videos: leave it out.")
+        places = frame_places(inputs.videos.shape[1], policy=frames.policy, count=frames.count)
+        videos_per_call = max(1, frames.frames_per_call // len(places))
+        stills = replace(inputs, videos=None, sounds=None)
+        pieces = []
+        for start in range(0, len(inputs), videos_per_call):
+            items = list(range(start, min(start + videos_per_call, len(inputs))))
+            images = inputs.videos[start : start + videos_per_call, places].flatten(0, 1)
+            given = replace(stills[[item for item in items for _ in places]], images=images)
+            output = check_output(reward(given), len(given), reward.name)
+            pieces.append(_reduce(output, len(items), frames))
+        return join_outputs(pieces)
+
     return FunctionReward(
         name=reward.name,
-        score=partial(_score, reward=reward, frames=frames),
+        score=score,
         needs=(reward.needs - {"images"}) | {"videos"},
         version=f"{reward.version}:frames-{'-'.join(words)}",
         kind=reward.kind,
@@ -96,23 +111,7 @@ def frame_weights(
     return torch.zeros_like(values).scatter(1, order[:, :best], 1 / best)
 
 
-def _score(inputs: RewardInputs, *, reward: Reward, frames: Frames) -> RewardOutput:
-    if inputs.videos is None:
-        raise ValueError(f"reward {reward.name!r} has frames: set, but images are made, not videos: leave it out.")
-    places = frame_places(inputs.videos.shape[1], policy=frames.policy, count=frames.count)
-    videos_per_call = max(1, frames.frames_per_call // len(places))
-    stills = replace(inputs, videos=None, sounds=None)
-    pieces = []
-    for start in range(0, len(inputs), videos_per_call):
-        items = list(range(start, min(start + videos_per_call, len(inputs))))
-        images = inputs.videos[start : start + videos_per_call, places].flatten(0, 1)
-        given = replace(stills[[item for item in items for _ in places]], images=images)
-        output = check_output(reward(given), len(given), reward.name)
-        pieces.append(_reduced(output, len(items), frames))
-    return joined(pieces)
-
-
-def _reduced(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
+def _reduce(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
     """One value per video from the values of its frames, which lie side by side."""
     values, valid = output.values.unflatten(0, (videos, -1)), output.valid.unflatten(0, (videos, -1)).all(1)
     weights = frame_weights(values, reducer=frames.reducer, fraction=frames.fraction)
@@ -122,13 +121,27 @@ def _reduced(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
     reasons = list(output.errors)
     word = reasons[0] if len(reasons) == 1 else "frame_failed"
     return RewardOutput(
-        values=torch.where(valid, _weighted(values, weights), torch.nan),
+        values=torch.where(valid, _weigh(values, weights), torch.nan),
         valid=valid,
-        parts={k: _weighted(v.unflatten(0, (videos, -1)), part_weights) for k, v in output.parts.items()},
+        parts={k: _weigh(v.unflatten(0, (videos, -1)), part_weights) for k, v in output.parts.items()},
         errors={word: failed} if failed else {},
     )
 
 
-def _weighted(values: Float[Tensor, " b n"], weights: Float[Tensor, " b n"]) -> Float[Tensor, " b"]:
+def _weigh(values: Float[Tensor, " b n"], weights: Float[Tensor, " b n"]) -> Float[Tensor, " b"]:
     """`sum_j weight_j value_j` in the dtype of the weights; frames of weight 0 may hold NaN."""
     return (torch.where(weights > 0, values.to(weights.dtype), 0.0) * weights).sum(1).float()
+
+
+def videos_of(inputs: RewardInputs, *, owner: str, at_least: int) -> Float[Tensor, " b f 3 h w"]:
+    """The videos to score.
+
+    Raises:
+        ValueError: if images were made, or the videos have fewer frames than `at_least`.
+    """
+    if inputs.videos is None:
+        raise ValueError(f"{owner} scores videos, and images were made: take a pipeline that makes videos.")
+    frames = inputs.videos.shape[1]
+    if frames < at_least:
+        raise ValueError(f"{owner} needs videos of at least {at_least} frames, got {frames}: make longer ones.")
+    return inputs.videos

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flowrl.rewards import Reward, RewardOptions, reward_options
+from flowrl.rewards.base import Reward, RewardOptions, reward_options
 
 _KINDS = ("pointwise", "remote")
 _OTHERS = ("adversarial", "rank", "tournament", "win_rate")  # refused before weights load; what is built tells its kind
@@ -27,11 +27,7 @@ def nested_options(reward: str, options: Mapping[str, Any] | None) -> RewardOpti
 
 
 def build_nested(reward: str, options: Mapping[str, Any] | None, *, device: torch.device, owner: str) -> Reward:
-    """Makes the inner reward, which must judge every item by itself.
-
-    Raises:
-        ValueError: as `nested_options`, or its kind is another.
-    """
+    """Makes the inner reward, which must judge every item by itself."""
     inner = nested_options(reward, options).build(device)
     if inner.kind not in _KINDS:
         raise ValueError(f"{owner}: {_refusal(reward)}")
