@@ -17,13 +17,14 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import cards, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
-from flowrl.pipelines.cards import Card
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.like_blocks import block_kinds, with_blocks
+from flowrl.pipelines.places import known_checkpoints
+from flowrl.pipelines.shared import cards
+from flowrl.pipelines.shared.cards import Card
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.like_blocks import block_kinds, with_blocks
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.quantize import check_quantize, quantize_blocks
 from flowrl.private_names import TorchDispatchMode, kept_in_float32, part_types
@@ -99,7 +100,7 @@ def random_pipeline(
     own = replace(family, embed=_embedding, embed_sources=None, num_sources=(0, 0), count_sources=None)
     p = FamilyPipeline(own, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=device)
     family.prepare(p)
-    p.attention = give_kernel(denoisers.values(), attention, family.attention.known(card), dtype, device)
+    p.attention = give_kernel(denoisers.values(), attention, family.attention.known(card.network), dtype, device)
     if compile == "blocks":
         compile_blocks(p.denoiser)
     return p

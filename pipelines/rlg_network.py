@@ -15,7 +15,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
-from flowrl.pipelines.lora import VARIANTS, Policy, check_same, portable_name, refuse_other_network
+from flowrl.pipelines.weights.lora import VARIANTS, Policy, check_same, portable_name, refuse_other_network
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.private_names import BaseTunerLayer, adapter_names, choose_adapters, switch_adapters

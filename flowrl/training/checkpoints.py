@@ -23,8 +23,8 @@ import torch
 
 from flowrl.files import make_folder, read_json, sync, sync_tree, write_atomically
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.weights.saved_model import put_back
+from flowrl.pipelines.shared.saved_model import put_back
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.training.manifest import read_manifest
 from flowrl.training.model_files import MODEL

@@ -14,7 +14,6 @@ import torch
 
 from flowrl.capabilities import Machine, at_least_version
 from flowrl.config.options import entry_of
-from flowrl.pipelines.cards import Card
 
 Mask = Literal["none", "keys", "bias"]
 
@@ -147,9 +146,9 @@ class Attends:
     head_sizes: Callable[[Any], tuple[int, ...]] = lambda config: (config.attention_head_dim,)
     mask: Mask = "none"
 
-    def known(self, card: Card | None) -> Known:
-        """Of a checkpoint, of which perhaps nothing is known."""
-        sizes = () if card is None or card.network is None else self.head_sizes(card.network)
+    def known(self, network: Any) -> Known:
+        """Of a denoiser's configuration; None where it is not known."""
+        sizes = () if network is None else self.head_sizes(network)
         return Known(head_sizes=sizes, mask=self.mask)
 
 

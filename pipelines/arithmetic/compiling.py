@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowrl.pipelines.common import first_expert
 from flowrl.private_names import repeated_classes, rounding_options
 from flowrl.progress import clock
 from flowrl.runtime.scrubbing import say as print
@@ -43,6 +42,11 @@ _UNNAMED: Mapping[str, tuple[str, ...]] = {
 _MOST_GRAPHS = 128
 """Of one class of blocks: 12 kinds of ResnetBlock2D in a UNet, each with gradient and without, LoRA on and off, and of
 one row or more, are 96."""
+
+
+def first_expert(denoiser: nn.Module) -> nn.Module:
+    """The network that one evaluation calls: the denoiser, or one of its experts, which are alike."""
+    return next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser
 
 
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:

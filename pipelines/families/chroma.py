@@ -20,11 +20,11 @@ import torch
 from diffusers import ChromaTransformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import ImageOptions, given, square
 from flowrl.pipelines.families import flux
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import ImageOptions, given, square
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 LONGEST_PROMPT = 512

@@ -14,10 +14,10 @@ from typing import Any
 from diffusers import CogVideoXTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.families import sd
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.private_names import get_3d_rotary_pos_embed
 from flowrl.trajectory import Conditioning
 

@@ -14,10 +14,10 @@ import torch
 from diffusers import FluxTransformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, given, one_pass, square
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, given, one_pass, square
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = (

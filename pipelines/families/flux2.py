@@ -18,10 +18,10 @@ import torch
 from diffusers import Flux2Transformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, given, square
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, given, square
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 

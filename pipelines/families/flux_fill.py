@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
-from flowrl.pipelines.cards import Card, Grid
 from flowrl.pipelines.families import flux
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Grid
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, by which stock's image library turns colours to grey

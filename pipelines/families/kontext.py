@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import common
 from flowrl.pipelines.families import flux
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 LORA_TARGETS = (*flux.LORA_TARGETS, "proj_mlp")
 """FLUX.1's, and the feed-forward input of the single-stream blocks, as Flow-GRPO trains Kontext."""

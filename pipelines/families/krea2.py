@@ -20,14 +20,14 @@ import torch
 from diffusers import Krea2Transformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Size
-from flowrl.pipelines.common import pack
 from flowrl.pipelines.families.flux import packed_grid, read
 from flowrl.pipelines.families.qwen_image import decode, encode, factors
 from flowrl.pipelines.families.z_image import guided_from_zero
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Size
+from flowrl.pipelines.shared.common import pack
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
 from flowrl.trajectory import Conditioning, Schedule

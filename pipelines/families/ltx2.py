@@ -20,13 +20,13 @@ import torch
 from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Size, read_part
 from flowrl.pipelines.families import ltx_video
 from flowrl.pipelines.families.ltx_video import LTXVideoOptions
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.sounds import Sound
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Size, read_part
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.sounds import Sound
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
 from flowrl.trajectory import Conditioning, Schedule

@@ -15,12 +15,12 @@ from typing import Any
 from diffusers import LTXVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given
 from flowrl.pipelines.families import wan
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, given
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import SELF_AND_CROSS_ATTENTION
 from flowrl.trajectory import Conditioning, Schedule
 
 

@@ -22,11 +22,11 @@ import torch
 from diffusers import Lumina2Transformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, sample_size
 from flowrl.pipelines.families.sana import prepare_gemma
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, sample_size
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.samplers.guidance_rules import linear_cfg, qwen_norm_rescale
 from flowrl.trajectory import Conditioning, Schedule

@@ -19,13 +19,13 @@ import torch
 from diffusers import QwenImageTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import square
-from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.families.flux import packed_grid, read
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import square
+from flowrl.pipelines.shared.common import pack, unpack
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 from flowrl.trajectory import Conditioning

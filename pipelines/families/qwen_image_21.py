@@ -21,11 +21,11 @@ import torch
 from diffusers import QwenImage21Transformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Grid, Size
 from flowrl.pipelines.families.qwen_image import padded
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Grid, Size
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 

@@ -27,10 +27,10 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import common
-from flowrl.pipelines.cards import Card, ImageOptions, read_part
 from flowrl.pipelines.families import qwen_image
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, ImageOptions, read_part
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 MOST_SOURCES = 3
 """Source images that the second pipeline is made for."""

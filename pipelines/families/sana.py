@@ -18,11 +18,11 @@ import torch
 from diffusers import SanaTransformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, given, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, given, sample_size
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.private_names import sana_instruction
 from flowrl.trajectory import Conditioning, Schedule
 

@@ -19,12 +19,12 @@ from typing import Any
 from diffusers import SanaVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given
 from flowrl.pipelines.families import sana, wan
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, given
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.private_names import sana_instruction
 from flowrl.trajectory import Conditioning, Schedule
 

@@ -16,10 +16,10 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, clip_context, given, sample_size
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.placement import widest
 from flowrl.samplers.flow_coordinates import (
     flow_levels,

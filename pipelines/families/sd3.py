@@ -20,11 +20,11 @@ from typing import Any
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention import dispatched
-from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, clip_context, given, sample_size
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 

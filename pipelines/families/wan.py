@@ -22,11 +22,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.families import cogvideox
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import SELF_AND_CROSS_ATTENTION
 from flowrl.pipelines.weights.parallelize import needed
 from flowrl.private_names import TimestepEmbedding
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, uncounted

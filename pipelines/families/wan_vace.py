@@ -23,10 +23,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import common
-from flowrl.pipelines.cards import Card, VideoOptions
 from flowrl.pipelines.families import wan
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, VideoOptions
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 _CLIPS = ("source_video", "mask_video")

@@ -21,10 +21,10 @@ import torch
 from diffusers import ZImageTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, Size
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, z_image
 from flowrl.trajectory import Conditioning

@@ -11,11 +11,9 @@ from torch import nn
 
 from flowrl.config.options import build_options
 from flowrl.failures import out_of_memory
-from flowrl.pipelines import cards
 from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
-from flowrl.pipelines.cards import Size, VideoOptions
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refused
 from flowrl.pipelines.generic.stock_classes import (
@@ -29,12 +27,14 @@ from flowrl.pipelines.generic.stock_classes import (
 )
 from flowrl.pipelines.generic.stock_levels import is_flow
 from flowrl.pipelines.generic.stock_recording import Recorder, recorder
-from flowrl.pipelines.known_checkpoints import published
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.places.known_checkpoints import published
 from flowrl.pipelines.places.model_folders import check_index, check_parts, no_pipeline
-from flowrl.pipelines.stock_schedules import check_diffusion_scheduler
+from flowrl.pipelines.shared import cards
+from flowrl.pipelines.shared.cards import Size, VideoOptions
+from flowrl.pipelines.shared.stock_schedules import check_diffusion_scheduler
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.lora import check_targets
 from flowrl.precision import refuse_unable
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.files import replacing
-from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
 from flowrl.pipelines.generic.stock_classes import call_arguments, scale_argument, takes_frames
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
-from flowrl.pipelines.prompt_embeddings import Sources, check_sources, num_cut
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.prompt_embeddings import Sources, check_sources, num_cut
 from flowrl.precision import in_arithmetic
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, conditioned
 from flowrl.trajectory import Conditioning, Schedule

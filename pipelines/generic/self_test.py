@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
+from flowrl.pipelines.shared import common
 from flowrl.randomness import counter_normal
 from flowrl.trajectory import Schedule, start_state
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
 from flowrl.pipelines.generic.stock_classes import undecorated
+from flowrl.pipelines.shared import common
 
 POSITIVE, NEGATIVE = "the prompt", "the negative prompt"
 """Texts that a stock call is given instead of prompts: what stands in for `encode_prompt` knows them."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import stock_schedules
+from flowrl.pipelines.shared import stock_schedules
 from flowrl.samplers.flow_coordinates import (
     flow_levels,
     prediction_of,

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import cards, common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
 from flowrl.pipelines.generic.stock_call import Reached
-from flowrl.pipelines.meta_masks import EveryTokenRead
+from flowrl.pipelines.shared import cards, common
 from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.meta_masks import EveryTokenRead
 
 WORD = "a "
 """What long prompts are made of: no tokenizer makes less than one token of it."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from flowrl.config.locations import split_revision
 from flowrl.files import read_json
-from flowrl.pipelines.known_checkpoints import AGAIN, checkpoints
+from flowrl.pipelines.places.known_checkpoints import AGAIN, checkpoints
 
 INDEX = "model_index.json"
 TIMEOUT = 5.0

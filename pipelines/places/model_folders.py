@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from flowrl.config.locations import split_revision
 from flowrl.files import read_json
-from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.prompts.tokenizer_checks import check_tokenizer_files
+from flowrl.runtime.digests import files_below
 
 _NETWORKS = re.compile(r"(vae|unet|transformer|text_encoder|image_encoder)(_\d+)?")
 _PARTS = re.compile(
@@ -196,3 +200,50 @@ def no_pipeline(model: str) -> str:
 def _texts(entry: Any) -> bool:
     """Whether an entry of the index names library and class."""
     return isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(one, str) and one for one in entry)
+
+
+# ---- files of a folder for another one -------------------------------------------------------------------------------
+
+SMALL = 2**28
+"""Bytes of frozen parts that are copied rather than linked."""
+
+
+def stock_folder(model: str) -> Path:
+    """The folder of a model's files: itself, or that of a hub id in this machine's cache.
+
+    Raises:
+        ValueError: a hub id whose files are not in the cache.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+
+    repo, revision = split_revision(model)
+    index = try_to_load_from_cache(repo, INDEX, revision=revision)
+    if not isinstance(index, str):
+        raise ValueError(
+            f"policy.train=full saves a folder with all parts of {model}, and its files are not in this machine's "
+            "cache: download it to a folder, and set pipeline.model to that"
+        )
+    return Path(index).parent
+
+
+def take_frozen(source: Path, target: Path, trained: set[str], *, small: int) -> None:
+    """Links the parts that the index of a stock folder names, or copies them where they have no more bytes than
+    `small`; but for those that are trained."""
+    parts = [name for name in read_json(source / INDEX, finite=False) if (source / name).is_dir()]
+    files = [path for name in parts if name not in trained for path in files_below(source / name).values()]
+    take = shutil.copyfile if sum(path.stat().st_size for path in files) <= small else _link
+    shutil.copyfile(source / INDEX, target / INDEX)
+    for path in files:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        take(path.resolve(), place)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file, or on another file system a symbolic link to it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        target.symlink_to(source)

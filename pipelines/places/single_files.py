@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from flowrl.files import read_json
-from flowrl.pipelines.known_checkpoints import AGAIN, published
 from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.pipelines.places.known_checkpoints import AGAIN, published
 
 ENDING = ".safetensors"
 _SMALL = ("*.json", "**/*.json", "*.txt", "**/*.txt", "**/*.model")

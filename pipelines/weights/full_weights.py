@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines.lora import check_same
+from flowrl.pipelines.weights.lora import check_same
 from flowrl.pipelines.weights.trained_weights import changed, move_towards
 
 

@@ -71,7 +71,7 @@ class Later:
             checkpoint_blocks(part, p.device, p.dtype)
         p.take(found)
         p.family.prepare(p)
-        known = p.family.attention.known(p.card)
+        known = p.family.attention.known(p.card.network)
         p.take(found, give_kernel(found.values(), self.attention, known, p.dtype, p.device))
         if self.compile == "blocks":
             compile_blocks(p.denoiser)

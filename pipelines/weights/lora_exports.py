@@ -27,8 +27,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flowrl.pipelines.lora import refuse_not_finite
 from flowrl.pipelines.places.lora_places import EXPERTS, LORA_FILE
+from flowrl.pipelines.weights.lora import refuse_not_finite
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 
@@ -62,7 +62,7 @@ class SavedLora:
     Attributes:
         layers: its matrices.
         alpha: as its file says it.
-        variant: one of `flowrl.pipelines.lora.VARIANTS`.
+        variant: one of `flowrl.pipelines.weights.lora.VARIANTS`.
         magnitudes: of a DoRA, by layer.
     """
 

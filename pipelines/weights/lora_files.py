@@ -55,7 +55,7 @@ class Lora:
             experts with the expert's name before them.
         rank: of every layer.
         alpha: of every layer.
-        variant: one of `flowrl.pipelines.lora.VARIANTS`.
+        variant: one of `flowrl.pipelines.weights.lora.VARIANTS`.
     """
 
     place: Path

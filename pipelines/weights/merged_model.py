@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.files import free_bytes, nearest_folder, read_json
+from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.pipelines.places.model_folders import SMALL, take_frozen
 from flowrl.pipelines.weights.lora_exports import SavedLora
-from flowrl.pipelines.weights.saved_model import INDEX, SMALL, take_frozen
 
 PARTS = ("transformer", "unet")
 """Parts of a stock folder that are denoisers; the second expert of one is `transformer_2`."""

@@ -21,11 +21,11 @@ from flowrl.config.locations import split_revision
 from flowrl.failures import out_of_memory
 from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
-from flowrl.pipelines.known_checkpoints import AGAIN
-from flowrl.pipelines.meta_masks import callable_on_meta
+from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.pipelines.places.model_folders import Faulty, check_parts, part_class, part_entries, read_index
 from flowrl.pipelines.places.single_files import FilesMissing, is_single_file, load_single, small_folder
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.meta_masks import callable_on_meta
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
 from flowrl.pipelines.weights.stock_parts import first_line, lacks, read_networks

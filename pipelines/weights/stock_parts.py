@@ -11,7 +11,7 @@ from torch import nn
 
 from flowrl.failures import out_of_memory
 from flowrl.files import read_json
-from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.pipelines.places.model_folders import Faulty, check_weight_files, part_class, part_entries, variant_of
 from flowrl.pipelines.weights.stored_weights import Stored
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class TrainedWeights(Protocol):
-    """What recipes and the loop need of a policy: `flowrl.pipelines.lora.Policy`, or `FullWeights`."""
+    """What recipes and the loop need of a policy: `flowrl.pipelines.weights.lora.Policy`, or `FullWeights`."""
 
     network: nn.Module
     """The network that runs under it."""

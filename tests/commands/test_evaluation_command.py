@@ -20,7 +20,7 @@ from flowrl.files import plain
 from flowrl.generation import generate
 from flowrl.generation.models import Source
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 
 MODELS = ("toy", "other/toy", "a/toy", "b/toy", "a/b", "a/c", "d")
 

@@ -18,7 +18,7 @@ from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.run import run as plan
 from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import load_config
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY, CLIP, GENEVAL = "tiny_grpo_geneval", "sd35m_grpo_clip_24gb", "sd35m_grpo_geneval"

@@ -27,9 +27,9 @@ from flowrl.commands.train.preflight import recipe_of
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.cards import Size
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.known_checkpoints import tables
+from flowrl.pipelines.places.known_checkpoints import tables
+from flowrl.pipelines.shared.cards import Size
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 

@@ -29,7 +29,7 @@ from flowrl.commands.sweep.settings import Measure, Setting, trained_on
 from flowrl.generation.rlg import add_experts, numbers
 from flowrl.media.images import save_png
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_normal
 from flowrl.rewards import REWARDS, FunctionReward

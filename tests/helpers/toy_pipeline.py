@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.pipelines import PIPELINES, ModelFamily
 from flowrl.pipelines.arithmetic.attention_words import Known
-from flowrl.pipelines.common import two_pass_guidance
-from flowrl.pipelines.known_checkpoints import Published
-from flowrl.pipelines.lora import lora_ready_for_diffusers
+from flowrl.pipelines.places.known_checkpoints import Published
+from flowrl.pipelines.shared.common import two_pass_guidance
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.lora import lora_ready_for_diffusers
 from flowrl.pipelines.weights.parallelize import split_over
 from flowrl.placement import sent
 from flowrl.randomness import counter_normal

@@ -21,7 +21,7 @@ from flowrl.pipelines.arithmetic.attention_words import (
     kernels_line,
     usable,
 )
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.training.parts import attention_text
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_grpo_geneval.yaml"

@@ -18,9 +18,9 @@ from flowrl.cli import main
 from flowrl.generation.models import find_source, load_source
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.quantize import LIBRARIES, check_quantize, large_layers, quantize_blocks, quantized
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 

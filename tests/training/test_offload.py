@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flowrl.commands.train.preflight import check_before_loading
 from flowrl.config.train import find_config, load_config
 from flowrl.pipelines import family
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.placement import Resting
 from flowrl.randomness import counter_normal

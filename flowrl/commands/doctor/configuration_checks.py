@@ -20,8 +20,8 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import ConfigError, TrainConfig, find_config, load_config
 from flowrl.failures import explain, faults_of
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
+from flowrl.pipelines.places.known_checkpoints import published
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words

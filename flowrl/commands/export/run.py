@@ -16,8 +16,8 @@ from flowrl.config.locations import hub_id, split_revision
 from flowrl.files import refuse_foreign, replacing, write_atomically
 from flowrl.generation.models import Source, check_source, find_source, label_of, lora_of
 from flowrl.pipelines import stock_of
-from flowrl.pipelines.lora import VARIANTS
 from flowrl.pipelines.places.lora_places import LORA_FILE
+from flowrl.pipelines.weights.lora import VARIANTS
 from flowrl.pipelines.weights.lora_exports import (
     SavedLora,
     comfyui_tensors,

@@ -8,10 +8,10 @@ from pathlib import Path
 from flowrl.files import is_taken
 from flowrl.generation.models import check_source, find_source, lora_of
 from flowrl.pipelines import stock_of
+from flowrl.pipelines.places.model_folders import stock_folder
 from flowrl.pipelines.places.single_files import is_single_file
 from flowrl.pipelines.weights.lora_exports import finite_loras
 from flowrl.pipelines.weights.merged_model import merge
-from flowrl.pipelines.weights.saved_model import stock_folder
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.model_files import model_location
 

@@ -13,7 +13,7 @@ from flowrl.commands.plan.network import Network
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.traces import Trace
 from flowrl.files import read_json
-from flowrl.pipelines import known_checkpoints
+from flowrl.pipelines.places import known_checkpoints
 
 FLOOR = 788.0
 """TFLOP/s of bfloat16 matrix products that an H200 was measured to reach; nothing can be faster."""

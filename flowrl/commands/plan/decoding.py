@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from flowrl.commands.plan.traces import Fused, Trace
-from flowrl.pipelines import ModelFamily, cards, common, known_checkpoints
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.random_weights import vae_config
+from flowrl.pipelines.shared import cards, common
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 
 Size = tuple[int, int, int | None]
 """Height, width and frames; None for images."""

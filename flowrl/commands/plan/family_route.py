@@ -12,7 +12,8 @@ from flowrl.commands.plan.cost import decode_flops
 from flowrl.commands.plan.decoding import Size, decode_peaks
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.sent_text import Text, text_of
-from flowrl.pipelines import ModelFamily, cards
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.shared import cards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

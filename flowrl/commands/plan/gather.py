@@ -23,7 +23,8 @@ from flowrl.commands.train.batch_sizes import geometry_of
 from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig, is_here
-from flowrl.pipelines import GENERIC, ModelFamily, cards
+from flowrl.pipelines import GENERIC, ModelFamily
+from flowrl.pipelines.shared import cards
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings

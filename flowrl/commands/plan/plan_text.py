@@ -20,8 +20,8 @@ from flowrl.commands.train.batch_sizes import sizes_line
 from flowrl.config.locations import is_path, split_revision
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines.known_checkpoints import precision_note
 from flowrl.pipelines.places.hub_files import did_you_mean
+from flowrl.pipelines.places.known_checkpoints import precision_note
 from flowrl.training.parts import attention_text
 
 _PNG = 2  # bytes per pixel of a saved image, roughly

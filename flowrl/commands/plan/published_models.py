@@ -8,7 +8,8 @@ from pathlib import Path
 
 from flowrl.config.locations import is_path, split_revision
 from flowrl.files import safetensors_parameters
-from flowrl.pipelines import ModelFamily, known_checkpoints
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.places.hub_files import model_card, small_json
 from flowrl.rewards import Model
 

@@ -22,7 +22,7 @@ from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.sent_text import Text
 from flowrl.commands.plan.traces import Fused, Trace
 from flowrl.pipelines import GENERIC, ModelFamily
-from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.arithmetic.compiling import first_expert
 from flowrl.pipelines.generic.generic_family import FAMILY
 from flowrl.pipelines.generic.generic_pipeline import found_targets
 from flowrl.pipelines.generic.stock_recording import WORD, Recorded, Recorder

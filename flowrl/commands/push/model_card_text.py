@@ -14,7 +14,7 @@ from flowrl.commands.report.run_data import RunData
 from flowrl.config.readers import is_read
 from flowrl.generation.models import Source
 from flowrl.html.markup import estimate, plural
-from flowrl.pipelines.known_checkpoints import tables
+from flowrl.pipelines.places.known_checkpoints import tables
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.rewards import reproduced_by

@@ -9,7 +9,7 @@ from flowrl.commands.list.entries import config_files
 from flowrl.config.source_syntax import table_of
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines.known_checkpoints import published
+from flowrl.pipelines.places.known_checkpoints import published
 
 OURS = set(dotted_keys(TrainConfig))
 

@@ -23,7 +23,7 @@ from tiny_runs import TinyRuns, tiny_runs
 from flowrl.cli import main
 from flowrl.commands.push.base_licences import TERMS, terms_of
 from flowrl.commands.push.places import settings_without_places, without_places
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 
 HELD = ["a grey cat", "a tall house", "a red bus", "two old chairs | pipes <b>"]
 

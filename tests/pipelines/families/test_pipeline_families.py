@@ -22,7 +22,7 @@ from torch import Tensor
 from flowrl.commands.train.run import train
 from flowrl.config.train import load_config
 from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.randomness import counter_normal
 from flowrl.trajectory import Conditioning
 

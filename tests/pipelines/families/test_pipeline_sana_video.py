@@ -17,9 +17,9 @@ from tiny_sana_video import CHANNELS, OPTIONS, PUBLISHED, save_tiny_sana_video
 from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention import RotaryLinearAttention, rotary_linear_attention
-from flowrl.pipelines.cards import Size
 from flowrl.pipelines.families.sana_video import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.cards import Size
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.private_names import SanaLinearAttnProcessor3_0, sana_instruction
 from flowrl.randomness import counter_normal
 

@@ -22,7 +22,7 @@ from flowrl.cli import main
 from flowrl.commands.export.run import exported
 from flowrl.generation.models import Source, find_source
 from flowrl.pipelines import family
-from flowrl.pipelines.common import write_lora
+from flowrl.pipelines.shared.common import write_lora
 from flowrl.pipelines.weights.lora_exports import SavedLora, comfyui_tensors, kohya_tensors
 
 RANK, ALPHA = 2, 3.0  # a scale that is no power of two

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import load_tiny, probe
 from torch import Tensor
 
-from flowrl.pipelines.lora import VARIANTS, Policy, add_saved_lora
 from flowrl.pipelines.weights import merged_model
+from flowrl.pipelines.weights.lora import VARIANTS, Policy, add_saved_lora
 from flowrl.pipelines.weights.lora_exports import saved_loras
 from flowrl.pipelines.weights.merged_model import Merged, merge, merged_weight
 from flowrl.randomness import counter_normal

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.wide_products import WideProducts, has_products
-from flowrl.pipelines.lora import lora_ready_for_diffusers
 from flowrl.pipelines.places.lora_places import LORA_FILE
+from flowrl.pipelines.weights.lora import lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning
@@ -302,11 +302,6 @@ def save_lora(
     for name, own in split_experts(tensors, names):
         write_lora(cls, folder if name == part else folder / name, own, config, part=part)
     return folder / LORA_FILE
-
-
-def first_expert(denoiser: nn.Module) -> nn.Module:
-    """The network that one evaluation calls: the denoiser, or one of its experts, which are alike."""
-    return next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser
 
 
 def split_experts(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:

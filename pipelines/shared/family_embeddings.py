@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources
+from flowrl.pipelines.shared.prompt_embeddings import Embedded, Sources, check_sources
 from flowrl.pipelines.weights.embedding_cache import cache_of
 from flowrl.trajectory import Conditioning
 

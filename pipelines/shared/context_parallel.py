@@ -29,8 +29,8 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from flowrl.pipelines.arithmetic.attention import give_within
-from flowrl.pipelines.cards import Size, tokens
-from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.arithmetic.compiling import first_expert
+from flowrl.pipelines.shared.cards import Size, tokens
 from flowrl.private_names import (
     ContextParallelConfig,
     ParallelConfig,
@@ -48,7 +48,7 @@ from flowrl.private_names import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from flowrl.pipelines import ModelFamily
+    from flowrl.pipelines.shared.contract import ModelFamily
 
 SPLIT_FAMILIES = ("flux", "kontext", "flux2", "ltx_video", "qwen_image", "qwen_image_edit", "wan")
 """Families whose networks diffusers knows how to split."""

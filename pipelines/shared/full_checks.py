@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.places.single_files import is_single_file
+from flowrl.pipelines.shared.contract import ModelFamily
 from flowrl.pipelines.weights.full_weights import trained_names
 
 

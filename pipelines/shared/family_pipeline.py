@@ -20,19 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
-from flowrl.pipelines import cards, common, known_checkpoints, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
 from flowrl.pipelines.arithmetic.compiling import check_compile
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
-from flowrl.pipelines.family_embeddings import FamilyEmbeddings
-from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.places.model_folders import check_parts, no_pipeline
-from flowrl.pipelines.prompt_embeddings import Sources, num_cut
-from flowrl.pipelines.sounds import Sound, decoded_sound
+from flowrl.pipelines.shared import cards, common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, Size, VideoOptions
+from flowrl.pipelines.shared.family_embeddings import FamilyEmbeddings
+from flowrl.pipelines.shared.like_blocks import block_kinds, fewest, names_a_block, with_blocks
+from flowrl.pipelines.shared.prompt_embeddings import Sources, num_cut
+from flowrl.pipelines.shared.sounds import Sound, decoded_sound
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.later_parts import Later
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.lora import check_targets
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.pipelines.weights.stock_loading import Read
 from flowrl.placement import Resting, awake
@@ -232,7 +233,8 @@ class Family:
 
     def attends(self, model: str) -> Known:
         """What is known of a checkpoint's attention before weights load."""
-        return self.attention.known(self.card(model))
+        card = self.card(model)
+        return self.attention.known(None if card is None else card.network)
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",

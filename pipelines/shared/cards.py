@@ -14,10 +14,10 @@ from torch import Tensor
 from flowrl.config.locations import is_path
 from flowrl.config.sections import Precision
 from flowrl.files import read_json
-from flowrl.pipelines import common
-from flowrl.pipelines.known_checkpoints import AGAIN, published
 from flowrl.pipelines.places.hub_files import small_json
+from flowrl.pipelines.places.known_checkpoints import AGAIN, published
 from flowrl.pipelines.places.single_files import is_single_file, small_part
+from flowrl.pipelines.shared import common
 
 
 @dataclass(frozen=True, kw_only=True)
