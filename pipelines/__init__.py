@@ -34,11 +34,8 @@ STOCK = {stock: name for name, entry in tables()["families"].items() for stock i
 
 def family_of(model: str) -> str:
     """The family of a model: of a folder by its model_index.json, of a hub id by the published checkpoints or by that
-    file, which is fetched.
-
-    Raises:
-        ValueError: a class that no family loads, a hub id that does not exist, or one of which nothing can be known.
-    """
+    file, which is fetched. Raises ValueError: a class that no family loads, a hub id that does not exist, or one of
+    which nothing can be known."""
     found = known_family(model)
     if found is None:
         raise ValueError(refusal(model, ask(model), list(PIPELINES)))
@@ -46,11 +43,8 @@ def family_of(model: str) -> str:
 
 
 def known_family(model: str) -> str | None:
-    """As `family_of`; None of a hub id that is not in the hub's cache while the hub cannot be asked.
-
-    Raises:
-        ValueError: as `family_of`.
-    """
+    """As `family_of`; None of a hub id that is not in the hub's cache while the hub cannot be asked. Raises as
+    `family_of`."""
     if Path(model).is_dir() and (Path(model) / INDEX).is_file():
         return family_of_class(read_index(model)["_class_name"], model)
     if is_single_file(model):
@@ -83,11 +77,8 @@ def stock_of(family: str, model: str) -> Stock | None:
 
 
 def family_of_class(stock: Any, model: str) -> str:
-    """The family that loads a stock class: the one place where a class finds its family.
-
-    Raises:
-        ValueError: no family loads it, and the call of the class, if there is one, cannot be stepped from outside.
-    """
+    """The family that loads a stock class: the one place where a class finds its family. Raises ValueError: no family
+    loads it, and the call of the class, if there is one, cannot be stepped from outside."""
     if isinstance(stock, str) and stock in STOCK:
         return STOCK[stock]
     if isinstance(stock, str) and stock.isidentifier():
@@ -97,11 +88,8 @@ def family_of_class(stock: Any, model: str) -> str:
 
 
 def family_name(name: str | None, model: str) -> str:
-    """The family that a configuration means: the one it names, or that of its model.
-
-    Raises:
-        ValueError: no family has the name, the model is of another one, or it has no known family.
-    """
+    """The family that a configuration means: the one it names, or that of its model. Raises ValueError: no family has
+    the name, the model is of another one, or it has no known family."""
     if name is None:
         return family_of(model)
     entry_of(PIPELINES | GENERIC, name, "pipeline.name")
@@ -116,21 +104,14 @@ def family_name(name: str | None, model: str) -> str:
 
 
 def family(name: str) -> ModelFamily:
-    """A model family.
-
-    Raises:
-        ValueError: no family has this name.
-    """
+    """A model family. Raises ValueError: no family has this name."""
     found: ModelFamily = importlib.import_module(entry_of(PIPELINES | GENERIC, name, "pipeline.name")).FAMILY
     return found
 
 
 def family_for(name: str, model: str) -> ModelFamily:
     """A model family as it is for a model: stock pipelines without one make images or videos each by its own class.
-
-    Raises:
-        ValueError: no family has this name, or the stock class of the model cannot be called from outside.
-    """
+    Raises ValueError: no family has this name, or the stock class of the model cannot be called from outside."""
     found: Any = family(name)
     known: ModelFamily = found.of(model) if name in GENERIC else found
     return known

@@ -69,8 +69,7 @@ def random_pipeline(
         quantize: as of `Family.load`.
         options: fields of the family's options class.
 
-    Raises:
-        ValueError: nothing is known of the model, or it has no blocks that could be left out.
+    Raises ValueError: nothing is known of the model, or it has no blocks that could be left out.
     """
     check_compile(compile, device)
     check_quantize(quantize, device, compile=compile)
@@ -107,21 +106,14 @@ def random_pipeline(
 
 
 def shortened(card: Card, layers: int) -> Card:
-    """A card of the same network with at most so many blocks of each kind.
-
-    Raises:
-        ValueError: its blocks are not alike.
-    """
+    """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks are not
+    alike."""
     network = vars(card.network)
     return replace(card, network=SimpleNamespace(**with_blocks(network, fewer_blocks(card, layers))))
 
 
 def fewer_blocks(card: Card, layers: int) -> dict[str, int]:
-    """Kind of block -> how many of them are left, of at most so many.
-
-    Raises:
-        ValueError: the blocks are not alike.
-    """
+    """Kind of block -> how many of them are left, of at most so many. Raises ValueError: the blocks are not alike."""
     kinds = block_kinds(vars(card.network))
     if not kinds:
         raise ValueError(

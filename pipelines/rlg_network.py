@@ -68,8 +68,7 @@ def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None 
         name: Of the adapter, without a dot; not yet in use.
         stock: As `read_lora` takes it.
 
-    Raises:
-        ValueError: the name is in use, there is no LoRA, or it does not bind to this network.
+    Raises ValueError: the name is in use, there is no LoRA, or it does not bind to this network.
     """
     if "." in name or name in adapters_of(adapter_layers(network)):
         raise ValueError(f"an adapter's name must be new and without a dot, got {name!r}")
@@ -95,11 +94,8 @@ def adapter_network(network: Network, layers: Sequence[BaseTunerLayer], names: S
 
 
 def slot_network(network: Network, policy: Policy, slot: str) -> Network:
-    """A network that runs under a weight slot of its policy ("reference", "policy", "ema", ...).
-
-    Raises:
-        ValueError: at the first call, if there is no such slot.
-    """
+    """A network that runs under a weight slot of its policy ("reference", "policy", "ema", ...). Raises ValueError at
+    the first call, if there is no such slot."""
     return _within(network, lambda: policy.under(slot))
 
 

@@ -58,9 +58,8 @@ def rlg_pipeline(
         true_cfg_scale: Of Qwen-Image pipelines, the value that the calls within pass to the pipeline; 1 without
             guidance.
 
-    Raises:
-        ValueError: the adapter is not there, is fused, or also changes a text encoder; the denoiser caches; a scale is
-            missing; a Qwen-Image pipeline without its true_cfg_scale, or another with.
+    Raises ValueError: the adapter is not there, is fused, or also changes a text encoder; the denoiser caches; a scale
+    is missing; a Qwen-Image pipeline without its true_cfg_scale, or another with.
     """
     names = [adapter] if isinstance(adapter, str) else list(adapter)
     scales = [scale] if isinstance(scale, (int, float)) or callable(scale) else list(scale)

@@ -44,22 +44,15 @@ def draw_successors(
 
 
 def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
-    """The noise of a step.
-
-    Raises:
-        ValueError: it has not the shape of the latents it is for.
-    """
+    """The noise of a step. Raises ValueError: it has not the shape of the latents it is for."""
     if tuple(xi.shape) != tuple(shape):
         raise ValueError(f"{call} must give one noise per successor {tuple(shape)}, got {tuple(xi.shape)}")
     return xi
 
 
 def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -> None:
-    """Check what branches and trees start from.
-
-    Raises:
-        ValueError: there is no start noise, prompts or groups are not one per start noise, or batch_size < 1.
-    """
+    """Check what branches and trees start from. Raises ValueError: there is no start noise, prompts or groups are not
+    one per start noise, or batch_size < 1."""
     if len(x) == 0 or prompt_a.shape != x.shape[:1] or group_a.shape != x.shape[:1]:
         raise ValueError(
             f"each of the start noises x {tuple(x.shape)} needs its prompt and its group, at least one of each, got "
@@ -70,11 +63,8 @@ def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -
 
 
 def check_steps(steps: Sequence[int], num_steps: int, name: str) -> tuple[int, ...]:
-    """The steps in ascending order.
-
-    Raises:
-        ValueError: none is given, one is given twice, or one lies outside the schedule.
-    """
+    """The steps in ascending order. Raises ValueError: none is given, one is given twice, or one lies outside the
+    schedule."""
     ordered = tuple(sorted(steps))
     if not ordered or len(set(ordered)) != len(ordered) or ordered[0] < 0 or ordered[-1] >= num_steps:
         raise ValueError(f"{name} must be distinct, at least one, and in 0 .. {num_steps - 1}, got {list(steps)}")
@@ -173,8 +163,7 @@ def sample_branches(
         `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
         the products in row order. What tells rows apart is on the host, as prompt_a and group_a are.
 
-    Raises:
-        ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
+    Raises ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
     """
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(steps, schedule.num_steps, "steps")

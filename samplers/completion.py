@@ -54,9 +54,8 @@ def complete(
     Returns:
         [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states.
 
-    Raises:
-        ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
-            batch_size is not as above.
+    Raises ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
+    batch_size is not as above.
     """
     states, steps, velocity = trajectory.states, trajectory.steps, trajectory.velocity
     if velocity is None:
@@ -112,8 +111,7 @@ def sample_trajectories(
         group_b: [b] prompt group of each sample, numbered over all processes.
         completed: [b, K, *latent] from `complete`; None where only finished images are scored.
 
-    Raises:
-        ValueError: there is no stochastic step, or a shape does not fit.
+    Raises ValueError: there is no stochastic step, or a shape does not fit.
     """
     b, count = len(trajectory), len(trajectory.steps)
     if count == 0:

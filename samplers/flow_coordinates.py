@@ -64,8 +64,7 @@ def alpha_bars(config: Mapping[str, Any]) -> Float[Tensor, " n"]:
             beta_end, num_train_timesteps, trained_betas and rescale_betas_zero_snr (Lin et al., arXiv 2305.08891,
             algorithm 1).
 
-    Raises:
-        ValueError: no noise schedule of a diffusion model, or one that is not built here.
+    Raises ValueError: no noise schedule of a diffusion model, or one that is not built here.
     """
     kind, given = config.get("beta_schedule"), config.get("trained_betas")
     n = int(config.get("num_train_timesteps", 1000))
@@ -93,12 +92,9 @@ def alpha_bars(config: Mapping[str, Any]) -> Float[Tensor, " n"]:
 
 
 def flow_levels(config: Mapping[str, Any]) -> Float[Tensor, " n1"]:
-    """The table of a scheduler: sigma at timesteps -1 .. n - 1, rising from 0, in float64.
-
-    Raises:
-        ValueError: as `alpha_bars`; the scheduler clips, thresholds or has noise levels of its own; or the last level
-            is noise alone and the network predicts the noise, which says nothing of the data there.
-    """
+    """The table of a scheduler: sigma at timesteps -1 .. n - 1, rising from 0, in float64. Raises ValueError: as
+    `alpha_bars`; the scheduler clips, thresholds or has noise levels of its own; or the last level is noise alone and
+    the network predicts the noise, which says nothing of the data there."""
     refused = [key for key in _UNSUPPORTED if config.get(key)]
     if refused:
         raise ValueError(
@@ -115,11 +111,7 @@ def flow_levels(config: Mapping[str, Any]) -> Float[Tensor, " n1"]:
 
 
 def prediction_of(config: Mapping[str, Any]) -> PredictionType:
-    """What the network of a scheduler predicts.
-
-    Raises:
-        ValueError: something else than noise, v or clean data.
-    """
+    """What the network of a scheduler predicts. Raises ValueError: something else than noise, v or clean data."""
     found = config.get("prediction_type", "epsilon")
     if found not in get_args(PredictionType):
         raise ValueError(
@@ -140,11 +132,8 @@ def sigma_at(timestep: Tensor, levels: Float[Tensor, " n1"]) -> Tensor:
 
 
 def timestep_at(sigma: Tensor, levels: Float[Tensor, " n1"]) -> Tensor:
-    """The timestep whose level is sigma, in the dtype of sigma: the inverse of `sigma_at`.
-
-    Raises:
-        ValueError: sigma is not among the levels that the network knows.
-    """
+    """The timestep whose level is sigma, in the dtype of sigma: the inverse of `sigma_at`. Raises ValueError: sigma is
+    not among the levels that the network knows."""
     wanted, table = sigma.detach().cpu().double(), levels.cpu()
     highest = float(table[-1])
     if not bool(((wanted >= 0) & (wanted <= highest + _ROUNDING)).all()):
@@ -177,8 +166,7 @@ def velocity_from_prediction(
         sigma: a number, a 0-d tensor or [b]; below 1 for epsilon, above 0 for sample.
         prediction: what it predicts.
 
-    Raises:
-        ValueError: shapes do not fit, or the prediction is unknown.
+    Raises ValueError: shapes do not fit, or the prediction is unknown.
     """
     x, output = raise_pair(x, output, "output")
     s = torch.as_tensor(sigma, dtype=torch.float64)
@@ -202,8 +190,7 @@ def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset
         trailing   n, n - n / T, ..., n / T, rounded, less 1
         linspace   T points from n - 1 to 0, rounded
 
-    Raises:
-        ValueError: unknown spacing, or T steps do not fit.
+    Raises ValueError: unknown spacing, or T steps do not fit.
     """
     if not 1 <= num_steps <= num_train:
         raise ValueError(f"num_steps must lie in 1 .. {num_train}, the training timesteps, got {num_steps}")
@@ -239,8 +226,7 @@ def diffusion_schedule(
         grid: "diffusers" (the scheduler's own spacing), or "linspace" (evenly over all timesteps).
         timesteps: T falling ones, in place of those of the grid.
 
-    Raises:
-        ValueError: unknown grid, T steps do not fit, or a setting that is not supported.
+    Raises ValueError: unknown grid, T steps do not fit, or a setting that is not supported.
     """
     if grid not in ("diffusers", "linspace"):
         raise ValueError(f"unknown grid {grid!r} of a diffusion model: choose diffusers or linspace")

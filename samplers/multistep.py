@@ -41,8 +41,7 @@ def dpm_step(
     Returns:
         x_next in the dtype of x, at least float32.
 
-    Raises:
-        ValueError: not 1 or 2 predictions with one sigma more; sigma does not decrease within [0, 1]; shapes differ.
+    Raises ValueError: not 1 or 2 predictions with one sigma more; sigma does not decrease within [0, 1]; shapes differ.
     """
     levels = [float(level) for level in sigma]
     if len(cleans) not in (1, 2) or len(levels) != len(cleans) + 1:
@@ -84,8 +83,7 @@ def solve(
     Returns:
         The finished latent in the dtype of x, at least float32.
 
-    Raises:
-        ValueError: first is out of range, or a velocity has the wrong shape.
+    Raises ValueError: first is out of range, or a velocity has the wrong shape.
     """
     if not 0 <= first <= schedule.num_steps:
         raise ValueError(f"first must lie in 0 .. {schedule.num_steps}, a state of the schedule, got {first}")

@@ -65,9 +65,8 @@ def rollout(
     Returns:
         The trajectory, states, means and velocities in the working dtype, float32 unless x is float64.
 
-    Raises:
-        ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong;
-            the solver is unknown.
+    Raises ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong;
+    the solver is unknown.
     """
     if solver not in ("euler", "dpm2"):
         raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")

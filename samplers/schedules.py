@@ -73,8 +73,7 @@ def dynamic_sigmas(
         end: Last unshifted value before 0; 1/T if None.
         terminal: If given, stretch the grid so that its last value before 0 is this (Qwen-Image: .02).
 
-    Raises:
-        ValueError: T < 1, or a terminal with T = 1, which leaves nothing to stretch.
+    Raises ValueError: T < 1, or a terminal with T = 1, which leaves nothing to stretch.
     """
     if not math.isfinite(mu):
         raise ValueError(f"mu must be finite, got {mu}")
@@ -126,8 +125,7 @@ def build_schedule(
     Returns:
         A schedule whose timesteps are num_train_timesteps * sigma, truncated to integers for "unipc_flow".
 
-    Raises:
-        ValueError: unknown grid; dynamic shifting without mu, or mu without it; a setting that is not supported.
+    Raises ValueError: unknown grid; dynamic shifting without mu, or mu without it; a setting that is not supported.
     """
     if grid not in GRIDS:
         raise ValueError(f"unknown sigma grid {grid!r}: choose one of {', '.join(GRIDS)}")

@@ -70,8 +70,7 @@ def training_times(
     Returns:
         Levels [b, T].
 
-    Raises:
-        ValueError: unknown kind, no key, a count that does not fit, or fraction or shift out of range.
+    Raises ValueError: unknown kind, no key, a count that does not fit, or fraction or shift out of range.
     """
     if kind not in get_args(TimeKind):
         raise ValueError(f"unknown kind of training times {kind!r}: choose one of {', '.join(get_args(TimeKind))}")
@@ -100,8 +99,7 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
         fraction: In (0, 1]; None takes all steps for schedule (DiffusionNFT) and 0.99 of them for the kinds discrete
             (AWM), which leaves out the last.
 
-    Raises:
-        ValueError: fraction is out of range.
+    Raises ValueError: fraction is out of range.
     """
     if fraction is None:
         fraction = 1.0 if kind == "schedule" else 0.99
@@ -113,10 +111,8 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
 def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
     """The first `count` steps of a random order of the `reach` leading ones: each is drawn with chance count / reach.
 
-    Of all steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425).
-
-    Raises:
-        ValueError: count is not in 1 .. reach.
+    Of all steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425). Raises ValueError:
+    count is not in 1 .. reach.
     """
     if not 1 <= count <= reach:
         raise ValueError(
@@ -136,8 +132,7 @@ def strata(kind: TimeKind, reach: int, count: int) -> list[range]:
         reach: Leading steps of the schedule that may be drawn.
         count: Draws.
 
-    Raises:
-        ValueError: the kind has no strata, or there is no draw or no step to draw.
+    Raises ValueError: the kind has no strata, or there is no draw or no step to draw.
     """
     if kind not in ("discrete", "discrete_wo_init", "discrete_with_init"):
         raise ValueError(f"kind {kind!r} has no strata of steps")

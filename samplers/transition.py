@@ -44,11 +44,8 @@ def _check(x_next: Tensor, transition: Transition) -> None:
 
 
 def positive_std(transition: Transition) -> Tensor:
-    """The std, which is 0-d or has as many dimensions as the mean.
-
-    Raises:
-        ValueError: it is 0 somewhere, so the transition has no density.
-    """
+    """The std, which is 0-d or has as many dimensions as the mean. Raises ValueError: it is 0 somewhere, so the
+    transition has no density."""
     std, mean, least = transition.std, transition.mean, transition.least_std
     if not (bool((std > 0).all()) if least is None else least > 0):
         raise ValueError(
@@ -79,8 +76,7 @@ def gaussian_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transitio
     Returns:
         [b] in the dtype of x_next, at least float32. The sum itself is accumulated in float64 where the device has it.
 
-    Raises:
-        ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
+    Raises ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
     """
     _check(x_next, transition)
     std, mean = positive_std(transition), transition.mean
@@ -100,8 +96,7 @@ def cps_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transition) ->
     Returns:
         [b] in the dtype of x_next, at least float32; x_next is detached.
 
-    Raises:
-        ValueError: x_next and mean differ in shape.
+    Raises ValueError: x_next and mean differ in shape.
     """
     _check(x_next, transition)
     square = (x_next.detach().to(transition.mean.dtype) - transition.mean).square()
@@ -117,8 +112,7 @@ def gaussian_kl(new: Transition, reference: Transition) -> Float[Tensor, " b"]:
     Returns:
         [b] in the dtype of the new mean.
 
-    Raises:
-        ValueError: a std is 0 anywhere, or the means differ in shape.
+    Raises ValueError: a std is 0 anywhere, or the means differ in shape.
     """
     _check(reference.mean, new)
     std, reference_std = positive_std(new), positive_std(reference)
@@ -143,8 +137,7 @@ def published_kl(new: Transition, reference: Transition, *, step_size: Sigma | N
     Returns:
         [b]; the published number is this divided by the number of latent elements.
 
-    Raises:
-        ValueError: as `gaussian_kl`; or step_size is neither a scalar nor [b], or not positive.
+    Raises ValueError: as `gaussian_kl`; or step_size is neither a scalar nor [b], or not positive.
     """
     kl = gaussian_kl(new, reference)
     if step_size is None:

@@ -140,8 +140,7 @@ def sibling_noise(
         splits, children: As in `sample_tree`.
         scale: Not negative; 0 makes siblings equal.
 
-    Raises:
-        ValueError: scale is negative.
+    Raises ValueError: scale is negative.
     """
     if not scale >= 0:
         raise ValueError(f"scale is the size of a sibling's own noise and must not be negative, got {scale}")
@@ -158,10 +157,8 @@ def sibling_noise(
 def window_law(num_steps: int, size: int, ratio: float) -> tuple[float, ...]:
     """Probability of each window start, `Pr[i] ~ ratio^i` for i = 0 .. T - size - 1 (TreeGRPO).
 
-    A geometric law cut off where the window would hold the last step; ratio 1 is uniform.
-
-    Raises:
-        ValueError: the window does not leave the last step free, or not 0 < ratio <= 1.
+    A geometric law cut off where the window would hold the last step; ratio 1 is uniform. Raises ValueError: the window
+    does not leave the last step free, or not 0 < ratio <= 1.
     """
     if not 1 <= size < num_steps or not 0 < ratio <= 1:
         raise ValueError(

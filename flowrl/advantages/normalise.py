@@ -83,8 +83,7 @@ def group_advantages(
     Returns:
         [B] in the dtype of the rewards.
 
-    Raises:
-        ValueError: group_size < 2 or does not divide B; a valid reward is not finite; an option is unknown.
+    Raises ValueError: group_size < 2 or does not divide B; a valid reward is not finite; an option is unknown.
     """
     value, group = _contiguous(reward_B, group_size, valid_B)
     z = normalise(value, group, scope=scope, eps=eps, correction=correction, baseline=baseline)[0]
@@ -167,11 +166,8 @@ def set_ranks(value_KM: Float[Tensor, " K M"], set_M: Int[Tensor, " M"], num_set
 
 
 def sets_of(norm_M: Int[Tensor, " M"]) -> tuple[Int[Tensor, " M"], int]:
-    """Renumber sets as 0 .. S-1 in ascending order of their numbers, and count them.
-
-    Raises:
-        ValueError: the numbers are not integers [M].
-    """
+    """Renumber sets as 0 .. S-1 in ascending order of their numbers, and count them. Raises ValueError: the numbers are
+    not integers [M]."""
     if norm_M.ndim != 1 or norm_M.is_floating_point() or norm_M.dtype == torch.bool:
         raise ValueError(f"sets are named by one integer per row [M], got {norm_M.dtype} {tuple(norm_M.shape)}")
     found, index = norm_M.unique(return_inverse=True)
@@ -226,9 +222,8 @@ def normalise(
         min_std: A set of a smaller std counts as one of equal values: where eps is tiny, rewards that differ by
             rounding alone would otherwise get advantages as large as any. 1e-6 in BranchGRPO's code.
 
-    Raises:
-        ValueError: shapes or types do not fit; credit is infinite or above `virtual_max`; an option is unknown, out of
-            range, or contradicts another.
+    Raises ValueError: shapes or types do not fit; credit is infinite or above `virtual_max`; an option is unknown, out
+    of range, or contradicts another.
     """
     _check_options(scope, eps, correction, baseline)
     _check_table(raw_KM, norm_M)
@@ -259,11 +254,8 @@ def normalise(
 
 
 def combine(z_KM: Float[Tensor, " K M"], weights_K: Float[Tensor, " K"]) -> Float[Tensor, " M"]:
-    """Weighted sum over channels, `sum_k w_k z_k`. A row that is NaN in a channel of nonzero weight is NaN.
-
-    Raises:
-        ValueError: there is not one finite weight per channel.
-    """
+    """Weighted sum over channels, `sum_k w_k z_k`. A row that is NaN in a channel of nonzero weight is NaN. Raises
+    ValueError: there is not one finite weight per channel."""
     _check_weights(weights_K, len(z_KM))
     weights = weights_K.to(z_KM.device).double()[:, None]
     return torch.where(weights != 0, weights * z_KM.double(), 0.0).sum(0).to(z_KM.dtype)
@@ -318,8 +310,7 @@ def aggregate(
         virtual_max: As `normalise`; bounds the weighted sum with "sum", every channel otherwise.
         min_std: As `normalise`, of the weighted sum or of every channel; whitening has none.
 
-    Raises:
-        ValueError: as `normalise` and `combine`; all weights are 0; `how` is unknown.
+    Raises ValueError: as `normalise` and `combine`; all weights are 0; `how` is unknown.
     """
     if how not in ("sum", "each", "gdpo"):
         raise ValueError(f"rewards are aggregated by sum, each or gdpo, got {how!r}")

@@ -21,11 +21,8 @@ _HIGHEST_RATIO = 10.0  # of DCPO's dynamic clip
 
 
 def set_means(value_M: Float[Tensor, " M"], set_M: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
-    """Mean of each row's set, NaN left out: of successes in [0, 1], the success rate of the row's group.
-
-    Raises:
-        ValueError: the columns differ in length, or `set_M` holds no integers.
-    """
+    """Mean of each row's set, NaN left out: of successes in [0, 1], the success rate of the row's group. Raises
+    ValueError: the columns differ in length, or `set_M` holds no integers."""
     check_columns(value_M=value_M, set_M=set_M)
     index, num_sets = sets_of(set_M)
     return set_statistics(value_M[None], index, num_sets).mean[0, index].to(value_M.dtype)
@@ -51,11 +48,7 @@ class RewardHistory:
 
     @staticmethod
     def start(num_prompts: int, merge: Merge = "pooled") -> RewardHistory:
-        """Nothing seen yet.
-
-        Raises:
-            ValueError: there is no prompt, or the merge is unknown.
-        """
+        """Nothing seen yet. Raises ValueError: there is no prompt, or the merge is unknown."""
         if num_prompts < 1 or merge not in ("pooled", "release"):
             raise ValueError(f"a history needs prompts and merge pooled or release, got {num_prompts}, {merge!r}")
         nothing = torch.zeros(num_prompts, dtype=torch.float64)
@@ -84,8 +77,7 @@ def update_history(history: RewardHistory, reward_B: Float[Tensor, " B"], prompt
         reward_B: [B] float; NaN takes no part, and a prompt with nothing else is not visited.
         prompt_B: [B] integers in 0 .. P-1.
 
-    Raises:
-        ValueError: shapes differ or a prompt is unknown.
+    Raises ValueError: shapes differ or a prompt is unknown.
     """
     _check_prompts(history, prompt_B, reward_B=reward_B)
     pooled, device = history.merge == "pooled", history.mean.device
@@ -128,8 +120,7 @@ def dcpo(
         history: It already holds this visit, see `update_history`.
         eps: Added to the std, as for the advantages.
 
-    Raises:
-        ValueError: shapes differ, a prompt is unknown or has a reward but no visit, or eps is negative.
+    Raises ValueError: shapes differ, a prompt is unknown or has a reward but no visit, or eps is negative.
     """
     _check_prompts(history, prompt_B, reward_B=reward_B, advantage_B=advantage_B)
     if not eps >= 0:
@@ -164,8 +155,7 @@ def dcpo_clip(
     Returns:
         Lower and upper bound of the ratio itself, not distances from 1.
 
-    Raises:
-        ValueError: a probability is outside (0, 1], or an eps is negative.
+    Raises ValueError: a probability is outside (0, 1], or an eps is negative.
     """
     q = probability.double()
     if not bool(((q > 0) & (q <= 1)).all()):
@@ -218,8 +208,7 @@ class AGrae:
             success_M: [M] p, the success rate of the row's group in [0, 1], see `set_means`.
             omega: Mean success of the whole batch, in [0, 1].
 
-        Raises:
-            ValueError: shapes differ, or p or omega is out of range.
+        Raises ValueError: shapes differ, or p or omega is out of range.
         """
         check_columns(advantage_M=advantage_M, success_M=success_M)
         p = success_M.double()
@@ -254,8 +243,7 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n:
     Returns:
         [B] bool.
 
-    Raises:
-        ValueError: n is odd, below 2, or greater than a group; shapes differ.
+    Raises ValueError: n is odd, below 2, or greater than a group; shapes differ.
     """
     check_columns(advantage_B=advantage_B, group_B=group_B)
     if n < 2 or n % 2:
@@ -301,9 +289,8 @@ def aggregation_weights(
     Returns:
         [M] in the dtype of the advantages.
 
-    Raises:
-        ValueError: shapes differ, the kind is unknown, a kept row has no sample of its own though samples count, or
-            the advantage of a kept row is NaN though it counts.
+    Raises ValueError: shapes differ, the kind is unknown, a kept row has no sample of its own though samples count, or
+    the advantage of a kept row is NaN though it counts.
     """
     group_M = torch.zeros_like(sample_M) if group_M is None else group_M
     check_columns(sample_M=sample_M, advantage_M=advantage_M, keep_M=keep_M, group_M=group_M)

@@ -110,8 +110,7 @@ def panel_means(values: Mapping[str, ArrayLike], prompts: Sequence[Hashable]) ->
         values: [N] by scorer, NaN where it failed: such an image is in no mean, and is counted.
         prompts: [N] what tells the prompts apart.
 
-    Raises:
-        ValueError: another number of values than of prompts.
+    Raises ValueError: another number of values than of prompts.
     """
     return {name: _mean(name, given, prompts, VERDICTS) for name, given in values.items()}
 

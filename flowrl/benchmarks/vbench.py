@@ -95,11 +95,8 @@ class Measured:
 
 
 def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
-    """The entries of VBench_full_info.json that are for any of these dimensions.
-
-    Raises:
-        ValueError: another kind of file, a prompt that cannot be part of a file's name, or a dimension without any.
-    """
+    """The entries of VBench_full_info.json that are for any of these dimensions. Raises ValueError: another kind of
+    file, a prompt that cannot be part of a file's name, or a dimension without any."""
     wanted = set(dimensions)
     rows = parse_json(read_text(path), str(path))
     if not isinstance(rows, list) or not all(_is_entry(row) for row in rows):
@@ -144,11 +141,8 @@ def video_name(prompt: str, sample: int) -> str:
 
 
 def read_measured(path: Path, dimension: str) -> Measured:
-    """What the package wrote of a dimension.
-
-    Raises:
-        ValueError: the file lacks the dimension or has another layout, or its score is not finite.
-    """
+    """What the package wrote of a dimension. Raises ValueError: the file lacks the dimension or has another layout, or
+    its score is not finite."""
     found = read_json(path, finite=False).get(dimension)
     try:
         score, rows = found  # type: ignore[misc]

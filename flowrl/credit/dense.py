@@ -64,8 +64,7 @@ def calibrate_noise(
     Returns:
         [T] the next table. A level stays where no sample had a valid gain, and where it would fall to 0 or below.
 
-    Raises:
-        ValueError: shapes do not fit, a level is not positive, or eps1 or eps2 is not.
+    Raises ValueError: shapes do not fit, a level is not positive, or eps1 or eps2 is not.
     """
     if psi.ndim != 1 or gains_NT.ndim != 2 or gains_NT.shape[1] != len(psi):
         raise ValueError(

@@ -42,8 +42,7 @@ def turning_points(
     Returns:
         [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN.
 
-    Raises:
-        ValueError: values_NT is not a float table of at least two columns.
+    Raises ValueError: values_NT is not a float table of at least two columns.
     """
     values = _checked(values_NT)
     first, last = values[:, :1], values[:, -1:]
@@ -74,8 +73,7 @@ def balanced(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) 
         flags_NT: [N, T] from `turning_points`.
         values_NT: [N, T+1].
 
-    Raises:
-        ValueError: the shapes do not fit.
+    Raises ValueError: the shapes do not fit.
     """
     values = _checked(values_NT)
     if flags_NT.shape != (len(values), values.shape[1] - 1):
@@ -109,11 +107,8 @@ class TpGrpo:
     """See `turning_points`."""
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " 1 F"], context: Context = ALONE) -> Credit:
-        """Credit of trajectories with values on the way; several rewards are merged before signs are taken.
-
-        Raises:
-            ValueError: there are several channels, or as `values_of`.
-        """
+        """Credit of trajectories with values on the way; several rewards are merged before signs are taken. Raises
+        ValueError: there are several channels, or as `values_of`."""
         one_channel(reward_KF, "tp_grpo")
         values = values_of(sampled, reward_KF)[0].double()
         flags = turning_points(

@@ -57,8 +57,7 @@ def write_samples(
         fps: frames per second of videos; None for images.
         sounds: one for each video, or None where they are silent.
 
-    Raises:
-        ValueError: numbers that do not match, videos without a rate, or images with one.
+    Raises ValueError: numbers that do not match, videos without a rate, or images with one.
     """
     _check(kept, captions, sources, fps)
     if not kept:

@@ -41,9 +41,8 @@ def check_order(ordered: Iterable[Path], root: Path) -> None:
         ordered: files below `root`, as `natural_order` gives them.
         root: the folder.
 
-    Raises:
-        ValueError: two names of a folder that are one but for zeros or the ending, or names whose numbers run against
-            the order of their letters; names both.
+    Raises ValueError: two names of a folder that are one but for zeros or the ending, or names whose numbers run
+    against the order of their letters; names both.
     """
     inside: dict[Path, dict[str, Path]] = {}
     for path in ordered:

@@ -48,12 +48,8 @@ def opened(source: str | Path | IO[bytes], formats: tuple[str, ...] | None = Non
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """An image of any kind as 8-bit RGB, as the module says.
-
-    Raises:
-        ValueError: its pixels are of a kind that has no fixed range.
-        one of BROKEN: it was opened from a damaged file.
-    """
+    """An image of any kind as 8-bit RGB, as the module says. Raises ValueError: its pixels are of a kind that has no
+    fixed range."""
     if said := lacks_range(image):
         raise ValueError(f"it {said}")
     _scale_clear_level(image)
@@ -89,8 +85,7 @@ def read_rgb(source: str | Path | IO[bytes], *, owner: str = "") -> Image.Image:
         source: the file, or what its bytes are read from.
         owner: who asks, for messages.
 
-    Raises:
-        ValueError: it is no image, is damaged, or its pixels have no fixed range; names it.
+    Raises ValueError: it is no image, is damaged, or its pixels have no fixed range; names it.
     """
     try:
         with opened(source) as image:
@@ -108,11 +103,8 @@ def read_image(source: str | Path | IO[bytes], *, owner: str = "") -> UInt8[np.n
 
 
 def image_size(source: str | Path) -> tuple[int, int]:
-    """Width and height that `read_rgb` gives, from as little of the file as tells.
-
-    Raises:
-        ValueError: it is no image; names it.
-    """
+    """Width and height that `read_rgb` gives, from as little of the file as tells. Raises ValueError: it is no image;
+    names it."""
     try:
         with opened(source) as image:
             width, height = image.size

@@ -46,8 +46,7 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tu
         fps: frames per second.
         sound: [channels, samples] float in [-1, 1] and samples per second; it becomes an AAC track.
 
-    Raises:
-        ValueError: another shape or range, a rate that is not above 0, or a PyAV without an H.264 encoder.
+    Raises ValueError: another shape or range, a rate that is not above 0, or a PyAV without an H.264 encoder.
     """
     _check(video)
     if not math.isfinite(fps) or fps <= 0:
@@ -70,8 +69,7 @@ def contact_sheet(
         videos: [B, F, 3, H, W] float in [0, 1], or a list of [F, 3, H, W] of one size.
         captions: one text per video.
 
-    Raises:
-        ValueError: no videos, a wrong shape or range, or another number of captions.
+    Raises ValueError: no videos, a wrong shape or range, or another number of captions.
     """
     if len(videos) == 0:
         raise ValueError("a contact sheet needs at least one video, got none")
@@ -84,10 +82,7 @@ def contact_sheet(
 def contact_row(video: Tensor) -> Float[Tensor, "3 height width"]:
     """`FRAMES` frames of one video [F, 3, H, W] side by side, spread evenly with the first and the last among them.
 
-    A shorter video shows all it has.
-
-    Raises:
-        ValueError: another shape.
+    A shorter video shows all it has. Raises ValueError: another shape.
     """
     _check(video)
     shown = fitted(video[_places(video)].detach().float().cpu(), longest=ROW_WIDTH // FRAMES)

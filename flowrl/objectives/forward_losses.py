@@ -57,8 +57,7 @@ class Matched:
         reward: [b].
         group: [b] integers, images of one prompt alike.
 
-    Raises:
-        ValueError: shapes differ, or a sigma is outside (0, 1].
+    Raises ValueError: shapes differ, or a sigma is outside (0, 1].
     """
 
     clean: Float[Tensor, " b *latent"]

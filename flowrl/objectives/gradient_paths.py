@@ -74,8 +74,7 @@ def backprop_sample(
     Returns:
         [b, *latent] with its graph, in at least float32.
 
-    Raises:
-        ValueError: no step is trained, or a step is out of range.
+    Raises ValueError: no step is trained, or a step is out of range.
     """
     last = schedule.num_steps - 1 if last_step is None else last_step
     if not 0 <= last < schedule.num_steps:
@@ -132,11 +131,7 @@ class Refl:
     """Included; null takes the last step."""
 
     def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
-        """The path of an iteration.
-
-        Raises:
-            ValueError: the range is empty or leaves the schedule.
-        """
+        """The path of an iteration. Raises ValueError: the range is empty or leaves the schedule."""
         low = 3 * num_steps // 4 if self.first is None else self.first
         high = num_steps - 1 if self.last is None else self.last
         if not 0 <= low <= high < num_steps:
@@ -153,11 +148,7 @@ class Draft:
     """K, in 1 .. T."""
 
     def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
-        """The path of every iteration.
-
-        Raises:
-            ValueError: count is not in 1 .. T.
-        """
+        """The path of every iteration. Raises ValueError: count is not in 1 .. T."""
         _check_count("draft", self.count, num_steps)
         return Path(train_steps=tuple(range(num_steps - self.count, num_steps)), last_step=num_steps - 1)
 
@@ -192,11 +183,7 @@ class DrTune:
     """The run ends by the clean estimate up to this many steps before the end, how many is drawn."""
 
     def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
-        """The path of an iteration.
-
-        Raises:
-            ValueError: early_stop is negative, or leaves fewer than count steps.
-        """
+        """The path of an iteration. Raises ValueError: early_stop is negative, or leaves fewer than count steps."""
         if self.early_stop < 0:
             raise ValueError(f"early_stop of drtune counts steps and must not be negative, got {self.early_stop}")
         _check_count("drtune", self.count, num_steps - self.early_stop)

@@ -44,8 +44,7 @@ class Scored:
         step_size: h = sigma - sigma_next > 0.
         sensitivity: c of the kernel at this step (`kernel_sensitivity`); only its size counts.
 
-    Raises:
-        ValueError: shapes differ, the step size is not positive, or the sensitivity is 0.
+    Raises ValueError: shapes differ, the step size is not positive, or the sensitivity is 0.
     """
 
     log_ratio: Float[Tensor, " b"]
@@ -104,8 +103,7 @@ def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float 
         sigma: Of the source, a number or a 0-d tensor.
         sigma_next: Of the product, likewise.
 
-    Raises:
-        ValueError: not 0 <= sigma_next < sigma <= 1.
+    Raises ValueError: not 0 <= sigma_next < sigma <= 1.
     """
     zero = torch.zeros(1, 1, dtype=torch.float64)
     return float(kernel(zero, zero + 1, sigma, sigma_next).mean - kernel(zero, zero, sigma, sigma_next).mean)
@@ -154,11 +152,7 @@ class Guard:
     constant on Flow-SDE steps after the first; none leaves the loss as it is (Flow-Factory)."""
 
     def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
-        """Loss of each row.
-
-        Raises:
-            ValueError: old_mean is missing, or a std is 0.
-        """
+        """Loss of each row. Raises ValueError: old_mean is missing, or a std is 0."""
         scales = {"exact": 1 / abs(scored.sensitivity), "published": 1 / scored.step_size, "none": 1.0}
         loss = clipped_surrogate(
             _unbiased_log_ratio(scored), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
@@ -196,11 +190,7 @@ class Dppo:
             raise ValueError(f"threshold is a divergence per dimension and must be positive, got {self.threshold}")
 
     def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
-        """Loss of each row.
-
-        Raises:
-            ValueError: old_mean is missing, or a std is 0.
-        """
+        """Loss of each row. Raises ValueError: old_mean is missing, or a std is 0."""
         ratio = scored.log_ratio.exp()
         return torch.where(self.cut(scored), torch.zeros_like(ratio), -scored.advantage * ratio)
 
@@ -275,9 +265,8 @@ def sequence_coefficients(
     Returns:
         coefficient [M] and loss [M], detached, in the dtype of the log-ratio.
 
-    Raises:
-        ValueError: shapes differ, kind is unknown, a sample is negative (a transition that several paths share), or
-            advantages or ranges differ within a sample under "sequence".
+    Raises ValueError: shapes differ, kind is unknown, a sample is negative (a transition that several paths share), or
+    advantages or ranges differ within a sample under "sequence".
     """
     check_columns(
         log_ratio_M=log_ratio_M, sample_M=sample_M, advantage_M=advantage_M,

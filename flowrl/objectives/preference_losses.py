@@ -37,8 +37,7 @@ def pairs_of_groups(
         winner [p] and loser [p], ordered by group number. Groups whose valid values are all equal, or with fewer than
         two, have none: a pair without a difference is noise. Among equals the first is taken.
 
-    Raises:
-        ValueError: shapes differ, or a valid value is not finite.
+    Raises ValueError: shapes differ, or a valid value is not finite.
     """
     check_columns(value=value, group=group)
     usable = torch.ones_like(value, dtype=torch.bool) if valid is None else valid
@@ -69,8 +68,7 @@ def preference_loss(
     Returns:
         The loss [p], and metrics margin (z), accuracy (1 where z > 0), winner_reward, loser_reward [p].
 
-    Raises:
-        ValueError: winner and loser differ in shape.
+    Raises ValueError: winner and loser differ in shape.
     """
     check_columns(winner=winner, loser=loser)
     wide = widened(score)
@@ -106,8 +104,7 @@ def diffusion_dpo(
     Returns:
         The loss [p], and the metrics of `preference_loss`; the rewards are `-(beta / 2) (e - eref)`.
 
-    Raises:
-        ValueError: shapes differ, or beta is not positive.
+    Raises ValueError: shapes differ, or beta is not positive.
     """
     if not beta > 0:
         raise ValueError(f"beta of dpo must be positive, got {beta}: 100 to 5000 are usual for mean squared errors")
@@ -139,8 +136,7 @@ def d3po(
     Returns:
         The loss [p], and the metrics of `preference_loss`.
 
-    Raises:
-        ValueError: shapes differ, beta is not positive, or clip is not in [0, 1).
+    Raises ValueError: shapes differ, beta is not positive, or clip is not in [0, 1).
     """
     if not beta > 0 or (clip is not None and not 0 <= clip < 1):
         raise ValueError(f"d3po needs beta > 0 and clip None or in [0, 1), got {beta} and {clip}")
@@ -198,8 +194,7 @@ def centred_distillation(
         loss: Which distance.
         temperature: Positive, or None.
 
-    Raises:
-        ValueError: shapes differ, the distance is unknown, or the temperature is not positive.
+    Raises ValueError: shapes differ, the distance is unknown, or the temperature is not positive.
     """
     check_columns(implicit=implicit, target=target, group=group)
     if temperature is not None and not temperature > 0:
@@ -228,10 +223,8 @@ def reward_weights(
     """Weight of each image in reward-weighted regression.
 
     raw: the reward itself (released Flow-GRPO code), which must not be negative. softmax: `K exp(r / temperature) / Z`
-    over the K images of the group (Peters and Schaal 2007), with mean 1.
-
-    Raises:
-        ValueError: a raw reward is negative, or weights is unknown.
+    over the K images of the group (Peters and Schaal 2007), with mean 1. Raises ValueError: a raw reward is negative,
+    or weights is unknown.
     """
     check_columns(reward=reward, group=group)
     if weights not in ("raw", "softmax"):

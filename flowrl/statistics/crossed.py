@@ -79,18 +79,14 @@ def crossed_estimate(runs: Sequence[Rows], *, by_task: bool = True) -> Estimate:
         runs: [S] the same images (task, prompt, sample) of every seed.
         by_task: the score is the mean over tasks of the mean over a task's images ("macro"); else over all images.
 
-    Raises:
-        ValueError: no runs, or runs with different images.
+    Raises ValueError: no runs, or runs with different images.
     """
     return estimate_of(*strata(runs), by_task=by_task)
 
 
 def crossed_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
-    """`crossed_estimate` of after minus before, from the differences of the same seed and image.
-
-    Raises:
-        ValueError: unequal numbers of seeds, or an image without its partner.
-    """
+    """`crossed_estimate` of after minus before, from the differences of the same seed and image. Raises ValueError:
+    unequal numbers of seeds, or an image without its partner."""
     return estimate_of(*strata(after, before), by_task=by_task)
 
 

@@ -45,9 +45,8 @@ def kernel_interval(
         num_resamples: R.
         seed: same seed, same interval.
 
-    Raises:
-        ValueError: fewer than two vectors or labels, shapes that do not match, numbers that are not finite, or no
-            resamples.
+    Raises ValueError: fewer than two vectors or labels, shapes that do not match, numbers that are not finite, or no
+    resamples.
     """
     return _interval([generated], real, labels, num_resamples, seed)
 

@@ -82,8 +82,7 @@ def mean_interval(
             all -1, 0 or 1 (`ends_of` says whether differences are those of verdicts); None for numbers that may agree.
         level: in (0, 1).
 
-    Raises:
-        ValueError: no values, a value that is not finite, a wrong number of clusters, or a level outside (0, 1).
+    Raises ValueError: no values, a value that is not finite, a wrong number of clusters, or a level outside (0, 1).
     """
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}: write 95 % as 0.95")
@@ -112,9 +111,8 @@ def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
         rows: of the images.
         base: those of another model; the score is then the mean of the differences to it, image by image.
 
-    Raises:
-        ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only one
-            side has.
+    Raises ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only
+    one side has.
     """
     return score_of(*strata([rows], None if base is None else [base]), by_task=True)
 
@@ -126,10 +124,7 @@ def pooled(rows: Rows, *, base: Rows | None = None) -> Interval:
 
 def weighted_score(rows: Rows, weights: Mapping[str, float], *, base: Rows | None = None) -> Interval:
     """The mean of task means with given weights, scaled to the tasks that have images; otherwise as `stratified_score`.
-
-    Raises:
-        ValueError: as `stratified_score`, or a task without a weight above 0.
-    """
+    Raises ValueError: as `stratified_score`, or a task without a weight above 0."""
     parts, ends = strata([rows], None if base is None else [base], join=False)
     if lacking := [task for task in parts if not weights.get(task, 0.0) > 0]:
         raise ValueError(f"the task {lacking[0]!r} has no weight above 0: give one to each of {', '.join(parts)}")
@@ -174,11 +169,8 @@ def unknown_because(rows: Rows) -> str:
 
 
 def paired_rows(before: Rows, after: Rows) -> list[ScoreRow]:
-    """One row for each (task, prompt, sample), its value the difference after - before.
-
-    Raises:
-        ValueError: the same key twice on one side, or a key that only one side has.
-    """
+    """One row for each (task, prompt, sample), its value the difference after - before. Raises ValueError: the same key
+    twice on one side, or a key that only one side has."""
     before_of, after_of = by_key(before), by_key(after)
     lonely = before_of.keys() ^ after_of.keys()
     if lonely:
@@ -207,10 +199,8 @@ def over_seeds(score_of_seed: ArrayLike) -> Interval:
     """Mean over S independent training runs with Student's t interval: mean ± t(0.95, S-1) · s / sqrt(S).
 
     `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. It speaks of other
-    trainings, judged by the same prompts and start noise. One seed: NaN bounds.
-
-    Raises:
-        ValueError: no seeds, or a number that is not finite.
+    trainings, judged by the same prompts and start noise. One seed: NaN bounds. Raises ValueError: no seeds, or a
+    number that is not finite.
     """
     value_S = _checked(score_of_seed)
     mean, count = float(value_S.mean()), len(value_S)
@@ -254,8 +244,7 @@ def strata(
         base: [S] those of another model: the values are the differences to it.
         join: make one stratum of the tasks that have a single image each; their spread then holds that between tasks.
 
-    Raises:
-        ValueError: no rows, the same key twice, runs of different images, a value that is not finite.
+    Raises ValueError: no rows, the same key twice, runs of different images, a value that is not finite.
     """
     listed = [list(run) for run in runs]
     before = [list(run) for run in base or ()]
@@ -354,11 +343,7 @@ def bounded(mean: float, low: float, high: float, ends: Ends | None) -> Interval
 
 
 def by_key(rows: Rows) -> dict[Key, ScoreRow]:
-    """Rows by (task, prompt, sample).
-
-    Raises:
-        ValueError: a key appears twice.
-    """
+    """Rows by (task, prompt, sample). Raises ValueError: a key appears twice."""
     keyed: dict[Key, ScoreRow] = {}
     for row in rows:
         key = (row.task, row.prompt, row.sample)

@@ -62,11 +62,8 @@ def summarise(rows: Rows, *, order: Sequence[str] = ()) -> Summary:
 
 
 def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparison:
-    """What changed from base to subject.
-
-    Raises:
-        ValueError: a row without its partner: both must answer the same prompts and samples.
-    """
+    """What changed from base to subject. Raises ValueError: a row without its partner: both must answer the same
+    prompts and samples."""
     before, after = list(base), list(subject)
     changes = paired_rows(before, after)
     return Comparison(

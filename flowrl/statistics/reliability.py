@@ -298,11 +298,7 @@ def _pearson(x: Values, y: Values, group: Groups) -> Interval:
 
 
 def _paired(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Values, Values, Groups]:
-    """Both measurements where both are finite, and the groups as 0, 1, 2, ...
-
-    Raises:
-        ValueError: lengths differ.
-    """
+    """Both measurements where both are finite, and the groups as 0, 1, 2, ... Raises ValueError: lengths differ."""
     x, y, group = np.asarray(first, np.float64), np.asarray(second, np.float64), np.asarray(groups)
     if x.ndim != 1 or x.shape != y.shape or x.shape != group.shape:
         raise ValueError(f"measurements and groups need one entry per item: {x.shape}, {y.shape}, {group.shape}.")

@@ -31,8 +31,7 @@ def neighbour(record: Record, rng: np.random.Generator) -> Record:
         record: one of the world's.
         rng: source of the choice where a prompt has two neighbours.
 
-    Raises:
-        ValueError: a record of another task.
+    Raises ValueError: a record of another task.
     """
     tag, clauses = record["tag"], record["include"]
     names = [clause["class"] for clause in clauses]

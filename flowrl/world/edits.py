@@ -66,11 +66,8 @@ class EditVerdict:
 
 
 def edit_record(task: str, scene: Sequence[Shape], target: int, wish: str = "") -> Record:
-    """A record; `wish` is the new colour (recolor) or the new label (replace).
-
-    Raises:
-        ValueError: an unknown task, or a wish that is what the shape has already.
-    """
+    """A record; `wish` is the new colour (recolor) or the new label (replace). Raises ValueError: an unknown task, or a
+    wish that is what the shape has already."""
     shape = scene[target]
     texts = {
         "recolor": f"make the {shape.label} {wish}",
@@ -156,8 +153,7 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
         source: uint8 `[H, W, 3]`, of the same size.
         record: an edit record, in coordinates of 64 x 64 pixels.
 
-    Raises:
-        ValueError: the two images differ in size.
+    Raises ValueError: the two images differ in size.
     """
     if image.shape != source.shape:
         raise ValueError(f"the result {image.shape} and its source {source.shape} must have one size")

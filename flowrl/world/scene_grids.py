@@ -79,8 +79,7 @@ def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) 
         image: uint8 `[H, W, 3]`, RGB, of the embedded world.
         record: as `grid_record` makes it; each of its `sub_prompts` asks for one object.
 
-    Raises:
-        ValueError: for another record.
+    Raises ValueError for another record.
     """
     asked = asked_objects(record)
     channels_first = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
@@ -99,11 +98,8 @@ def _content(cell: UInt8[np.ndarray, " h w 3"], found: Sequence[Detection]) -> C
 
 
 def asked_objects(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Label and colour of the object that a grid's record asks for in each cell.
-
-    Raises:
-        ValueError: if it does not ask for exactly one object with a colour in each of the cells.
-    """
+    """Label and colour of the object that a grid's record asks for in each cell. Raises ValueError if it does not ask
+    for exactly one object with a colour in each of the cells."""
     cells = [parse_record(cell.metadata).include for cell in cell_prompts("", record)]
     asked = [(own[0].label, own[0].color) for own in cells if len(own) == 1 and own[0].count == 1]
     found = [(label, color) for label, color in asked if color is not None]

@@ -219,8 +219,7 @@ def give_kernel(
     Returns:
         The kernel's word, what "auto" became.
 
-    Raises:
-        ValueError: the word is refused, the kernel cannot be loaded or gives no right gradient, or nothing attends.
+    Raises ValueError: the word is refused, the kernel cannot be loaded or gives no right gradient, or nothing attends.
     """
     machine = this_machine(torch.device(device).type)
     check_word(word, dtype, known)
@@ -347,8 +346,7 @@ def check_backward(
         head_size: numbers of a head.
         mask: what kind of mask is given, of which the last keys of the first row are out.
 
-    Raises:
-        ValueError: the kernel cannot run so, or its output or a gradient is not that of attention.
+    Raises ValueError: the kernel cannot run so, or its output or a gradient is not that of attention.
     """
     rows, heads, tokens = 2, 2, 64
     generator = torch.Generator().manual_seed(0)

@@ -180,11 +180,7 @@ def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
 
 
 def check_here(word: str, machine: Machine) -> None:
-    """Refuses a kernel of our words that a machine does not have.
-
-    Raises:
-        ValueError: says what is missing, what to do, and which kernels the machine has.
-    """
+    """Refuses a kernel of our words that a machine does not have."""
     if word != "auto" and (fault := _absent(KERNELS[word], machine)):
         there = [name for name, kernel in KERNELS.items() if not _absent(kernel, machine)]
         raise ValueError(f"pipeline.attention={word} {fault}; or choose among auto, {', '.join(there)}")

@@ -58,11 +58,8 @@ def repeated_blocks(network: nn.Module) -> list[nn.Module]:
 
 
 def check_compile(compile: str, device: torch.device | str) -> None:
-    """Refuses to compile where it cannot work, before weights load.
-
-    Raises:
-        ValueError: no such choice; on MPS; on a CPU without a C++ compiler; on a GPU without Triton.
-    """
+    """Refuses to compile where it cannot work, before weights load. Raises ValueError: no such choice; on MPS; on a CPU
+    without a C++ compiler; on a GPU without Triton."""
     if compile == "none":
         return
     if compile != "blocks":

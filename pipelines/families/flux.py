@@ -67,11 +67,7 @@ def read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
 
 
 def refuse(card: Card) -> None:
-    """Refuses networks that take more than latents.
-
-    Raises:
-        ValueError: a fill or control model.
-    """
+    """Refuses networks that take more than latents. Raises ValueError: a fill or control model."""
     channels, wanted = card.vae.get("latent_channels", 16), card.network.in_channels
     if wanted != 4 * channels:
         raise ValueError(

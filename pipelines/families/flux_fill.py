@@ -60,11 +60,7 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 
 
 def _refuse(card: Card) -> None:
-    """Refuses networks that take something else.
-
-    Raises:
-        ValueError: names the numbers of channels.
-    """
+    """Refuses networks that take something else."""
     channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
     wanted = 4 * (2 * channels + card.factors[0] ** 2)
     if found != wanted or card.network.out_channels != 4 * channels:

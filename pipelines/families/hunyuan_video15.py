@@ -80,11 +80,7 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 
 
 def _check_guider(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses a guider that does more than mix two predictions linearly at every step.
-
-    Raises:
-        ValueError: says what it does.
-    """
+    """Refuses a guider that does more than mix two predictions linearly at every step."""
     kind = config.get("_class_name", "ClassifierFreeGuidance")
     other = {name: config[name] for name, usual in _PLAIN.items() if config.get(name, usual) != usual}
     if kind != "ClassifierFreeGuidance" or other:

@@ -93,11 +93,7 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 
 
 def _refuse(card: Card) -> None:
-    """Refuses other patches than stock's usual ones.
-
-    Raises:
-        ValueError: the index says another patch size than 2.
-    """
+    """Refuses other patches than stock's usual ones."""
     if card.index.get("patch_size", 2) != 2:
         raise ValueError(f"{card.model} packs patches of {card.index['patch_size']}, and only 2 x 2 is loaded here")
 

@@ -100,11 +100,8 @@ def _guided(
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Stock's levels; a distilled checkpoint's own ones, through its scheduler, as grid "diffusers".
-
-    Raises:
-        ValueError: another number of steps than the checkpoint has levels, or a shift of them.
-    """
+    """Stock's levels; a distilled checkpoint's own ones, through its scheduler, as grid "diffusers". Raises ValueError:
+    another number of steps than the checkpoint has levels, or a shift of them."""
     own, scheduler, (height, width) = p.card.index.get("sample_sigmas"), p.pipe.scheduler, p.latent_shape[1:]
     mu = stock_schedules.own_mu(scheduler.config, height * width)
     if not own or grid != "diffusers":

@@ -59,11 +59,8 @@ class QwenImageEditOptions(ImageOptions):
 
 
 def source_size(card: Card, options: Any) -> tuple[int, int]:
-    """Height and width that sources are resized to: options, then what is drawn.
-
-    Raises:
-        ValueError: no multiple of what a token covers.
-    """
+    """Height and width that sources are resized to: options, then what is drawn. Raises ValueError: no multiple of what
+    a token covers."""
     drawn = qwen_image.FAMILY.size_of(card, options)
     size, multiple = (options.source_height or drawn.height, options.source_width or drawn.width), 2 * card.factors[0]
     if any(pixels <= 0 or pixels % multiple for pixels in size):

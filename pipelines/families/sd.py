@@ -85,10 +85,7 @@ def levels_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Tens
 
 def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """A diffusion model's levels: grid "diffusers" as the scheduler visits them, "linspace" evenly over all timesteps.
-
-    Raises:
-        ValueError: a shift was given.
-    """
+    Raises ValueError: a shift was given."""
     if shift is not None:
         raise ValueError(
             f"{p.model} is a diffusion model with fixed noise levels, which have no shift (got {shift:g}): remove the "
@@ -101,11 +98,7 @@ def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None
 
 
 def _refuse(card: Card) -> None:
-    """Refuses networks that want more than latents, time and prompt.
-
-    Raises:
-        ValueError: an inpainting or editing network, or one distilled to take the guidance scale.
-    """
+    """Refuses networks that want more than latents, time and prompt."""
     config = card.network
     if config.in_channels != config.out_channels:
         raise ValueError(

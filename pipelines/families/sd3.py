@@ -55,11 +55,8 @@ def _guided(
     p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
     train_negative: TrainNegative,
 ) -> Velocity:  # fmt: skip
-    """Guidance in two passes, 1 is one pass.
-
-    Raises:
-        ValueError: a model whose name says that it is a turbo with a scale below 1, or a large turbo with any but 1.
-    """
+    """Guidance in two passes, 1 is one pass. Raises ValueError: a model whose name says that it is a turbo with a scale
+    below 1, or a large turbo with any but 1."""
     name = Path(p.model).name.lower()
     if "turbo" in name and (scale < 1 or (scale > 1 and "large" in name)):  # others' turbos may be guided a little
         raise ValueError(

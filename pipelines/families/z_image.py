@@ -92,11 +92,8 @@ def guided_from_zero(
     train_negative: TrainNegative, *, distilled: bool, rule: Rule, apart: bool = False,
 ) -> Velocity:  # fmt: skip
     """Guidance in two passes whose scale counts from 0, `positive + scale * (positive - negative)`; 0 is one pass.
-
-    Raises:
-        ValueError: the scale is negative, or asks for a negative prompt and there is none; or it is not 0, and the
-            model is distilled.
-    """
+    Raises ValueError: the scale is negative, or asks for a negative prompt and there is none; or it is not 0, and the
+    model is distilled."""
     if scale == 0:
         return conditioned(network, cond)
     if distilled:

@@ -64,11 +64,8 @@ class GenericFamily:
         self.videos = videos
 
     def of(self, model: str) -> GenericFamily:
-        """The family of a model, which makes videos or images.
-
-        Raises:
-            ValueError: its class cannot be called from outside.
-        """
+        """The family of a model, which makes videos or images. Raises ValueError: its class cannot be called from
+        outside."""
         return GenericFamily(videos=not self._index(model) or self.makes_videos(model))
 
     def card(self, model: str) -> None:
@@ -91,11 +88,7 @@ class GenericFamily:
         return stock_class(str(index.get("_class_name")), model)
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
-        """Refuses a class that cannot be called from outside, and a LoRA that binds to nothing.
-
-        Raises:
-            ValueError: says what is wrong.
-        """
+        """Refuses a class that cannot be called from outside, and a LoRA that binds to nothing."""
         index = self._index(model)
         if not index:  # of a hub id while nothing can be asked
             return
@@ -117,11 +110,8 @@ class GenericFamily:
                 check_targets(network, targets or found_targets(network), rank)
 
     def sampling(self, model: str) -> dict[str, Any]:
-        """`num_steps` and `guidance_scale` that stock's call has unless told otherwise.
-
-        Raises:
-            ValueError: its class cannot be called from outside.
-        """
+        """`num_steps` and `guidance_scale` that stock's call has unless told otherwise. Raises ValueError: its class
+        cannot be called from outside."""
         taken = call_arguments(self._stock_class(model, self._index(model)))
         name = scale_argument(taken)
         scale = 1.0 if name is None else taken[name].default
@@ -131,20 +121,12 @@ class GenericFamily:
         }
 
     def makes_videos(self, model: str) -> bool:
-        """Whether stock's call takes a number of frames.
-
-        Raises:
-            ValueError: its class cannot be called from outside.
-        """
+        """Whether stock's call takes a number of frames. Raises ValueError: its class cannot be called from outside."""
         taken = call_arguments(self._stock_class(model, self._index(model)))
         return takes_frames(taken)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks `pipeline.options`, those that have no key of their own.
-
-        Raises:
-            ValueError: names the option.
-        """
+        """Checks `pipeline.options`, those that have no key of their own."""
         cards.check_no_keys(options)
         self.chosen(options)
 
@@ -189,19 +171,12 @@ class GenericFamily:
         return 1 if scale == 1 else 2
 
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
-        """Refused.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused."""
         raise ValueError(f"what the network of {model} is called with is known once stock's own code is loaded")
 
     def recorder(self, model: str, options: Mapping[str, Any]) -> Recorder:
-        """A folder's pipeline without weights, of which a plan can find what its networks are called with.
-
-        Raises:
-            ValueError: it is no folder, or a part cannot be made of what it holds.
-        """
+        """A folder's pipeline without weights, of which a plan can find what its networks are called with. Raises
+        ValueError: it is no folder, or a part cannot be made of what it holds."""
         if not Path(model).is_dir():
             raise ValueError("a folder with its tokenizers and configurations is needed")
         index = self._index(model)
@@ -222,8 +197,7 @@ class GenericFamily:
             how: `later` is not heeded, all is loaded at once.
             options: fields of `VideoOptions`.
 
-        Raises:
-            ValueError: nothing loadable there, or a pipeline that is not reproduced, and why.
+        Raises ValueError: nothing loadable there, or a pipeline that is not reproduced, and why.
         """
         import diffusers
 

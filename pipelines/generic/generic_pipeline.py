@@ -38,10 +38,7 @@ _QUERIES = ("to_q", "to_qkv", "q_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq",
 
 def found_targets(network: nn.Module) -> tuple[str, ...]:
     """LoRA targets of a network: its attention's projections by the names they usually have, else all layers in blocks.
-
-    Raises:
-        ValueError: it has no linear layers.
-    """
+    Raises ValueError: it has no linear layers."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     others = [name for name, module in network.named_modules() if not isinstance(module, nn.Linear)]
     found: tuple[str, ...] = ()
@@ -99,10 +96,7 @@ class GenericPipeline:
 
     def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 2) -> dict[str, Any]:
         """Arguments of stock's call that are the same for all latents; some classes have no schedule of one step.
-
-        Raises:
-            ValueError: a guidance scale, and the pipeline takes none.
-        """
+        Raises ValueError: a guidance scale, and the pipeline takes none."""
         options = self.options
         given: dict[str, Any] = {
             "prompt": [POSITIVE] * b, "num_inference_steps": steps, "output_type": "pt", "return_dict": False,
@@ -214,19 +208,11 @@ class GenericPipeline:
         return all(text_id(text) in self.texts.rows for text in prompts)
 
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
-        """Refused.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused."""
         raise ValueError("prompts.cache: embeddings of a generic pipeline are not kept in files: remove the key")
 
     def load_text_encoders(self) -> None:
-        """They were loaded with the rest.
-
-        Raises:
-            ValueError: they were freed.
-        """
+        """They were loaded with the rest. Raises ValueError: they were freed."""
         if self.texts.freed:
             raise ValueError("the text encoders of a generic pipeline were freed and are not loaded again")
 
@@ -274,10 +260,7 @@ class GenericPipeline:
         train_negative: TrainNegative = True,
     ) -> Velocity:  # fmt: skip
         """Stock's own guidance: the scale and the negative prompt go to the network, which is stock's whole step.
-
-        Raises:
-            ValueError: there is no negative prompt where one is read, or its half is to be trained apart.
-        """
+        Raises ValueError: there is no negative prompt where one is read, or its half is to be trained apart."""
         two = self.passes(scale) == 2
         if two and negative is None:
             raise ValueError(f"guidance at scale {scale} reads a negative prompt, and none was encoded")
@@ -311,22 +294,15 @@ class GenericPipeline:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Finds the shapes of latents and images of the drawn size, by stock's own code.
-
-        Raises:
-            ValueError: that code draws another size.
-        """
+        """Finds the shapes of latents and images of the drawn size, by stock's own code. Raises ValueError: that code
+        draws another size."""
         self._asked = {}
         self.latent_shape = self.asked(2, 1.0).shape
         self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
         self.check_drawn(self.image_shape[-2:])
 
     def check_drawn(self, drawn: tuple[int, ...]) -> None:
-        """Refuses another height and width than those that are asked for.
-
-        Raises:
-            ValueError: names both.
-        """
+        """Refuses another height and width than those that are asked for."""
         wanted = self.height, self.width
         if any(one not in (None, own) for one, own in zip(wanted, drawn, strict=True)):
             raise ValueError(
@@ -366,19 +342,11 @@ class GenericPipeline:
         """Nothing that is called here makes sound."""
 
     def decode_sound(self, latents: Tensor) -> Tensor:
-        """Refused.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused."""
         raise ValueError(f"{type(self.pipe).__name__} makes no sound")
 
     def encode_images(self, images: Tensor) -> Tensor:
-        """Refused.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused."""
         raise ValueError(
             "pipeline.name=generic only decodes: latents of given images, which this recipe needs, are made by "
             "families of their own (docs/families.md)"

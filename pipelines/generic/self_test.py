@@ -20,11 +20,8 @@ WORST = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def check_reproduces(p: Any) -> float:
-    """The largest deviation of latents after two steps from those of stock's own call.
-
-    Raises:
-        ValueError: more than `WORST`, a repeated call gives other numbers, or there is no gradient.
-    """
+    """The largest deviation of latents after two steps from those of stock's own call. Raises ValueError: more than
+    `WORST`, a repeated call gives other numbers, or there is no gradient."""
     name, scale = type(p.pipe).__name__, 1.0 if p.scale_name is None else 3.0
     schedule = p.schedule(2, "diffusers", None)
     noise = counter_normal((len(PROMPTS), *p.latent_shape), "self-test").to(p.device)

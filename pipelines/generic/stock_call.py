@@ -127,8 +127,7 @@ def evaluated(
         timestep: [1] as the scheduler would have it.
         sigma: of the level.
 
-    Raises:
-        ValueError: it never came to a step.
+    Raises ValueError: it never came to a step.
     """
     levels = torch.tensor([sigma, 0.0], device=timestep.device)
     scheduler = scheduler_like(pipe.scheduler, timestep, levels, reached)
@@ -154,8 +153,7 @@ def asked(
         denoisers: its networks.
         negative: whether `encode` was asked for a negative prompt.
 
-    Raises:
-        ValueError: latents or levels are not made where stock pipelines make them.
+    Raises ValueError: latents or levels are not made where stock pipelines make them.
     """
     shapes: list[tuple[int, ...]] = []
     levels: list[dict[str, Any]] = []

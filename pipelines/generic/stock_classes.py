@@ -43,8 +43,7 @@ def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
         kind: of the guider's.
         config: of the guider, as far as it is known.
 
-    Raises:
-        ValueError: it is of another class, or is switched on for a part of the steps.
+    Raises ValueError: it is of another class, or is switched on for a part of the steps.
     """
     if kind not in GUIDERS or config.get("start", 0.0) != 0 or config.get("stop", 1.0) != 1:
         raise ValueError(
@@ -65,8 +64,7 @@ def stock_class(name: str, model: str) -> Any:
         name: as `model_index.json` has it.
         model: whose it is.
 
-    Raises:
-        ValueError: diffusers has none, or its call cannot be stepped from outside.
+    Raises ValueError: diffusers has none, or its call cannot be stepped from outside.
     """
     import diffusers
 

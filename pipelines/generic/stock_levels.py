@@ -52,11 +52,8 @@ class Levels:
 
     @staticmethod
     def of(scheduler: Any) -> Levels:
-        """The levels of a stock scheduler.
-
-        Raises:
-            ValueError: it is of a diffusion model whose levels are not known here.
-        """
+        """The levels of a stock scheduler. Raises ValueError: it is of a diffusion model whose levels are not known
+        here."""
         config, name = dict(scheduler.config), type(scheduler).__name__
         flow = is_flow(name, config)
         has = (
@@ -120,8 +117,7 @@ class Levels:
             shift: in place of the scheduler's own; None leaves it.
             named: what the stock call hands to `set_timesteps`.
 
-        Raises:
-            ValueError: a grid, shift or scheduler that this cannot follow.
+        Raises ValueError: a grid, shift or scheduler that this cannot follow.
         """
         config, name = dict(self.scheduler.config), type(self.scheduler).__name__
         if shift is not None and not (self.flow and shift > 0):

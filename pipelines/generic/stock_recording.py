@@ -87,11 +87,8 @@ class Recorder:
         return sum(_rows(call) for call in self.guided(text, scale))
 
     def recorded(self, text: str) -> Recorded:
-        """What one sample is evaluated and decoded by.
-
-        Raises:
-            ValueError: stock's call does not do with its networks what can be counted.
-        """
+        """What one sample is evaluated and decoded by. Raises ValueError: stock's call does not do with its networks
+        what can be counted."""
         p = self.pipeline
         calls = self.guided(text, 1.0)
         if len(calls) != 1 or _rows(calls[0]) != 1:
@@ -139,8 +136,7 @@ def recorder(model: str, cls: Any, index: Mapping[str, Any], options: Any) -> Re
         index: its `model_index.json`.
         options: of the family.
 
-    Raises:
-        ValueError: a part cannot be made of what the folder holds.
+    Raises ValueError: a part cannot be made of what the folder holds.
     """
     calls: list[dict[str, Any]] = []
     denoisers: dict[str, nn.Module] = {}

@@ -156,11 +156,7 @@ class Texts:
         self.rows[text_id(text)] = found
 
     def of(self, number: int) -> Text:
-        """What a text gave.
-
-        Raises:
-            ValueError: it was not encoded here.
-        """
+        """What a text gave. Raises ValueError: it was not encoded here."""
         if number not in self.rows:
             raise ValueError("a prompt was not encoded by this pipeline: encode it here, in this process, first")
         return self.rows[number]

@@ -47,11 +47,8 @@ _HEARD: set[str] = set()  # those that did
 
 
 def small_json(model: str, name: str) -> dict[str, Any] | None:
-    """A JSON file of a hub id, perhaps at a revision; None where there is none, or nothing can be known.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """A JSON file of a hub id, perhaps at a revision; None where there is none, or nothing can be known. Raises
+    ValueError: the file is damaged."""
     if name != INDEX and ask(model).path is None:
         return None
     path = ask(model, name).path

@@ -41,8 +41,7 @@ def lora_files(place: Path) -> dict[str, Path]:
         place: a file; a folder with one (as diffusers, PEFT or `flowrl export` write it, or any one safetensors file);
             a folder with such a folder, which is how PEFT saves an adapter that has a name; a run folder.
 
-    Raises:
-        ValueError: nothing is there, no LoRA is, or more than one.
+    Raises ValueError: nothing is there, no LoRA is, or more than one.
     """
     folder = place.parent if place.name in _NAMED or place.name == CARD else place
     second = folder / EXPERTS[1]
@@ -72,11 +71,7 @@ def lora_files(place: Path) -> dict[str, Path]:
 
 
 def files_of_lora(place: Path) -> Iterator[Path]:
-    """Every file that is read of a LoRA: its weights, and what states their alpha.
-
-    Raises:
-        ValueError: as `lora_files`.
-    """
+    """Every file that is read of a LoRA: its weights, and what states their alpha. Raises as `lora_files`."""
     for path in lora_files(place).values():
         yield path
         if (card := path.with_name(CARD)).is_file():
@@ -105,11 +100,8 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _only(folder: Path) -> Path:
-    """The one file with weights in a folder, or in a folder of it.
-
-    Raises:
-        ValueError: there is none, or more than one.
-    """
+    """The one file with weights in a folder, or in a folder of it. Raises ValueError: there is none, or more than
+    one."""
     if (named := _named(folder)) is not None:
         return named
     if (folder / "model_index.json").is_file():

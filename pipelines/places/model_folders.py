@@ -31,11 +31,7 @@ class Faulty(ValueError):
 
 
 def read_index(model: str) -> dict[str, Any]:
-    """The model_index.json of a folder.
-
-    Raises:
-        Faulty: as `check_index`, or the folder has none.
-    """
+    """The model_index.json of a folder. Raises Faulty: as `check_index`, or the folder has none."""
     path = Path(model) / INDEX
     if not path.is_file():
         raise Faulty(no_pipeline(model))
@@ -45,11 +41,7 @@ def read_index(model: str) -> dict[str, Any]:
 
 
 def check_index(model: str, index: Mapping[str, Any]) -> None:
-    """Refuses a model_index.json that no library can read.
-
-    Raises:
-        Faulty: says which entry is wrong.
-    """
+    """Refuses a model_index.json that no library can read."""
     where, stock = f"{model}/{INDEX}", index.get("_class_name")
     if isinstance(stock, list):
         raise Faulty(
@@ -83,9 +75,6 @@ def check_parts(
         index: its model_index.json.
         needed: parts that have to be there.
         given: what is there of parts already; None of those that are not read.
-
-    Raises:
-        Faulty: names the part, and the folder that is not there.
     """
     if not any(_WEIGHTS.search(path.name) for path in Path(model).glob("*/*")):
         return  # small files alone, of which a plan can be made
@@ -140,11 +129,7 @@ def part_class(library: str, name: str) -> type | None:
 
 
 def check_weight_files(model: str, part: str, variant: str | None) -> None:
-    """Refuses a part without files of weights that can be read.
-
-    Raises:
-        Faulty: names the part, and what to set where its files are of a variant.
-    """
+    """Refuses a part without files of weights that can be read."""
     place = Path(model) / part
     names = sorted(path.name for path in place.glob("*"))
     own = [name for name in names if _WEIGHTS.search(name)]
@@ -209,11 +194,8 @@ SMALL = 2**28
 
 
 def stock_folder(model: str) -> Path:
-    """The folder of a model's files: itself, or that of a hub id in this machine's cache.
-
-    Raises:
-        ValueError: a hub id whose files are not in the cache.
-    """
+    """The folder of a model's files: itself, or that of a hub id in this machine's cache. Raises ValueError: a hub id
+    whose files are not in the cache."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import try_to_load_from_cache

@@ -40,9 +40,6 @@ def check_plain(model: str) -> None:
     """Refuses a file whose weights are scaled, or otherwise not what they say by themselves: loaders drop the scales.
 
     No layer has anything beside `weight` but a bias and running statistics.
-
-    Raises:
-        ValueError: names keys.
     """
     keys = header(model)
     layers = {key.removesuffix(".weight") for key in keys if key.endswith(".weight")}
@@ -61,11 +58,8 @@ def check_plain(model: str) -> None:
 
 
 def config_of(model: str) -> str:
-    """Where the small files of a single file are: a folder beside it, or the hub id that its keys tell.
-
-    Raises:
-        ValueError: the file is damaged, or no pipeline has such keys.
-    """
+    """Where the small files of a single file are: a folder beside it, or the hub id that its keys tell. Raises
+    ValueError: the file is damaged, or no pipeline has such keys."""
     path = Path(model)
     for folder in (path.with_suffix(""), path.parent / "config"):
         if (folder / INDEX).is_file():
@@ -74,11 +68,8 @@ def config_of(model: str) -> str:
 
 
 def small_part(model: str, name: str) -> dict[str, Any] | None:
-    """A JSON file that goes with a single file: of the folder beside it, or what is known of the hub id.
-
-    Raises:
-        ValueError: as `config_of`.
-    """
+    """A JSON file that goes with a single file: of the folder beside it, or what is known of the hub id. Raises as
+    `config_of`."""
     place = config_of(model)
     if Path(place).is_dir():
         path = Path(place) / name
@@ -92,11 +83,8 @@ def small_part(model: str, name: str) -> dict[str, Any] | None:
 
 
 def small_folder(model: str) -> str:
-    """A folder with the small files of a single file, fetched where the hub can be asked.
-
-    Raises:
-        ValueError: they are not on this machine; says which, and where to put them.
-    """
+    """A folder with the small files of a single file, fetched where the hub can be asked. Raises ValueError: they are
+    not on this machine; says which, and where to put them."""
     place = config_of(model)
     if Path(place).is_dir():
         return place
@@ -128,8 +116,7 @@ def load_single(
         exact: parts in float32.
         options: parts that are there already, or None for those that are not read.
 
-    Raises:
-        ValueError: small files are missing, or weights are scaled.
+    Raises ValueError: small files are missing, or weights are scaled.
     """
     import diffusers
 
@@ -150,11 +137,7 @@ def load_single(
 
 
 def header(model: str) -> dict[str, SimpleNamespace]:
-    """Keys and shapes of a file's tensors, from its header alone.
-
-    Raises:
-        ValueError: it is another file, or damaged.
-    """
+    """Keys and shapes of a file's tensors, from its header alone. Raises ValueError: it is another file, or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -54,11 +54,7 @@ class VideoOptions(ImageOptions):
 
 
 def check_no_keys(options: Mapping[str, Any]) -> None:
-    """Refuses `pipeline.options` that have a key of their own.
-
-    Raises:
-        ValueError: names the key.
-    """
+    """Refuses `pipeline.options` that have a key of their own."""
     for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
         if name in options:
             raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
@@ -145,11 +141,8 @@ def clip_context(card: Card) -> int:
 
 
 def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one latent and of the image or clip that it is decoded to.
-
-    Raises:
-        ValueError: the model cannot draw this size.
-    """
+    """Shapes of one latent and of the image or clip that it is decoded to. Raises ValueError: the model cannot draw
+    this size."""
     _check_autoencoder(grid, card)
     factor, frame_factor = card.factors
     multiple = max(grid.multiple, factor * grid.patch)
@@ -165,11 +158,7 @@ def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[i
 
 
 def _check_autoencoder(grid: Grid, card: Card) -> None:
-    """Refuses an autoencoder of other latents than the denoiser's, or whose scales are no numbers.
-
-    Raises:
-        ValueError: names the entry of its config.json.
-    """
+    """Refuses an autoencoder of other latents than the denoiser's, or whose scales are no numbers."""
     where, channels = f"{card.model}/vae/config.json", card.vae.get("latent_channels") or card.vae.get("z_dim")
     if channels is not None and grid.channels not in (channels, 4 * channels):  # a token of 2 x 2 latent pixels
         raise ValueError(
@@ -188,11 +177,7 @@ def _check_autoencoder(grid: Grid, card: Card) -> None:
 
 
 def tokens(grid: Grid, card: Card, size: Size, *, videos: bool) -> int:
-    """Tokens of one image or video.
-
-    Raises:
-        ValueError: the model cannot draw this size.
-    """
+    """Tokens of one image or video. Raises ValueError: the model cannot draw this size."""
     latent, _ = shapes(grid, card, size, videos=videos)
     return math.prod(latent[1:]) // (grid.patch**2 * (grid.frame_patch if videos else 1))
 
@@ -240,11 +225,8 @@ def usual(network: Any) -> dict[str, Any]:
 
 
 def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
-    """Refuses a checkpoint of another family.
-
-    Raises:
-        ValueError: its stock class is not among those that the family loads.
-    """
+    """Refuses a checkpoint of another family. Raises ValueError: its stock class is not among those that the family
+    loads."""
     if card.stock not in stock:
         raise ValueError(
             f"{card.model} is a {card.stock}, and pipeline.name={family} loads {' or '.join(stock)}: leave "

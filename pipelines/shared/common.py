@@ -25,11 +25,7 @@ _SAME_SHAPE = 0.01
 
 
 def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | None = None) -> None:
-    """Refuses a height or width that the model cannot draw.
-
-    Raises:
-        ValueError: names the key.
-    """
+    """Refuses a height or width that the model cannot draw."""
     for name, pixels in zip(("height", "width"), size, strict=True):
         if pixels % multiple or pixels <= 0 or (largest is not None and pixels > largest):
             limit = "" if largest is None else f" and at most {largest}"
@@ -37,11 +33,8 @@ def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | 
 
 
 def check_frames(model: str, num_frames: int, factor: int, multiple: int = 1) -> int:
-    """Latent frames of a clip: the first frame and then `factor` to one, `multiple` of them to a patch.
-
-    Raises:
-        ValueError: no whole number of latent frames or patches; names the nearest numbers of frames.
-    """
+    """Latent frames of a clip: the first frame and then `factor` to one, `multiple` of them to a patch. Raises
+    ValueError: no whole number of latent frames or patches; names the nearest numbers of frames."""
     latent, rest = divmod(num_frames - 1, factor)
     if num_frames >= 1 and rest == 0 and (latent + 1) % multiple == 0:
         return latent + 1
@@ -70,11 +63,7 @@ def covering(image: Tensor, height: int, width: int) -> Tensor:
 
 def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
     """Refuses a mask `[..., h, w]` of another shape than its image or clip: cut to the drawn size, it would lie beside
-    what it masks.
-
-    Raises:
-        ValueError: names both sizes.
-    """
+    what it masks."""
     (h, w), (height, width) = mask.shape[-2:], source.shape[-2:]
     if abs(h * width / (w * height) - 1) > _SAME_SHAPE:
         raise ValueError(
@@ -111,10 +100,8 @@ def two_pass_guidance(
 ) -> Velocity:  # fmt: skip
     """Classifier-free guidance by a rule; scale 1 is the positive alone, for every rule.
 
-    `train_negative` and `apart` are those of `flowrl.samplers.guidance.classifier_free_guidance`.
-
-    Raises:
-        ValueError: the scale asks for a negative prompt and there is none.
+    `train_negative` and `apart` are those of `flowrl.samplers.guidance.classifier_free_guidance`. Raises ValueError:
+    the scale asks for a negative prompt and there is none.
     """
     if scale == 1:
         return conditioned(network, cond)
@@ -126,11 +113,8 @@ def two_pass_guidance(
 
 
 def distilled_guidance(network: Network, cond: Conditioning, scale: float, *, embeds: bool, model: str) -> Velocity:
-    """Guidance of a distilled model: the scale is an input of its network, or has to be 1.
-
-    Raises:
-        ValueError: the network has no input for the scale, and would ignore it.
-    """
+    """Guidance of a distilled model: the scale is an input of its network, or has to be 1. Raises ValueError: the
+    network has no input for the scale, and would ignore it."""
     if embeds:
         return conditioned(network, embedded_guidance(cond, scale))
     if scale != 1:
@@ -197,11 +181,8 @@ def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor]
 def encode_slices(
     images: Tensor, wanted: tuple[int, ...], size: int, encode: Callable[[Tensor], Tensor], device: torch.device
 ) -> Tensor:
-    """Latents of images in [0, 1], `size` at a time in float32; `encode` takes images in [-1, 1].
-
-    Raises:
-        ValueError: images have another shape than `wanted`, that which is drawn.
-    """
+    """Latents of images in [0, 1], `size` at a time in float32; `encode` takes images in [-1, 1]. Raises ValueError:
+    images have another shape than `wanted`, that which is drawn."""
     if tuple(images.shape[1:]) != wanted:
         raise ValueError(
             f"images must have the shape [b, {', '.join(map(str, wanted))}], the size that is drawn, got "

@@ -65,9 +65,6 @@ def refuse_unsplit(
         options: of the family, `flowrl.training.parts.family_options`.
         context: processes that share an image's tokens.
         sizes: what is drawn; None where nothing is known.
-
-    Raises:
-        ValueError: says what does not divide, and what to change.
     """
     if family.name not in SPLIT_FAMILIES:
         raise ValueError(
@@ -104,8 +101,7 @@ def image_tokens(family: Any, model: str, options: Mapping[str, Any], size: Size
         options: of the family.
         size: what is drawn.
 
-    Raises:
-        ValueError: the model cannot draw this size.
+    Raises ValueError: the model cannot draw this size.
     """
     card, chosen, source = family.card(model), family.chosen(options), 0
     grid = family.grid(card.network)
@@ -124,8 +120,7 @@ def share_tokens(pipeline: Any, mesh: DeviceMesh) -> None:
         pipeline: a loaded `FamilyPipeline`.
         mesh: this process's group.
 
-    Raises:
-        ValueError: the network's heads do not divide.
+    Raises ValueError: the network's heads do not divide.
     """
     for one in pipeline.sizes:
         one.context = mesh.size()
@@ -217,10 +212,7 @@ def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _whole_mask(mask: Tensor, keys: int, heads: int, group: dist.ProcessGroup) -> Tensor:
     """A mask of own keys `[b, 1 or h, 1, n]` as one of all keys `[b, 1 or h / c, 1, c * n]`, in the order of tokens.
-
-    Raises:
-        ValueError: the mask differs from query to query, which families with a plan have none of.
-    """
+    Raises ValueError: the mask differs from query to query, which families with a plan have none of."""
     if mask.ndim != 4 or mask.shape[2] != 1 or mask.shape[-1] != keys:
         raise ValueError(f"a mask of shape {tuple(mask.shape)} cannot be shared by processes: set parallel.context=1")
     own = mask.contiguous().to(torch.uint8) if mask.dtype == torch.bool else mask.contiguous()

@@ -196,9 +196,6 @@ class Family:
         """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
 
         A hub id of which nothing can be known is left to `load`.
-
-        Raises:
-            ValueError: says what is wrong and what to change.
         """
         card = self.card(model)
         if card is None:
@@ -243,10 +240,8 @@ class Family:
         """Loads a checkpoint from a folder or the hub.
 
         `dtype` is that of denoiser and text encoders (autoencoders are float32), `attention` a word of `KERNELS` or
-        "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call.
-
-        Raises:
-            ValueError: nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
+        "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call. Raises ValueError:
+        nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
         """
         check_compile(compile, device)
         check_quantize(how.quantize, device, compile=compile)
@@ -288,11 +283,7 @@ class Family:
         self.prompt_tokens(card, options)
 
     def prompt_tokens(self, card: Card, options: Any) -> int:
-        """Tokens that prompts are cut or padded to.
-
-        Raises:
-            ValueError: another number than the checkpoint takes.
-        """
+        """Tokens that prompts are cut or padded to. Raises ValueError: another number than the checkpoint takes."""
         if self.tokens is not None:
             return self.tokens(card, options)
         length = self.length if options.max_sequence_length is None else options.max_sequence_length
@@ -328,11 +319,8 @@ class Family:
         return self.passes(self.card(model), scale)
 
     def meta_call(self, model: str, size: Size, text_tokens: int) -> dict[str, Any]:
-        """Keyword arguments of one evaluation of one sample, without numbers in them.
-
-        Raises:
-            ValueError: the model cannot draw this size, or nothing is known of it.
-        """
+        """Keyword arguments of one evaluation of one sample, without numbers in them. Raises ValueError: the model
+        cannot draw this size, or nothing is known of it."""
         card, device = self.card(model), torch.device("meta")
         if card is None or card.network is None:
             raise ValueError(f"nothing is known of {model} without its download")

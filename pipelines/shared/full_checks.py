@@ -17,9 +17,6 @@ def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
         config: a run's settings, with `policy.train: full`.
         known: the family of its model.
         location: folder or hub id of its model.
-
-    Raises:
-        ValueError: says what was given, and what to change.
     """
     policy, pipeline = config.policy, config.pipeline
     if policy.init_lora is not None:

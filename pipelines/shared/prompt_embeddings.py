@@ -43,11 +43,7 @@ class Embedded:
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], sources: Sources, device: torch.device) -> Conditioning:
-        """Conditioning of prompts, one row each.
-
-        Raises:
-            ValueError: a prompt is new and the text encoders are gone.
-        """
+        """Conditioning of prompts, one row each. Raises ValueError: a prompt is new and the text encoders are gone."""
         keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
         for key, images in zip(keys, sources, strict=True):
             self.rows[key] = self.rows.pop(key) if key in self.rows else self._row(key, images)
@@ -146,8 +142,7 @@ def check_sources(
         family: for the message.
         option: of `pipeline.options` that sets how many there are; None where nothing does.
 
-    Raises:
-        ValueError: a prompt has more or fewer images than the loaded pipeline takes.
+    Raises ValueError: a prompt has more or fewer images than the loaded pipeline takes.
     """
     given = [()] * len(prompts) if sources is None else sources
     for prompt, images in zip(prompts, given, strict=True):

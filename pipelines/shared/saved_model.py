@@ -57,10 +57,7 @@ def put_back(folder: Path) -> None:
 
 def load_saved(pipeline: Pipeline, folder: Path) -> FullWeights:
     """The network of a pipeline as a policy with the weights of a folder; its slot "reference" is what it was before.
-
-    Raises:
-        ValueError: there is no model in the folder, or another one.
-    """
+    Raises ValueError: there is no model in the folder, or another one."""
     policy, found = FullWeights(pipeline.denoiser), dict[str, Tensor]()
     policy.keep_reference()
     for name in pipeline.experts:

@@ -65,8 +65,7 @@ def stock_schedule(
         shift: takes the place of exp(mu), or of the scheduler's static shift.
         visited: the grid that "diffusers" stands for, where the stock pipeline hands over something else or nothing.
 
-    Raises:
-        ValueError: another grid, or a shift that is not positive.
+    Raises ValueError: another grid, or a shift that is not positive.
     """
     if shift is not None and not shift > 0:
         raise ValueError(
@@ -95,11 +94,7 @@ def check_euler_scheduler(model: str, config: Mapping[str, Any]) -> None:
 
 
 def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler whose levels `flow_schedule` does not have.
-
-    Raises:
-        ValueError: says what the scheduler is, or which of its settings is not followed.
-    """
+    """Refuses the configuration of a scheduler whose levels `flow_schedule` does not have."""
     name = str(config.get("_class_name"))
     if name == EULER:
         check_euler_scheduler(model, config)
@@ -125,11 +120,7 @@ def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
 
 
 def made(model: str, config: Mapping[str, Any]) -> Any:
-    """A stock scheduler of a configuration.
-
-    Raises:
-        ValueError: diffusers has no such scheduler, or cannot make it.
-    """
+    """A stock scheduler of a configuration. Raises ValueError: diffusers has no such scheduler, or cannot make it."""
     import diffusers
 
     name = str(config.get("_class_name"))
@@ -182,11 +173,8 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_diffusion_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler of a diffusion model whose levels are not visited one by one.
-
-    Raises:
-        ValueError: as `diffusion_levels`.
-    """
+    """Refuses the configuration of a scheduler of a diffusion model whose levels are not visited one by one. Raises as
+    `diffusion_levels`."""
     flow_levels(config)
     if "_class_name" in config:
         diffusion_levels(model, made(model, config), _TRIED)
@@ -196,10 +184,8 @@ def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "di
     """The levels that a stock scheduler of a diffusion model visits, or ("linspace") evenly spaced ones.
 
     The scheduler itself is asked for its timesteps, since classes space them differently under the same settings. A
-    solver that goes back to a level has it once here.
-
-    Raises:
-        ValueError: it visits levels that are between or beside those of the training timesteps.
+    solver that goes back to a level has it once here. Raises ValueError: it visits levels that are between or beside
+    those of the training timesteps.
     """
     config = plain_config(scheduler.config)
     if grid != "diffusers":
@@ -269,8 +255,7 @@ def flow_schedule(
         sigmas: which grid of FlowMatchEulerDiscreteScheduler the stock pipeline visits.
         mu: logarithm of the shift, for schedulers that shift by resolution.
 
-    Raises:
-        ValueError: unknown grid, or a setting that the grid cannot follow.
+    Raises ValueError: unknown grid, or a setting that the grid cannot follow.
     """
     config = dict(scheduler.config)
     if not config.get("use_flow_sigmas"):

@@ -31,11 +31,8 @@ _WAYS_OUT = "give prompts.cache another folder, or remove the key"
 
 
 def check_cache(folder: Path) -> None:
-    """Makes the folder of a cache where it is missing, and refuses one that nothing can be written into.
-
-    Raises:
-        ValueError: says why not.
-    """
+    """Makes the folder of a cache where it is missing, and refuses one that nothing can be written into. The ValueError
+    says why not."""
     probe = folder / ".written"
     try:
         with replacing(probe, durable=False) as stream:
@@ -125,11 +122,7 @@ class EmbeddingCache:
         return Conditioning(tensors)
 
     def write(self, key: str, row: Conditioning) -> None:
-        """Keeps an embedding.
-
-        Raises:
-            ValueError: it cannot be written, on a full disk for one.
-        """
+        """Keeps an embedding. Raises ValueError: it cannot be written, on a full disk for one."""
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in row.tensors.items()}
         metadata = {"format": _FORMAT, "key": key, "content": _content(tensors)}
         try:

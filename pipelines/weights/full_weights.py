@@ -28,8 +28,7 @@ def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str
         targets: endings of the names of modules, of which all weights are trained: "attn.to_q" fits every module whose
             name ends in ".attn.to_q". None trains all weights.
 
-    Raises:
-        ValueError: a target matches no module with weights; names some that exist.
+    Raises ValueError: a target matches no module with weights; names some that exist.
     """
     names = [name for name, _ in network.named_parameters()]
     if targets is None:
@@ -67,8 +66,7 @@ class FullWeights:
             targets: as for `trained_names`.
             offload: whether masters and copies lie in the host's memory.
 
-        Raises:
-            ValueError: a target matches nothing.
+        Raises ValueError: a target matches nothing.
         """
         chosen, own = trained_names(network, targets), dict(network.named_parameters())
         network.requires_grad_(False)
@@ -104,11 +102,7 @@ class FullWeights:
         return {name: master.detach().to("cpu", copy=True) for name, master in self.parameters.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors into the masters, and so into the network.
-
-        Raises:
-            ValueError: names or shapes differ.
-        """
+        """Copies tensors into the masters, and so into the network. The ValueError names or shapes differ."""
         check_same(self.parameters, tensors, what="the saved model")
         for name, master in self.parameters.items():
             master.data.copy_(tensors[name])
@@ -133,10 +127,8 @@ class FullWeights:
         """Runs the network under a slot: "policy", "reference" (the weights as they were kept) or one that was added;
         may be nested.
 
-        Do not enter or leave it between a forward pass and its backward pass.
-
-        Raises:
-            ValueError: there is no such slot, or no reference was kept.
+        Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no such slot,
+        or no reference was kept.
         """
         if slot == "reference" and self._reference is None:
             raise ValueError("the weights before training were not kept: call keep_reference before they change")

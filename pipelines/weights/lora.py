@@ -54,9 +54,8 @@ def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None =
         targets: name endings, as PEFT takes them: "attn.to_q" fits every module whose name ends in ".attn.to_q".
         rank: of the LoRA.
 
-    Raises:
-        ValueError: a target matches no linear layer; names the closest that exist. Or the rank is above the width of
-            every layer that would get it, where more of it says nothing more.
+    Raises ValueError: a target matches no linear layer; names the closest that exist. Or the rank is above the width of
+    every layer that would get it, where more of it says nothing more.
     """
     linear = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     widest = 0
@@ -147,11 +146,7 @@ class Policy:
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors into the trained ones.
-
-        Raises:
-            ValueError: names or shapes differ.
-        """
+        """Copies tensors into the trained ones. The ValueError names or shapes differ."""
         check_same(self.parameters, tensors)
         for name, parameter in self.parameters.items():
             parameter.data.copy_(tensors[name])
@@ -168,10 +163,7 @@ class Policy:
     def under(self, slot: str) -> Iterator[None]:
         """Runs the network under a slot: "policy", "reference" (LoRA off) or one that was added; may be nested.
 
-        Do not enter or leave it between a forward pass and its backward pass.
-
-        Raises:
-            ValueError: there is no such slot.
+        Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no such slot.
         """
         with changed(self, slot):
             yield
@@ -196,11 +188,8 @@ class Policy:
         return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
     def initialise_from(self, lora: Lora) -> None:
-        """Continues from a LoRA that was read.
-
-        Raises:
-            ValueError: it binds to other layers, its variant, rank or alpha differ, or it is not finite.
-        """
+        """Continues from a LoRA that was read. Raises ValueError: it binds to other layers, its variant, rank or alpha
+        differ, or it is not finite."""
         from peft import get_peft_model_state_dict
 
         refuse_other_variant(lora, self.variant)
@@ -219,11 +208,7 @@ class Policy:
 
 
 def refuse_other_variant(lora: Lora, variant: str) -> None:
-    """Refuses a LoRA that acts in another way than the policy's.
-
-    Raises:
-        ValueError: names both variants and the key.
-    """
+    """Refuses a LoRA that acts in another way than the policy's."""
     if lora.variant != variant:
         raise ValueError(
             f"policy.lora_variant is {variant}, and the LoRA in {lora.place} is a {lora.variant}, which acts otherwise "
@@ -237,9 +222,6 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
     Args:
         network: any copy of it, also one on the meta device, also one of few blocks of which the LoRA has all.
         lora: that is to be added.
-
-    Raises:
-        ValueError: names the first layer and both shapes.
     """
     from flowrl.private_names import LoraLayer
 
@@ -270,11 +252,7 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
 
 
 def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
-    """Refuses tensors of other names or shapes than those wanted.
-
-    Raises:
-        ValueError: says what differs, and what to set.
-    """
+    """Refuses tensors of other names or shapes than those wanted."""
     missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     if missing or extra:
         raise ValueError(
@@ -291,11 +269,7 @@ def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: 
 
 
 def refuse_not_finite(tensors: Mapping[str, Tensor], what: str, advice: str) -> None:
-    """Refuses weights that draw nothing.
-
-    Raises:
-        ValueError: a tensor holds NaN or infinity.
-    """
+    """Refuses weights that draw nothing. Raises ValueError: a tensor holds NaN or infinity."""
     if broken := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
         raise ValueError(
             f"{what} holds NaN or infinity ({broken}): the run that wrote it had diverged, or the file is damaged; "
@@ -311,8 +285,7 @@ def add_saved_lora(network: nn.Module, place: Path, stock: Stock | None = None) 
         place: as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
         stock: likewise.
 
-    Raises:
-        ValueError: no LoRA there, or it does not bind to this network.
+    Raises ValueError: no LoRA there, or it does not bind to this network.
     """
     lora = read_lora(place, stock)
     refuse_other_network(network, lora)

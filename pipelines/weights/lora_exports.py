@@ -80,11 +80,7 @@ class SavedLora:
 def saved_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]:
     """The LoRA of a file, a folder or a run, one for each network of a model of two experts (`transformer`,
     `transformer_2`), else under the name ""; `place` and `stock` as `flowrl.pipelines.weights.lora_files.read_lora`
-    takes them.
-
-    Raises:
-        ValueError: there is none, or one that cannot be read.
-    """
+    takes them. Raises ValueError: there is none, or one that cannot be read."""
     lora = read_lora(place, stock)
     tensors = lora.tensors
     parts = {name.partition(".")[0] for name in tensors}
@@ -104,11 +100,8 @@ def saved_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]
 
 
 def finite_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]:
-    """`saved_loras` of one that is to leave this machine or to become part of a model.
-
-    Raises:
-        ValueError: as `saved_loras`; or it holds NaN or infinity.
-    """
+    """`saved_loras` of one that is to leave this machine or to become part of a model. Raises ValueError: as
+    `saved_loras`; or it holds NaN or infinity."""
     loras = saved_loras(place, stock)
     for lora in loras.values():
         tensors = {layer: up for layer, (_, up) in lora.layers.items()}
@@ -129,11 +122,8 @@ def stock_files(folder: Path) -> dict[str, tuple[dict[str, Tensor], dict[str, st
 
 
 def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
-    """The tensors of a file for ComfyUI's `Load LoRA`.
-
-    Raises:
-        ValueError: no form of this family, of this variant or of one of its layers could be checked.
-    """
+    """The tensors of a file for ComfyUI's `Load LoRA`. Raises ValueError: no form of this family, of this variant or of
+    one of its layers could be checked."""
     _refuse_dora(lora, "comfyui")
     if family in _UNET:
         return kohya_tensors(lora, family)
@@ -145,11 +135,7 @@ def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
 
 
 def kohya_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
-    """The tensors of a file in the form of kohya's sd-scripts, alpha among them.
-
-    Raises:
-        ValueError: as `comfyui_tensors`.
-    """
+    """The tensors of a file in the form of kohya's sd-scripts, alpha among them. Raises as `comfyui_tensors`."""
     _refuse_dora(lora, "kohya")
     if family in _FLUX:
         return _flux_kohya(lora)

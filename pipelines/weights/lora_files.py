@@ -77,9 +77,8 @@ def read_lora(place: Path, stock: Stock | None = None) -> Lora:
         place: as `flowrl.pipelines.places.lora_places.lora_files` takes it.
         stock: of the model that it is for; None reads the spellings of diffusers and PEFT alone.
 
-    Raises:
-        ValueError: there is none, it is damaged, or something else than LoRA, rsLoRA or DoRA on linear layers of the
-            denoiser.
+    Raises ValueError: there is none, it is damaged, or something else than LoRA, rsLoRA or DoRA on linear layers of the
+    denoiser.
     """
     tensors, scales, alphas, variants = dict[str, Tensor](), dict[str, float](), set[float](), set[str]()
     for expert, path in lora_files(place).items():
@@ -160,11 +159,7 @@ def _stated(path: Path) -> dict[str, Any]:
 
 
 def _refuse_stated(stated: Mapping[str, Any], path: Path) -> None:
-    """Refuses what a card states that would make another model of it than the tensors alone do.
-
-    Raises:
-        ValueError: names the keys.
-    """
+    """Refuses what a card states that would make another model of it than the tensors alone do."""
     if stated.get("peft_type", "LORA") != "LORA":
         raise ValueError(f"the adapter in {path} is of the type {stated['peft_type']}: only LORA is read")
     for key, kind, named in _KINDS:
@@ -200,11 +195,8 @@ def _defaults() -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    """What a file holds, without running anything that is in it.
-
-    Raises:
-        ValueError: it is damaged, or holds more than tensors.
-    """
+    """What a file holds, without running anything that is in it. Raises ValueError: it is damaged, or holds more than
+    tensors."""
     if path.suffix in (".safetensors", ".sft"):
         with _damaged(path):
             return load_file(path)

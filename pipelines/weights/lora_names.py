@@ -88,11 +88,7 @@ def plain_name(name: str) -> str:
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by their plain names.
-
-    Raises:
-        ValueError: two have the same one, and are not the same.
-    """
+    """Tensors by their plain names. Raises ValueError: two have the same one, and are not the same."""
     found: dict[str, Tensor] = {}
     whose: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -123,8 +119,7 @@ def portable(
         stock: whose layers they name; None reads the spellings of diffusers and PEFT alone.
         what: the file, for messages.
 
-    Raises:
-        ValueError: something else than a LoRA on the denoiser's linear layers, or names that nobody knows.
+    Raises ValueError: something else than a LoRA on the denoiser's linear layers, or names that nobody knows.
     """
     tensors = {name: tensor for name, tensor in tensors.items() if not _ADDED.search(name) or bool(tensor.any())}
     _refuse_numbers(tensors, what)

@@ -53,9 +53,8 @@ def merge(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | 
         out: that is not there yet.
         variant: ending of the base's files, such as "fp16"; those of the merged model have it too.
 
-    Raises:
-        ValueError: the base is no stock folder of safetensors in a float type, a layer is missing there or has another
-            shape, or the disk is too small; nothing was written then.
+    Raises ValueError: the base is no stock folder of safetensors in a float type, a layer is missing there or has
+    another shape, or the disk is too small; nothing was written then.
     """
     if not (base / INDEX).is_file():
         raise ValueError(f"{base} is no folder in diffusers' layout ({INDEX} is missing): merge needs one")
@@ -96,11 +95,7 @@ def merged_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
 
 
 def weights_of(part: Path, variant: str | None) -> list[Path]:
-    """The files of a part that hold its weights.
-
-    Raises:
-        ValueError: there are none in safetensors.
-    """
+    """The files of a part that hold its weights. Raises ValueError: there are none in safetensors."""
     found = sorted(path for path in part.glob("*.safetensors") if _is_of(path.stem.split("-")[0], variant))
     if not found:
         raise ValueError(f"{part} holds no weights in safetensors{f' of variant {variant}' if variant else ''}")

@@ -34,8 +34,7 @@ def check_quantize(form: str, device: torch.device | str | None, *, compile: str
         device: of the run; None leaves out what depends on this machine.
         compile: `pipeline.compile`.
 
-    Raises:
-        ValueError: no such form; its library is not installed; on MPS; together with compiled blocks.
+    Raises ValueError: no such form; its library is not installed; on MPS; together with compiled blocks.
     """
     if form == "none":
         return
@@ -82,8 +81,7 @@ def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device
     Returns:
         How many layers there were.
 
-    Raises:
-        ValueError: none, so that nothing would be saved.
+    Raises ValueError: none, so that nothing would be saved.
     """
     found = [entry for block in blocks for entry in large_layers(block)]
     if form != "none" and not found:

@@ -54,10 +54,8 @@ def load_denoisers(
 ) -> dict[str, nn.Module]:
     """Reads denoisers that were left out of a stock pipeline, one after another, each onto the device before the next.
 
-    Where they are split over processes the first one reads, and the others get what is theirs from it.
-
-    Raises:
-        ValueError: as `load_stock`.
+    Where they are split over processes the first one reads, and the others get what is theirs from it. Raises as
+    `load_stock`.
     """
     found = {}
     for name in names:
@@ -72,22 +70,15 @@ def load_denoisers(
 
 
 def load_parts(pipe: Any, read: Read, names: Sequence[str]) -> None:
-    """Reads parts that were left out of a stock pipeline into it, on the host.
-
-    Raises:
-        ValueError: as `load_stock`.
-    """
+    """Reads parts that were left out of a stock pipeline into it, on the host. Raises as `load_stock`."""
     there = {name: part for name, part in pipe.components.items() if name not in names}
     found = read(**there)
     pipe.register_modules(**{name: getattr(found, name) for name in names})
 
 
 def read_config(cls: Any, model: str, part: str) -> dict[str, Any]:
-    """The configuration of a part that is not loaded, from a folder or the hub.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """The configuration of a part that is not loaded, from a folder or the hub. Raises ValueError: it cannot be
+    read."""
     try:
         return dict(cls.load_config(**_place(model), subfolder=part))
     except (OSError, ValueError) as error:
@@ -149,8 +140,7 @@ def load_stock(
         how: whose `variant` says which files of weights are read.
         options: further arguments of `from_pretrained`.
 
-    Raises:
-        ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the file or part.
+    Raises ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the file or part.
     """
     quiet_libraries()
     parts, cls = {"default": dtype, **dict.fromkeys(exact, torch.float32)}, getattr(diffusers, name)
@@ -196,11 +186,7 @@ def _tokenizers(pipe: Any) -> dict[str, Any]:
 
 
 def _check_weights(network: nn.Module, place: str) -> None:
-    """Refuses a network that lacks weights, or has some that are no numbers.
-
-    Raises:
-        ValueError: names them.
-    """
+    """Refuses a network that lacks weights, or has some that are no numbers."""
     weights = dict(network.named_parameters())
     if lacking := [key for key, weight in weights.items() if weight.is_meta]:
         raise ValueError(lacks(place, lacking))

@@ -30,9 +30,8 @@ def read_networks(
         variant: which files of weights are read of those parts that have them, as stock pipelines do; None takes those
             without an ending.
 
-    Raises:
-        Faulty: a part lacks weights or a file of them, holds some that its network does not read, or some of another
-            shape; names part and weight.
+    Raises Faulty: a part lacks weights or a file of them, holds some that its network does not read, or some of another
+    shape; names part and weight.
     """
     found: dict[str, nn.Module] = {}
     kinds = {part: part_class(*entry) for part, entry in part_entries(folder).items()}

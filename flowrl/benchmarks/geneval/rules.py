@@ -44,8 +44,7 @@ def verdict(
         metadata: the record of the prompt, read or not.
         color_of: names the colour of one detection; needed only for records that ask for colours.
 
-    Raises:
-        ValueError: for a malformed record, or one that asks for a colour when `color_of` is missing.
+    Raises ValueError for a malformed record, or one that asks for a colour when `color_of` is missing.
     """
     record = parse_record(metadata)
     color_fn = _color_fn(record, color_of)

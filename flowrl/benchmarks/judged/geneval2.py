@@ -53,11 +53,8 @@ def gm(scores: Sequence[float]) -> float:
 
 
 def read_geneval2(given: str, images_dir: Path | None) -> CaseFile:
-    """The cases of `geneval2_data.jsonl`.
-
-    Raises:
-        ValueError: no such file, or a line without prompt, atom_count, vqa_list and skills that fit.
-    """
+    """The cases of `geneval2_data.jsonl`. Raises ValueError: no such file, or a line without prompt, atom_count,
+    vqa_list and skills that fit."""
     del images_dir
     found: dict[str, Case] = {}
     for number, record in enumerate(read_json_lines(Path(given)), start=1):

@@ -30,11 +30,8 @@ _RATINGS = ("first", "second", "third")
 
 
 def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
-    """The cases of `basic_edit.json`.
-
-    Raises:
-        ValueError: no such file, a record of another kind, or source images that are missing.
-    """
+    """The cases of `basic_edit.json`. Raises ValueError: no such file, a record of another kind, or source images that
+    are missing."""
     path = Path(given)
     records = read_json(path)
     first = next(iter(records.values()), None)
@@ -69,11 +66,8 @@ def _case(key: str, record: Any, where: str, root: Path) -> Case:
 
 
 def imgedit_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The published rubrics, one of each kind, out of `prompts.json`.
-
-    Raises:
-        ValueError: it is not an object of texts that hold `<edit_prompt>`.
-    """
+    """The published rubrics, one of each kind, out of `prompts.json`. Raises ValueError: it is not an object of texts
+    that hold `<edit_prompt>`."""
     file = first_file(folders, ("prompts.json", "Benchmark/Basic/prompts.json"))
     if file is None:
         return {}

@@ -20,11 +20,7 @@ def first_file(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 
 def constants(path: Path) -> dict[str, str]:
-    """The texts that a Python file gives names to.
-
-    Raises:
-        ValueError: it is not Python.
-    """
+    """The texts that a Python file gives names to. Raises ValueError: it is not Python."""
     found: dict[str, str] = {}
     for node in _tree(path).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -35,10 +31,8 @@ def constants(path: Path) -> dict[str, str]:
 def messages(path: Path, function: str) -> Words:
     """The system and the user turn that a function of a Python file makes a chat request of, one image after the text.
 
-    What stands there as `{record['Name']}` becomes the field `{name}`.
-
-    Raises:
-        ValueError: there is no such function, or it is written in another way.
+    What stands there as `{record['Name']}` becomes the field `{name}`. Raises ValueError: there is no such function, or
+    it is written in another way.
     """
     wanted = [node for node in _tree(path).body if isinstance(node, ast.FunctionDef) and node.name == function]
     texts = [

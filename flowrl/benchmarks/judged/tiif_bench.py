@@ -52,11 +52,8 @@ _ASKED, _ENDING = "answers", "_prompts.jsonl"
 
 
 def read_tiif(given: str, images_dir: Path | None, *, length: Length) -> CaseFile:
-    """The cases of `data/testmini_prompts` or `data/test_prompts`, with the questions of the folder beside it.
-
-    Raises:
-        ValueError: folders or files that are missing, or prompts and questions that do not belong together.
-    """
+    """The cases of `data/testmini_prompts` or `data/test_prompts`, with the questions of the folder beside it. Raises
+    ValueError: folders or files that are missing, or prompts and questions that do not belong together."""
     del images_dir
     place = Path(given)
     beside = place.with_name(place.name.replace("_prompts", "_eval_prompts"))
@@ -113,11 +110,8 @@ def remarks(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def tiif_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The first of the three published wordings, out of the script that asks.
-
-    Raises:
-        ValueError: the script lacks it.
-    """
+    """The first of the three published wordings, out of the script that asks. Raises ValueError: the script lacks
+    it."""
     file = first_file([*folders, *(folder.parent for folder in folders)], ("eval/eval_with_vlm.py", "eval_with_vlm.py"))
     if file is None:
         return {}

@@ -49,11 +49,8 @@ def wiscore(consistency: float, realism: float, aesthetic: float) -> float:
 
 
 def read_wise(given: str, images_dir: Path | None, *, verified: bool) -> CaseFile:
-    """The cases of a folder with the three published files, or of one file.
-
-    Raises:
-        ValueError: nothing there, a record that is not one of WISE's, or the other version's files.
-    """
+    """The cases of a folder with the three published files, or of one file. Raises ValueError: nothing there, a record
+    that is not one of WISE's, or the other version's files."""
     del images_dir
     place = Path(given)
     last = VERIFIED_LAST if verified else LEGACY_LAST

@@ -64,8 +64,7 @@ def aggregate(rows: Iterable[Row]) -> Scores:
     Args:
         rows: one (test points, scores) per image.
 
-    Raises:
-        ValueError: no rows.
+    Raises ValueError: no rows.
     """
     sub: dict[str, list[bool]] = {}
     count = skipped = 0
@@ -108,8 +107,7 @@ def score_intervals(rows: Sequence[Row], prompts: Sequence[Hashable], *, seed: i
         prompts: [N] what tells the prompts apart.
         seed: same seed, same intervals.
 
-    Raises:
-        ValueError: no rows that were judged, or another number of prompts than of rows.
+    Raises ValueError: no rows that were judged, or another number of prompts than of rows.
     """
     counts = _counts(rows, prompts)
     return _as_intervals(_point(counts), _replicates(counts, seed))
@@ -128,8 +126,7 @@ def paired_intervals(
         after: the same of the other model.
         seed: same seed, same intervals.
 
-    Raises:
-        ValueError: the two are not of the same prompts.
+    Raises ValueError: the two are not of the same prompts.
     """
     found = [_counts(*side) for side in (before, after)]
     if set(found[0].prompts) != set(found[1].prompts):
