@@ -99,15 +99,10 @@ def complete_branches(
     Returns:
         [M * L, *latent] at sigma 0, ordered (latent, stride).
     """
-    x_F, each = x.repeat_interleave(len(strides), 0), range(len(x) * len(strides))
+    x_F = x.repeat_interleave(len(strides), 0)
     evaluated = [thinned_steps(schedule.num_steps, after, stride) for after in steps for stride in strides]
     for step in range(min(steps) + 1, schedule.num_steps):
-        alike: dict[int, list[int]] = {}  # completions by the first of those that share its latent
-        for path in (path for path in each if step in evaluated[path]):
-            row = path // len(strides)
-            first = next(p for p in range(row * len(strides), path + 1) if step in evaluated[p])
-            alike.setdefault(first if step <= steps[row] + 2 else path, []).append(path)
-        if not alike:
+        if not (alike := _sharing(evaluated, steps, step)):
             continue
         leaders = torch.tensor(list(alike))  # on the host, as all that tells rows apart
         for part, velocity in chunked_velocities(
@@ -118,6 +113,17 @@ def complete_branches(
             following = [next((s for s in evaluated[p] if s > step), schedule.num_steps) for _, p in members]
             x_F[paths] = euler(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
     return x_F
+
+
+def _sharing(evaluated: Sequence[Sequence[int]], steps: Sequence[int], step: int) -> dict[int, list[int]]:
+    """Completions that are evaluated at a step, by the first of those that share its latent."""
+    alike: dict[int, list[int]] = {}
+    each = len(evaluated) // len(steps)
+    for path in (path for path, own in enumerate(evaluated) if step in own):
+        row = path // each
+        first = next(p for p in range(row * each, path + 1) if step in evaluated[p])
+        alike.setdefault(first if step <= steps[row] + 2 else path, []).append(path)
+    return alike
 
 
 def sample_branches(

@@ -68,13 +68,7 @@ def rollout(
     Raises ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong;
     the solver is unknown.
     """
-    if solver not in ("euler", "dpm2"):
-        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
-    steps = tuple(sorted(stochastic))
-    if len(set(steps)) != len(steps) or not set(steps) <= set(range(schedule.num_steps)):
-        raise ValueError(
-            f"stochastic steps must be distinct and in 0 .. {schedule.num_steps - 1}, got {list(stochastic)}"
-        )
+    steps = _recorded_steps(stochastic, schedule.num_steps, solver)
     kept = sorted({state for step in steps for state in (step, step + 1)})
     x = start_state(x, schedule)
     states = {0: x} if 0 in kept else {}
@@ -108,3 +102,13 @@ def rollout(
         velocity=joined(velocities) if keep_velocity else None,
         final=final,
     )
+
+
+def _recorded_steps(stochastic: Sequence[int], num_steps: int, solver: str) -> tuple[int, ...]:
+    """The stochastic steps in ascending order, once they and the solver are known to make sense."""
+    if solver not in ("euler", "dpm2"):
+        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
+    steps = tuple(sorted(stochastic))
+    if len(set(steps)) != len(steps) or not set(steps) <= set(range(num_steps)):
+        raise ValueError(f"stochastic steps must be distinct and in 0 .. {num_steps - 1}, got {list(stochastic)}")
+    return steps

@@ -109,6 +109,22 @@ def _number(config: Mapping[str, object], key: str, default: float) -> float:
     return float(value)
 
 
+def _check_followed(config: Mapping[str, object], grid: str, mu: float | None) -> None:
+    """Refuses what `build_schedule` does not follow."""
+    if grid not in GRIDS:
+        raise ValueError(f"unknown sigma grid {grid!r}: choose one of {', '.join(GRIDS)}")
+    refused = [key for key in _UNSUPPORTED if config.get(key)]
+    if refused or config.get("time_shift_type", "exponential") != "exponential":
+        raise ValueError(
+            f"scheduler config: {', '.join(refused) or 'time_shift_type other than exponential'} is not supported"
+        )
+    dynamic = bool(config.get("use_dynamic_shifting", False))
+    if dynamic and mu is None:
+        raise ValueError("this scheduler shifts by resolution (use_dynamic_shifting): pass mu=dynamic_mu(num_tokens)")
+    if mu is not None and (not dynamic or grid == "unipc_flow"):
+        raise ValueError(f"mu={mu} has no effect here: it needs use_dynamic_shifting and grid diffusers or linspace")
+
+
 def build_schedule(
     config: Mapping[str, object], num_steps: int, *, grid: str = "diffusers", mu: float | None = None
 ) -> Schedule:
@@ -127,18 +143,7 @@ def build_schedule(
 
     Raises ValueError: unknown grid; dynamic shifting without mu, or mu without it; a setting that is not supported.
     """
-    if grid not in GRIDS:
-        raise ValueError(f"unknown sigma grid {grid!r}: choose one of {', '.join(GRIDS)}")
-    refused = [key for key in _UNSUPPORTED if config.get(key)]
-    if refused or config.get("time_shift_type", "exponential") != "exponential":
-        raise ValueError(
-            f"scheduler config: {', '.join(refused) or 'time_shift_type other than exponential'} is not supported"
-        )
-    dynamic = bool(config.get("use_dynamic_shifting", False))
-    if dynamic and mu is None:
-        raise ValueError("this scheduler shifts by resolution (use_dynamic_shifting): pass mu=dynamic_mu(num_tokens)")
-    if mu is not None and (not dynamic or grid == "unipc_flow"):
-        raise ValueError(f"mu={mu} has no effect here: it needs use_dynamic_shifting and grid diffusers or linspace")
+    _check_followed(config, grid, mu)
     num_train = int(_number(config, "num_train_timesteps", 1000))
     terminal = _number(config, "shift_terminal", 0.0) or None
     if grid == "unipc_flow":

@@ -72,12 +72,7 @@ def sample_tree(
     """
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(stochastic, schedule.num_steps, "stochastic steps")
-    splits = check_steps(splits, schedule.num_steps, "splits")
-    if children < 2 or not set(splits) <= set(steps):
-        raise ValueError(
-            f"splits {list(splits)} must be among the stochastic steps {list(steps)}, with at least 2 children, got "
-            f"{children}: children of one ODE step would all be the same"
-        )
+    splits = _checked_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
     x, device = start_state(x, schedule), x.device
     prompt, group = prompt_a.to(device), group_a.to(device)
     incoming = torch.full((len(x),), -1, device=device)  # last transition on the way to each node
@@ -102,14 +97,17 @@ def sample_tree(
         prompt, group, incoming = (column.repeat_interleave(width) for column in (prompt, group, incoming))
         if step in steps:
             node = torch.arange(len(x), device=device)
-            columns.append({
-                "source": pooled - level + node // width,
-                "produced": pooled + node,
-                "step": torch.full_like(node, step),
-                "sample": node if step >= splits[-1] else torch.full_like(node, -1),
-                "group": group,
-                "parent": incoming,
-            })  # fmt: skip
+            alone = step >= splits[-1]
+            columns.append(
+                {
+                    "source": pooled - level + node // width,
+                    "produced": pooled + node,
+                    "step": torch.full_like(node, step),
+                    "sample": node if alone else torch.full_like(node, -1),
+                    "group": group,
+                    "parent": incoming,
+                }
+            )
             incoming = count + node
             pool.append(x)
             pooled, count = pooled + len(x), count + len(x)
@@ -123,6 +121,15 @@ def sample_tree(
         finished_group=group,
         finished_after=incoming,
     )
+
+
+def _checked_splits(splits: tuple[int, ...], steps: Sequence[int], children: int) -> tuple[int, ...]:
+    if children < 2 or not set(splits) <= set(steps):
+        raise ValueError(
+            f"splits {list(splits)} must be among the stochastic steps {list(steps)}, with at least 2 children, got "
+            f"{children}: children of one ODE step would all be the same"
+        )
+    return splits
 
 
 def sibling_noise(

@@ -79,11 +79,8 @@ def mixgrpo_window(
         starts = list(range(0, last + 1, stride))
         if starts[-1] < last and not published_off_by_one:
             starts.append(last)
-        if strategy == "decay":
-            stays = [linear_decay(s, num_steps) for s in starts]
-        else:
-            stays = [exponential_decay(s, interval) if strategy == "exp_decay" else interval for s in starts]
-        walk = [s for s, stay in zip(starts, stays, strict=True) for _ in range(stay)]  # one round, by iteration
+        stay = {"decay": lambda s: linear_decay(s, num_steps), "exp_decay": lambda s: exponential_decay(s, interval)}
+        walk = [s for s in starts for _ in range(stay.get(strategy, lambda s: interval)(s))]  # one round, by iteration
         start = walk[iteration % len(walk)]
     return tuple(range(start, min(start + size, end)))
 

@@ -115,11 +115,10 @@ def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
         Entry(prompt=row["prompt_en"], dimensions=tuple(row["dimension"]), record=row)
         for row in rows if wanted & set(row["dimension"])
     ]  # fmt: skip
-    if lacking := wanted - {name for entry in entries for name in entry.dimensions}:
+    if lacking := wanted.difference(*(entry.dimensions for entry in entries)):
         raise ValueError(f"{path} has no prompt for {', '.join(sorted(lacking))}: leave out these dimensions.")
     for entry in entries:
-        name = video_name(entry.prompt, 0)
-        if "/" in name or "\0" in name or len(name.encode()) > 255:
+        if {"/", "\0"} & set(entry.prompt) or len(video_name(entry.prompt, 0).encode()) > 255:
             raise ValueError(
                 f"{path}: the prompt {entry.prompt!r} cannot be part of a file's name, as VBench needs it."
             )
@@ -229,31 +228,35 @@ def _of_sum(
 ) -> Interval | None:  # fmt: skip
     """The sum over strata of the means of what their videos contribute."""
     sides = [measured, *([base] if base is not None else [])]
-    found: dict[tuple[tuple[str, ...], str, int], str] = {}
-    for entry in entries:
-        names = tuple(sorted(name for name in entry.dimensions if name in share_of))
-        for sample in range(VIDEOS) if names else ():
-            file = video_name(entry.prompt, sample)
-            if all(file in side[name].videos for side in sides for name in names):
-                found[names, entry.prompt, sample] = file
+    found = _whole_videos(share_of, sides, entries)
     if not found:
         return None
     of_stratum = Counter(names for names, _, _ in found)
     of_dimension = Counter(name for names, _, _ in found for name in names)
-    rows = [
-        [
-            ScoreRow(
-                task="+".join(names), prompt=prompt, sample=sample,
-                value=sum(share_of[name] * normalised(name, side[name].videos[file])
-                          * of_stratum[names] / of_dimension[name] for name in names),
-            )
-            for (names, prompt, sample), file in found.items()
-        ]
-        for side in sides
-    ]  # fmt: skip
+    rows: list[list[ScoreRow]] = [[] for _ in sides]
+    for (names, prompt, sample), file in found.items():
+        for side, own in zip(sides, rows, strict=True):
+            values = (share_of[name] * normalised(name, side[name].videos[file]) for name in names)
+            parts = (value * of_stratum[names] / of_dimension[name] for value, name in zip(values, names, strict=True))
+            own.append(ScoreRow(task="+".join(names), prompt=prompt, sample=sample, value=sum(parts)))
     strata = len(of_stratum)
     mean = (stratified_score if strata > 1 else pooled)(rows[0], base=rows[1] if base is not None else None)
     return Interval(mean=mean.mean * strata, low=mean.low * strata, high=mean.high * strata)
+
+
+def _whole_videos(
+    share_of: Mapping[str, float], sides: Sequence[Mapping[str, Measured]], entries: Sequence[Entry]
+) -> dict[tuple[tuple[str, ...], str, int], str]:
+    """Stratum, prompt and sample -> file of the videos that every side measured in all of their dimensions."""
+    found = {}
+    for entry in entries:
+        names = tuple(sorted(share_of.keys() & set(entry.dimensions)))
+        has = [side[name].videos for side in sides for name in names]
+        for sample in range(VIDEOS) if names else ():
+            file = video_name(entry.prompt, sample)
+            if all(file in videos for videos in has):
+                found[names, entry.prompt, sample] = file
+    return found
 
 
 def _around(mean: float, interval: Interval | None) -> Interval:

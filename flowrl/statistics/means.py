@@ -246,27 +246,34 @@ def strata(
 
     Raises ValueError: no rows, the same key twice, runs of different images, a value that is not finite.
     """
-    listed = [list(run) for run in runs]
-    before = [list(run) for run in base or ()]
+    listed, before = [list(run) for run in runs], [list(run) for run in base or ()]
     ends = ends_of(*([row.value for row in run] for run in (*listed, *before)), changes=base is not None)
     if base is not None:
         listed = [paired_rows(one, other) for one, other in zip(before, listed, strict=True)]
     tables = [by_key(run) for run in listed]
-    if not tables or not tables[0]:
+    if not any(tables[:1]):
         raise ValueError("no rows to score: give at least one row (task, prompt, sample, value)")
     if any(table.keys() != tables[0].keys() for table in tables):
         raise ValueError("the runs were evaluated on different images: give them the same prompts and samples")
+    found: dict[str, Stratum] = {}
+    for task, keys in _keys_of_tasks(tables[0], join=join).items():
+        found[task] = np.stack([_values_of(table, keys) for table in tables]), codes(key[:2] for key in keys)
+    return found, ends
+
+
+def _values_of(table: Mapping[Key, ScoreRow], keys: Sequence[Key]) -> Values:
+    return _checked([float(table[key].value) for key in keys])
+
+
+def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
+    """The images of each task, tasks and images in alphabetical order; `join` as of `strata`."""
     members: dict[str, list[Key]] = {}
-    for key in sorted(tables[0], key=lambda key: (key[0], str(key[1]), key[2])):
+    for key in sorted(keys, key=lambda key: (key[0], str(key[1]), key[2])):
         members.setdefault(key[0], []).append(key)
-    single = [task for task, keys in members.items() if len(keys) == 1]
+    single = [task for task, own in members.items() if len(own) == 1]
     if join and len(single) > 1:
         members[SINGLE] = [members.pop(task)[0] for task in single]
-    return {
-        task: (np.stack([_checked([float(table[key].value) for key in keys]) for table in tables]),
-               codes(key[:2] for key in keys))
-        for task, keys in members.items()
-    }, ends  # fmt: skip
+    return members
 
 
 def score_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Interval:

@@ -164,13 +164,12 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
     here = max((d for d in found if _overlap(d.box, place) >= _SAME_PLACE), key=lambda d: d.score, default=None)
     if record["tag"] == "remove":
         done = float(here is None and _is_ground(image, place))
+    elif here is None:
+        done = 0.0
     else:
-        wanted = after[target]
-        done = 0.0 if here is None else (1 + (here.label == wanted.label) + (color_of(image, here) == wanted.color)) / 3
-        if record["tag"] == "recolor" and here is not None and color_of(image, here) == before[target].color:
-            done = 0.0  # nothing was done
-        if record["tag"] == "replace" and here is not None and here.label == before[target].label:
-            done = 0.0
+        color, old, wanted = color_of(image, here), before[target], after[target]
+        undone = {"recolor": color == old.color, "replace": here.label == old.label}[record["tag"]]
+        done = 0.0 if undone else (1 + (here.label == wanted.label) + (color == wanted.color)) / 3
     others = [shape for number, shape in enumerate(before) if number != target]
     checks = [_is_as_it_was(shape, found, image, factor) for shape in others]
     extra = len(found) > len(others) + (here is not None)

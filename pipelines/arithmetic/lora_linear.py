@@ -48,16 +48,14 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer with its active adapter at work; several active ones, and uncommon kinds, are left to PEFT."""
-        base = self.base_layer
-        names = [] if self.disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
-        if len(names) != 1 or args or kwargs or self.merged or not _restorable(base):
+        base, kind, name = self.base_layer, x.device.type, self._plain_adapter()
+        if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)
-        name, kind = names[0], x.device.type
         first, second = self.lora_A[name], self.lora_B[name]
         cast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if cast else first.weight.dtype
-        plain = name not in self.lora_variant and isinstance(self.lora_dropout[name], nn.Identity)
-        if not plain or second.bias is not None or _dtype(base) != dtype or not (cast or x.dtype == dtype):
+        kept = base.dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
+        if kept != dtype or not (cast or x.dtype == dtype):
             return super().forward(x)
         whole = kind == "cpu" and dtype in (torch.float32, torch.float64)
         rule = Merged if whole and first.weight.dtype == dtype else Added
@@ -68,14 +66,15 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
         answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]
         return answer
 
-
-def _restorable(base: nn.Module) -> bool:
-    """Whether a layer is plain, or as good as plain once its weight is restored."""
-    return type(base) is nn.Linear or (isinstance(base, QuantizedLinear) and not isinstance(base, WholeNumberLinear))
-
-
-def _dtype(base: nn.Linear) -> torch.dtype:
-    return base.dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
+    def _plain_adapter(self) -> str | None:
+        """The one adapter at work, of the usual kind, on a layer whose weight is plain or can be restored."""
+        names = [] if self.disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
+        base = self.base_layer
+        restored = isinstance(base, QuantizedLinear) and not isinstance(base, WholeNumberLinear)
+        if len(names) != 1 or self.merged or not (type(base) is nn.Linear or restored):
+            return None
+        usual = names[0] not in self.lora_variant and isinstance(self.lora_dropout[names[0]], nn.Identity)
+        return names[0] if usual and self.lora_B[names[0]].bias is None else None
 
 
 def _whole(w: Tensor | QuantizedLinear, dtype: torch.dtype) -> Tensor:

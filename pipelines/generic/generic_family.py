@@ -47,6 +47,13 @@ def denoiser_parts(index: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def _experts(denoiser: nn.Module | None) -> list[nn.Module]:
+    """The networks that denoise: one, several, or none."""
+    if isinstance(denoiser, nn.ModuleDict):
+        return list(denoiser.values())
+    return [] if denoiser is None else [denoiser]
+
+
 class GenericFamily:
     """What commands ask of a family; see `flowrl.pipelines.ModelFamily`."""
 
@@ -96,18 +103,16 @@ class GenericFamily:
         if published(model) is None and not denoiser_parts(index):
             raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
         for part in GUIDER_PARTS:
-            if (index.get(part) or [None])[0] is not None:
-                check_guider(cls.__name__, str(index[part][1]), {})
+            if (kind := (index.get(part) or [None, None])[1]) is not None:
+                check_guider(cls.__name__, str(kind), {})
         if Path(model).is_dir():
             away = dict.fromkeys(part for part in index if not (Path(model) / part).is_dir())
             check_parts(model, index, given=away)  # a plan says what it does not know of those, and loading refuses
             levels = cards.read_part(model, "scheduler/scheduler_config.json")
             if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
                 check_diffusion_scheduler(model, levels)
-        denoiser = self.meta_denoiser(model)
-        if denoiser is not None:
-            for network in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-                check_targets(network, targets or found_targets(network), rank)
+        for network in _experts(self.meta_denoiser(model)):
+            check_targets(network, targets or found_targets(network), rank)
 
     def sampling(self, model: str) -> dict[str, Any]:
         """`num_steps` and `guidance_scale` that stock's call has unless told otherwise. Raises ValueError: its class
@@ -199,8 +204,6 @@ class GenericFamily:
 
         Raises ValueError: nothing loadable there, or a pipeline that is not reproduced, and why.
         """
-        import diffusers
-
         chosen = self.chosen(options)
         check_compile(compile, device)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
@@ -219,21 +222,11 @@ class GenericFamily:
             )
         cls = self._stock_class(model, index)
         pipe = stock_loading.load_stock(cls.__name__, model, title=cls.__name__, dtype=dtype, exact=("vae",))
-        denoisers = {name: part for name, part in pipe.components.items()
-                     if name.startswith(("transformer", "unet")) and isinstance(part, nn.Module)}  # fmt: skip
-        if not denoisers or not isinstance(getattr(pipe, "vae", None), nn.Module):
-            raise ValueError(f"{cls.__name__} has not both a transformer or unet and a vae: {OTHER}")
-        schedulers = [n for n, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
-        if schedulers != ["scheduler"]:
-            raise ValueError(
-                f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}"
-            )
-        for part in GUIDER_PARTS:
-            if (guider := getattr(pipe, part, None)) is not None:
-                check_guider(cls.__name__, type(guider).__name__, dict(guider.config))
+        networks = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+        denoisers = {name: part for name, part in networks.items() if name.startswith(("transformer", "unet"))}
+        _check_loaded(pipe, has_networks=bool(denoisers) and "vae" in networks)
         stock_loading.freeze(pipe, device)
-        encoders = [name for name, part in pipe.components.items()
-                    if name.startswith("text_encoder") and isinstance(part, nn.Module)]  # fmt: skip
+        encoders = [name for name in networks if name.startswith("text_encoder")]
         return self.made(model, pipe, denoisers, encoders, chosen, dtype, torch.device(device), compile)
 
     def made(
@@ -268,6 +261,21 @@ class GenericFamily:
                 raise
             raise refused(name, error) from error
         return p
+
+
+def _check_loaded(pipe: Any, *, has_networks: bool) -> None:
+    """Refuses a loaded pipeline without denoiser or autoencoder, with several schedulers, or with another guider."""
+    import diffusers
+
+    name = type(pipe).__name__
+    if not has_networks:
+        raise ValueError(f"{name} has not both a transformer or unet and a vae: {OTHER}")
+    schedulers = [part for part, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
+    if schedulers != ["scheduler"]:
+        raise ValueError(f"{name} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}")
+    for part in GUIDER_PARTS:
+        if (guider := getattr(pipe, part, None)) is not None:
+            check_guider(name, type(guider).__name__, dict(guider.config))
 
 
 FAMILY = GenericFamily()

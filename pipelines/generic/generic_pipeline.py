@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -41,17 +42,24 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
     Raises ValueError: it has no linear layers."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     others = [name for name, module in network.named_modules() if not isinstance(module, nn.Linear)]
+
+    def ending(end: str, names: Sequence[str]) -> bool:
+        return any(name.endswith(f".{end}") for name in names)
+
     found: tuple[str, ...] = ()
     for ends in _ATTENTION:
-        own = (end for end in ends if any(name.endswith("." + end) for name in linear))
-        found += tuple(end for end in own if not any(name.endswith("." + end) for name in others))  # PEFT takes no list
+        found += tuple(end for end in ends if ending(end, linear) and not ending(end, others))  # PEFT takes no list
         if set(found) & set(_QUERIES):
             return found
-    inside = [name for name in linear if any(part.isdigit() for part in name.split("."))]
-    last = dict.fromkeys(".".join(part for part in name.split(".")[-2:] if not part.isdigit()) for name in inside)
-    if not last:
-        raise ValueError(f"{type(network).__name__} has no linear layers in blocks that a LoRA could be added to")
-    return tuple(end for end in last if any(name.endswith("." + end) for name in linear))
+    if last := _ends_in_blocks(linear):
+        return tuple(end for end in last if ending(end, linear))
+    raise ValueError(f"{type(network).__name__} has no linear layers in blocks that a LoRA could be added to")
+
+
+def _ends_in_blocks(names: Sequence[str]) -> list[str]:
+    """What names of layers in numbered blocks end in, without numbers."""
+    split = [name.split(".") for name in names if re.search(r"(^|\.)\d+(\.|$)", name)]
+    return list(dict.fromkeys(".".join(part for part in parts[-2:] if not part.isdigit()) for parts in split))
 
 
 class GenericPipeline:

@@ -52,6 +52,13 @@ def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
         )
 
 
+def _needed(taken: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Arguments beside a prompt that a stock call cannot do without."""
+    varying = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [key for key, one in taken.items() if one.default is one.empty and one.kind not in varying]
+    return [key for key in needed if key not in ("self", "prompt")]
+
+
 def takes_frames(taken: Mapping[str, inspect.Parameter]) -> bool:
     """Whether a stock call makes videos."""
     return bool({"num_frames", "frames"} & set(taken))
@@ -79,17 +86,18 @@ def stock_class(name: str, model: str) -> Any:
     taken = call_arguments(cls)
     said = f"{model} is a {name}, which no family loads and pipeline.name=generic cannot train"
     wanted = [one for one in _ASKED if one not in taken]
-    if wanted or not hasattr(cls, "encode_prompt"):
-        raise ValueError(f"{said}, it has no {', '.join(wanted or ['encode_prompt'])}: {OTHER}")
-    if "audio_latents" in taken or hasattr(cls, "prepare_audio_latents"):
-        raise ValueError(f"{said}, it steps two schedulers in a loop, of images and of sound: {OTHER}")
-    for argument, why in (("mask_image", "fills what a mask leaves out"), ("strength", "begins at a given image")):
-        if argument in taken:
-            raise ValueError(f"{said}, it {why} ({argument}): {OTHER}")
-    own = [
-        key for key, one in taken.items() if one.default is one.empty and key not in ("self", "prompt")
-        and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-    ]  # fmt: skip
-    if own:
-        raise ValueError(f"{said}, it draws from {', '.join(own)} beside a prompt: {OTHER}")
+    if not hasattr(cls, "encode_prompt"):
+        wanted = wanted or ["encode_prompt"]
+    own = _needed(taken)
+    sounds = "audio_latents" in taken or hasattr(cls, "prepare_audio_latents")
+    faults = {
+        f"has no {', '.join(wanted)}": bool(wanted),
+        "steps two schedulers in a loop, of images and of sound": sounds,
+        "fills what a mask leaves out (mask_image)": "mask_image" in taken,
+        "begins at a given image (strength)": "strength" in taken,
+        f"draws from {', '.join(own)} beside a prompt": bool(own),
+    }
+    for fault, is_so in faults.items():
+        if is_so:
+            raise ValueError(f"{said}, it {fault}: {OTHER}")
     return cls

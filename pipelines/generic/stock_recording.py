@@ -153,11 +153,10 @@ def recorder(model: str, cls: Any, index: Mapping[str, Any], options: Any) -> Re
             denoises = name.startswith(("transformer", "unet"))
             if not denoises:
                 sizes[name] = sum(one.numel() for one in part.parameters())
-            if denoises or name.startswith("text_encoder"):
-                part = _answering_zeros(part, calls if denoises else None)
             if denoises:
-                denoisers[name] = part
+                part = denoisers[name] = _answering_zeros(part, calls)
             elif name.startswith("text_encoder"):
+                part = _answering_zeros(part, None)
                 encoders.append(name)
         parts[name] = part
     known = inspect.signature(cls.__init__).parameters

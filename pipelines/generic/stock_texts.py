@@ -64,14 +64,7 @@ def layout(one: Any, two: Any) -> Any:
     if type(one) is not type(two):
         return BY_ROW
     if isinstance(one, Tensor):
-        if one.ndim != two.ndim:
-            return BY_ROW
-        different = [d for d, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
-        if not different:
-            return None
-        return (
-            different[0] if len(different) == 1 and two.shape[different[0]] == 2 * one.shape[different[0]] else BY_ROW
-        )
+        return _rows_in(one.shape, two.shape)
     if isinstance(one, (list, tuple)):
         if len(two) == 2 * len(one):
             return "list"
@@ -79,6 +72,16 @@ def layout(one: Any, two: Any) -> Any:
     if isinstance(one, dict):
         return {key: layout(value, two[key]) for key, value in one.items()} if one.keys() == two.keys() else BY_ROW
     return None if one == two else BY_ROW
+
+
+def _rows_in(one: torch.Size, two: torch.Size) -> Any:
+    """The dimension that two rows double, as `layout` says it."""
+    if len(one) != len(two):
+        return BY_ROW
+    different = [d for d, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
+    if not different:
+        return None
+    return different[0] if len(different) == 1 and two[different[0]] == 2 * one[different[0]] else BY_ROW
 
 
 def joined(values: Sequence[Any], where: Any, device: torch.device, floats: torch.dtype | None) -> Any:

@@ -85,24 +85,23 @@ def check_parts(
                 f"needs it: copy that part from the model it was saved from, with its entry in {INDEX}"
             )
     for part, entry in index.items():
-        if not _texts(entry) or part in given or part.startswith("_"):
-            continue
-        if not (Path(model) / part).is_dir():
-            raise Faulty(
-                f"{model} has no folder {part}, which its {INDEX} names ({entry[1]}): {AGAIN}, with that folder"
-            )
-        if _READS_TEXT.search(str(entry[1])):
-            try:
-                check_tokenizer_files(Path(model) / part, AGAIN)
-            except ValueError as error:
-                raise Faulty(str(error)) from error
-        settings = "scheduler_config.json" if part == "scheduler" else "config.json"
-        has_settings = part == "scheduler" or _NETWORKS.fullmatch(part) is not None
-        if has_settings and not (Path(model) / part / settings).is_file():
-            raise Faulty(
-                f"{Path(model) / part} has no {settings}, which says how its {entry[1]} is made: {AGAIN}, with that "
-                "file"
-            )
+        if _texts(entry) and part not in given and not part.startswith("_"):
+            _check_part(Path(model), part, str(entry[1]))
+
+
+def _check_part(model: Path, part: str, kind: str) -> None:
+    """Refuses a part whose folder, files of words or settings are not there."""
+    if not (model / part).is_dir():
+        raise Faulty(f"{model} has no folder {part}, which its {INDEX} names ({kind}): {AGAIN}, with that folder")
+    if _READS_TEXT.search(kind):
+        try:
+            check_tokenizer_files(model / part, AGAIN)
+        except ValueError as error:
+            raise Faulty(str(error)) from error
+    settings = "scheduler_config.json" if part == "scheduler" else "config.json"
+    has_settings = part == "scheduler" or _NETWORKS.fullmatch(part) is not None
+    if has_settings and not (model / part / settings).is_file():
+        raise Faulty(f"{model / part} has no {settings}, which says how its {kind} is made: {AGAIN}, with that file")
 
 
 def variant_of(name: str) -> str | None:

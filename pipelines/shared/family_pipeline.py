@@ -200,6 +200,19 @@ class Family:
         card = self.card(model)
         if card is None:
             return
+        self._check_parts(card)
+        if card.network is None:
+            return
+        self.refuse(card)
+        few = {} if names_a_block(targets or ()) else fewest(self.block_kinds(model))
+        denoiser = self.meta_denoiser(model, few) if targets is not None else None
+        for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
+            if expert is not None:
+                check_targets(expert, targets or (), rank)
+
+    def _check_parts(self, card: Card) -> None:
+        """Refuses another stock class, a folder that lacks parts, and a scheduler that is not followed."""
+        model = card.model
         if Path(model).is_dir() and not card.index:
             raise ValueError(no_pipeline(model))
         cards.check_class(card, self.name, self.stock)
@@ -210,14 +223,6 @@ class Family:
         if scheduler is not None:
             named = dict(zip(("", "_class_name"), card.index.get("scheduler") or (), strict=False))
             self.check_scheduler(model, scheduler | named)  # stock goes by the index
-        if card.network is None:
-            return
-        self.refuse(card)
-        few = {} if names_a_block(targets or ()) else fewest(self.block_kinds(model))
-        denoiser = self.meta_denoiser(model, few) if targets is not None else None
-        for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-            if expert is not None:
-                check_targets(expert, targets or (), rank)
 
     def chosen(self, options: Mapping[str, Any]) -> Any:
         """The family's options from plain values; a ValueError names one that is unknown or makes no sense."""

@@ -6,7 +6,6 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -197,11 +196,12 @@ def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "di
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # schedulers hand tensors to NumPy the old way
             stock.set_timesteps(num_steps)
-        asked, ratios = (torch.as_tensor(one).double().cpu() for one in (stock.timesteps, _ratios(stock)))
+        ratios = torch.as_tensor(vars(stock).get("sigmas", [])).double().cpu()  # noise over data, of classes with such
+        asked = torch.as_tensor(stock.timesteps).double().cpu()
     except Exception as error:  # classes refuse settings of theirs with errors of every kind
         raise ValueError(_not_followed(model, name, num_steps, str(error))) from error
-    times = [float(one) for one, before in zip(asked, [None, *asked], strict=False) if before is None or one != before]
-    falling = all(one > other for one, other in pairwise(times))
+    times = torch.unique_consecutive(asked).tolist()
+    falling = times == sorted(set(times), reverse=True)
     if len(times) != num_steps or not falling or times[0] >= len(flow_levels(config)) - 1 or times[-1] < 0:
         raise ValueError(_not_followed(model, name, num_steps, f"it visits timesteps {times[:3]} .. {times[-1]}"))
     found = diffusion_schedule(config, num_steps, timesteps=times)
@@ -215,11 +215,6 @@ def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "di
     if len(away) and float(away.max()) > _SAME:
         raise ValueError(_not_followed(model, name, num_steps, "its levels lie between those of training timesteps"))
     return found
-
-
-def _ratios(stock: Any) -> Any:
-    """Noise over data at each level, of schedulers that have them; empty of others."""
-    return vars(stock).get("sigmas", [])
 
 
 def _not_followed(model: str, name: str, num_steps: int, why: str) -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines.weights.lora import check_same
+from flowrl.pipelines.weights.lora import check_same, endings_of
 from flowrl.pipelines.weights.trained_weights import changed, move_towards
 
 
@@ -35,14 +35,12 @@ def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str
         return names
     chosen = set[str]()
     for target in targets:
-        places = [name for name, _ in network.named_modules() if name == target or name.endswith("." + target)]
-        bound = {name for name in names if any(name.startswith(f"{place}.") for place in places)}
-        if not bound:
-            owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
-            endings = sorted({".".join(p for p in name.split(".")[-3:] if not p.isdigit()) for name in owners})
+        places = [f"{name}." for name, _ in network.named_modules() if f".{name}".endswith(f".{target}")]
+        if not (bound := {name for name in names if name.startswith(tuple(places))}):
+            endings = endings_of(name.rpartition(".")[0] for name in names)
             raise ValueError(
                 f"policy.target_modules: {target!r} matches no module of {type(network).__name__} that has weights, so "
-                f"nothing would be trained there. Modules end in: {', '.join(endings[:24])}"
+                f"nothing would be trained there. Modules end in: {endings}"
             )
         chosen |= bound
     return [name for name in names if name in chosen]

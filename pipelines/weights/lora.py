@@ -7,7 +7,7 @@ own switch, which costs microseconds per layer; the base weights are never touch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,12 @@ SELF_AND_CROSS_ATTENTION = tuple(
 """LoRA targets: the projections of self-attention and of attention to the text."""
 
 
+def endings_of(names: Iterable[str]) -> str:
+    """What names of modules end in, numbers of blocks left out, for a message."""
+    endings = {".".join(part for part in name.split(".")[-3:] if not part.isdigit()) for name in names}
+    return ", ".join(sorted(endings)[:24])
+
+
 def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None = None) -> None:
     """Refuses LoRA targets that bind to nothing, and a rank that no layer among them has.
 
@@ -60,13 +66,12 @@ def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None =
     linear = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     widest = 0
     for target in targets:
-        bound = [module for name, module in linear.items() if name == target or name.endswith("." + target)]
+        bound = [module for name, module in linear.items() if f".{name}".endswith(f".{target}")]
         widest = max([widest, *(min(module.in_features, module.out_features) for module in bound)])
         if not bound:
-            endings = sorted({".".join(p for p in name.split(".")[-3:] if not p.isdigit()) for name in linear})
             raise ValueError(
                 f"LoRA target {target!r} matches no linear layer of {type(network).__name__}, so nothing would be "
-                f"trained there. Layers end in: {', '.join(endings[:24])}"
+                f"trained there. Layers end in: {endings_of(linear)}"
             )
     if rank is not None and targets and rank > widest:
         raise ValueError(

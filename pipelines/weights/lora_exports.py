@@ -51,7 +51,7 @@ _WAN = {
     "attn1": "self_attn", "attn2": "cross_attn", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o",
     "add_k_proj": "k_img", "add_v_proj": "v_img",
 }  # fmt: skip
-_FLUX_SINGLE = {"img": ("to_q", "to_k", "to_v"), "txt": ("add_q_proj", "add_k_proj", "add_v_proj")}
+_FLUX_FUSED = {"img": ("to_q", "to_k", "to_v"), "txt": ("add_q_proj", "add_k_proj", "add_v_proj")}
 _FLUX_ALONE = {"img": "to_out.0", "txt": "to_add_out"}
 
 
@@ -190,28 +190,20 @@ def _flux_kohya(lora: SavedLora) -> dict[str, Tensor]:
     left, tensors = dict(lora.layers), dict[str, Tensor]()
     for block in sorted({layer.partition(".attn.")[0] for layer in lora.layers}):
         kind, _, number = block.rpartition(".")
-        if kind == "single_transformer_blocks":
-            parts = [left.pop(f"{block}.attn.{name}", None) for name in _FLUX_SINGLE["img"]]
-            scale = next((lora.scale(f"{block}.attn.{name}") for name in _FLUX_SINGLE["img"]
-                          if f"{block}.attn.{name}" in lora.layers), None)  # fmt: skip
-            if scale is None or any(part is None for part in parts):
-                continue
-            whole = [part for part in parts if part is not None]
-            rank, width = whole[0][0].shape
-            # The MLP has 4 times the width and no LoRA here: its rows and columns of the fused layer are zeros.
-            whole.append((torch.zeros(rank, width), torch.zeros(4 * width, rank)))
-            tensors |= _fused(f"lora_unet_single_blocks_{number}_linear1", whole, scale)
-            continue
-        for side, names in _FLUX_SINGLE.items():
+        single = kind == "single_transformer_blocks"
+        for side, names in _FLUX_FUSED.items() if kind in ("transformer_blocks", "single_transformer_blocks") else ():
             layers = [f"{block}.attn.{name}" for name in names]
-            if kind == "transformer_blocks" and all(layer in left for layer in layers):
-                scale = lora.scale(layers[0])
+            if all(layer in left for layer in layers):
                 fused = [left.pop(layer) for layer in layers]
-                tensors |= _fused(f"lora_unet_double_blocks_{number}_{side}_attn_qkv", fused, scale)
+                rank, width = fused[0][0].shape
+                if single:  # its MLP has 4 times the width and no LoRA here: its rows and columns are zeros
+                    fused.append((torch.zeros(rank, width), torch.zeros(4 * width, rank)))
+                name = f"single_blocks_{number}_linear1" if single else f"double_blocks_{number}_{side}_attn_qkv"
+                tensors |= _fused(f"lora_unet_{name}", fused, lora.scale(layers[0]))
             alone = f"{block}.attn.{_FLUX_ALONE[side]}"
-            if alone in left:
-                scale = lora.scale(alone)
-                tensors |= _kohya(f"lora_unet_double_blocks_{number}_{side}_attn_proj", *left.pop(alone), scale)
+            if alone in left and not single:
+                name = f"lora_unet_double_blocks_{number}_{side}_attn_proj"
+                tensors |= _kohya(name, *left.pop(alone), lora.scale(alone))
     if left:
         raise ValueError(
             f"{_unknown_layer('kohya', min(left))}; FLUX has q, k and v fused there, so that a LoRA has to be on all "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -157,28 +157,23 @@ def _converted(
     tensors: Mapping[str, Tensor], stock: Stock | None, what: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """By the stock class's own reader; see the head of this file."""
-    alone = _renamed(tensors)
-    scale, given = _even(alone)
+    scale, given = _even(_renamed(tensors))
     size, said = _size(given), ""
     reader = None if stock is None else _reader(stock)
-    for attempt in _attempts(given):
-        if reader is None:
-            break
+    for attempt in _attempts(given) if reader is not None else ():
         try:
-            found = _spelt({name: t for name, t in reader(attempt).items() if not name.endswith(".alpha")})
+            found = _spelt(_without_alphas(reader(attempt)))
         except _READER_FAILS as error:
             said = said or f" ({type(error).__name__}: {str(error).strip()[:120]})"
             continue
-        if not all(_OWN.match(name) and not _FOREIGN.match(name) for name in found) or not found:
+        if not found or not _all_own(found):
             continue
-        if abs(_size(found) - size) > 1e-3 * size:
-            said = " (a part of it would be lost)"
-            continue
-        return _acting(found), _alphas(_acting(found), scale)
+        if abs(_size(found) - size) <= 1e-3 * size:
+            return _acting(found), _alphas(_acting(found), scale)
+        said = " (a part of it would be lost)"
     # Programs that name layers as diffusers does put this before them for models without a reader of their own.
-    bare = _spelt({re.sub(r"^(model\.)?diffusion_model\.", "", name): t for name, t in given.items()})
-    bare = {name: tensor for name, tensor in bare.items() if not name.endswith(".alpha")}
-    if all(_OWN.match(name) and not _FOREIGN.match(name) for name in bare):
+    bare = _without_alphas(_spelt({re.sub(r"^(model\.)?diffusion_model\.", "", name): t for name, t in given.items()}))
+    if _all_own(bare):
         return bare, _alphas(bare, scale)
     first = min(tensors)
     whom = "diffusers" if stock is None else f"diffusers' {stock.name}"
@@ -186,6 +181,15 @@ def _converted(
         f"{what} names layers in another program's way ({first}), which {whom} does not read{said}: it is of another "
         "model, or has to be converted to diffusers' form by the program that made it"
     )
+
+
+def _without_alphas(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(".alpha")}
+
+
+def _all_own(names: Iterable[str]) -> bool:
+    """Whether all of these are PEFT's portable names of the network's own layers."""
+    return all(_OWN.match(name) and not _FOREIGN.match(name) for name in names)
 
 
 def _attempts(given: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -312,13 +316,18 @@ def _refuse_two(tensors: Mapping[str, Tensor], what: str) -> None:
 
 
 def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Refuses names that are no part of a LoRA, half a pair, and a LoRA on what is not linear."""
+    """Refuses names that are no part of a LoRA, and a LoRA on what is not linear."""
     if not any(name.endswith(".lora_A.weight") for name in tensors):
         raise ValueError(f"{what} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
     if strange := sorted(name for name in tensors if not _OWN.match(name)):
         raise ValueError(f"{what} holds {len(strange)} tensors that nobody knows (first: {strange[0]}): {_MERGED}")
     if folded := sorted(name for name, tensor in tensors.items() if ".lora_m" not in name and tensor.ndim != 2):
         raise ValueError(f"{what} also trains convolutions ({len(folded)} tensors, first {folded[0]}): {_MERGED}")
+    _check_pairs(tensors, what)
+
+
+def _check_pairs(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Refuses half a pair, and matrices of different ranks."""
     for layer in {name.partition(".lora_")[0] for name in tensors}:
         if lacking := [side for side in "AB" if f"{layer}.lora_{side}.weight" not in tensors]:
             raise ValueError(f"{what} has no lora_{lacking[0]} of {layer}: it is damaged, get or save it again")

@@ -158,22 +158,25 @@ def load_stock(
             raise
         fault = _fault(Path(model)) if Path(model).is_dir() else ""
         first = fault or (_unread_part(model) if Path(model).is_dir() else "") or first_line(error)
-        raise ValueError(
-            f"could not load {model!r} as a {title} pipeline ({first}): "
-            + (AGAIN if fault else "give a folder written by save_pretrained, or a hub id that this machine can reach "
-               "and is allowed to read")
-        ) from error  # fmt: skip
+        reach = "a hub id that this machine can reach and is allowed to read"
+        cure = AGAIN if fault else f"give a folder written by save_pretrained, or {reach}"
+        raise ValueError(f"could not load {model!r} as a {title} pipeline ({first}): {cure}") from error
+    _check_parts(pipe, model, options)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:
+    """Refuses networks without weights, and tokenizers that are damaged or of another encoder; not parts of `given`."""
     for part, module in pipe.components.items():
-        if isinstance(module, nn.Module) and options.get(part) is None:
+        if isinstance(module, nn.Module) and given.get(part) is None:
             _check_weights(module, f"{model}/{part}")
     for part, words in _tokenizers(pipe).items():
         encoder = pipe.components.get(re.sub("^(tokenizer|processor)", "text_encoder", part))
-        if options.get(part) is None:
+        if given.get(part) is None:
             check_tokenizer(words, f"{model}/{part}", AGAIN)
         if isinstance(encoder, nn.Module):
             check_fits(words, encoder, f"{model}/{part}")
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def _tokenizers(pipe: Any) -> dict[str, Any]:

@@ -179,14 +179,14 @@ def _exact_terms(
     for clause in record.include:
         found = kept.get(clause.label, [])
         count, number = clause.count, len(found)
-        holds = number == count
+        right = number
         terms.append(1 - abs(count - number) / count)
-        if not holds and (clause.color is not None or clause.position is not None):
+        if number != count and (clause.color is not None or clause.position is not None):
             terms.append(0.0)
-        if holds and clause.color is not None:
+        elif clause.color is not None:
             right = sum(color_fn(detection) == clause.color for detection in found)
             terms.append(1 - abs(count - right) / count)
-            holds = right == count
+        holds = right == count
         if holds and clause.position is not None:
             relation, target = clause.position
             reference = matched[target]

@@ -65,14 +65,15 @@ def read_geneval2(given: str, images_dir: Path | None) -> CaseFile:
     return CaseFile(cases=tuple(found.values()))
 
 
+def _is_pair(pair: Any) -> bool:
+    """Whether this is a question and its answer."""
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+
+
 def _case(record: dict[str, Any], number: int, where: str) -> Case:
     prompt, atoms, listed, skills = (record.get(key) for key in ("prompt", "atom_count", "vqa_list", "skills"))
-    good = (
-        isinstance(prompt, str) and isinstance(atoms, int) and isinstance(listed, list) and len(listed) > 0
-        and all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair) for pair in listed)
-        and isinstance(skills, list) and len(skills) == len(listed)
-    )  # fmt: skip
-    if not good or not isinstance(prompt, str) or not isinstance(listed, list) or not isinstance(skills, list):
+    lists = isinstance(listed, list) and isinstance(skills, list) and 0 < len(listed) == len(skills)
+    if not (isinstance(prompt, str) and isinstance(atoms, int) and lists and all(map(_is_pair, listed))):
         raise ValueError(f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
                          f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2.")  # fmt: skip
     check_text(prompt, where)

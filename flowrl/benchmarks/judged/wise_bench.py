@@ -86,12 +86,10 @@ def _records(file: Path) -> list[Any]:
 
 
 def _case(record: Any, where: str, last: Mapping[str, int], version: str) -> Case:
-    if not isinstance(record, dict) or (lacking := [key for key in _NEEDED if key not in record]):
-        named = ", ".join(lacking) if isinstance(record, dict) else "all"
-        raise ValueError(f"{where}: must be an object with {', '.join(_NEEDED)}; lacks {named}.")
+    if lacking := [key for key in _NEEDED if key not in record] if isinstance(record, dict) else ["all"]:
+        raise ValueError(f"{where}: must be an object with {', '.join(_NEEDED)}; lacks {', '.join(lacking)}.")
     number, prompt, explanation, category = (record[key] for key in _NEEDED[:4])
-    whole = isinstance(number, int) and not isinstance(number, bool)
-    task = next((name for name, end in last.items() if whole and 1 <= number <= end), None)
+    task = next((name for name, end in last.items() if type(number) is int and 1 <= number <= end), None)
     if task is None or not isinstance(prompt, str) or not isinstance(explanation, str):
         raise ValueError(f"{where}: prompt_id must be 1 to 1000, Prompt and Explanation texts, got {number!r}.")
     check_text(prompt, where)
