@@ -56,21 +56,8 @@ def random_pipeline(
     family: Family, model: str, *, dtype: torch.dtype, device: torch.device, layers: int | None = None,
     attention: str = "auto", compile: str = "none", quantize: str = "none", options: Mapping[str, Any],
 ) -> FamilyPipeline:  # fmt: skip
-    """A pipeline of a published checkpoint, or of a folder, on random weights.
-
-    Args:
-        family: of the checkpoint.
-        model: folder or hub id.
-        dtype: of the denoiser; the autoencoder is float32.
-        device: where everything lives.
-        layers: blocks of each kind that stay, fewer than the checkpoint's; None leaves all.
-        attention: a word of `KERNELS`, or "auto".
-        compile: as of `Family.load`.
-        quantize: as of `Family.load`.
-        options: fields of the family's options class.
-
-    Raises ValueError: nothing is known of the model, or it has no blocks that could be left out.
-    """
+    """A pipeline of a published checkpoint, or of a folder, on random weights. `layers` blocks of each kind stay, None
+    leaves all. Raises ValueError: nothing is known of the model, or it has no blocks that could be left out."""
     check_compile(compile, device)
     check_quantize(quantize, device, compile=compile)
     stock_loading.quiet_libraries()

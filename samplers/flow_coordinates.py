@@ -42,9 +42,6 @@ _UNSUPPORTED = (
 _ROUNDING = 1e-6  # a float32 sigma may stand this much above the table's last level
 
 
-# ---- levels ----------------------------------------------------------------------------------------------------------
-
-
 def flow_sigma(alpha_bar: Float[Tensor, " *n"]) -> Float[Tensor, " *n"]:
     """Share of noise on the flow path, `sqrt(1 - A) / (sqrt(A) + sqrt(1 - A))`."""
     noise = (1 - alpha_bar).sqrt()
@@ -146,9 +143,6 @@ def timestep_at(sigma: Tensor, levels: Float[Tensor, " n1"]) -> Tensor:
     return timestep.clamp(max=len(table) - 2).to(sigma)
 
 
-# ---- predictions -----------------------------------------------------------------------------------------------------
-
-
 def velocity_from_prediction(
     x: Float[Tensor, " b *latent"], output: Float[Tensor, " b *latent"], sigma: Sigma, prediction: PredictionType
 ) -> Float[Tensor, " b *latent"]:
@@ -178,9 +172,6 @@ def velocity_from_prediction(
         c = vp_scale(s)
         return column(c, x) * output + column(c.square() * (2 * s - 1), x) * x
     raise ValueError(f"unknown prediction {prediction!r}: choose one of {', '.join(get_args(PredictionType))}")
-
-
-# ---- schedules -------------------------------------------------------------------------------------------------------
 
 
 def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset: int = 0) -> list[int]:

@@ -159,9 +159,6 @@ def _recomputation() -> tuple[AbstractContextManager[None], AbstractContextManag
     return nullcontext(), uncounted()
 
 
-# ---- reinforcement learning guidance ---------------------------------------------------------------------------------
-
-
 def mix_outputs(
     anchor: Float[Tensor, " b *latent"], others: Sequence[Float[Tensor, " b *latent"]], weights: Sequence[Sigma]
 ) -> Float[Tensor, " b *latent"]:

@@ -125,14 +125,8 @@ def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
 def strata(kind: TimeKind, reach: int, count: int) -> list[range]:
     """The steps that each draw of the kinds discrete is taken from.
 
-    Boundaries are evenly spaced over the steps in reach, rounded down; an empty stratum is its lower boundary.
-
-    Args:
-        kind: One of the kinds discrete.
-        reach: Leading steps of the schedule that may be drawn.
-        count: Draws.
-
-    Raises ValueError: the kind has no strata, or there is no draw or no step to draw.
+    Boundaries are evenly spaced over the steps in reach, rounded down; an empty stratum is its lower boundary. Raises
+    ValueError: the kind has no strata, or there is no draw or no step to draw.
     """
     if kind not in ("discrete", "discrete_wo_init", "discrete_with_init"):
         raise ValueError(f"kind {kind!r} has no strata of steps")

@@ -133,11 +133,6 @@ def panel_differences(
     """After minus before for each scorer that both have, over the images (the same prompts and samples) of both.
 
     An image that failed on one side is left out of both. NaN where nothing is left.
-
-    Args:
-        before: [N] by scorer.
-        after: the same of the other model.
-        prompts: [N], of both.
     """
     found = {}
     for name in (name for name in after if name in before):

@@ -91,9 +91,6 @@ class Measured:
     videos: Mapping[str, float]
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
 def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
     """The entries of VBench_full_info.json that are for any of these dimensions. Raises ValueError: another kind of
     file, a prompt that cannot be part of a file's name, or a dimension without any."""
@@ -156,9 +153,6 @@ def read_measured(path: Path, dimension: str) -> Measured:
         raise ValueError(f"{path}: the score of {dimension} is {score}: no video of it could be measured.")
     scale = DIMENSIONS[dimension].scale
     return Measured(score=score, videos={name: value / scale for name, value in videos.items() if math.isfinite(value)})
-
-
-# ---- scores ----------------------------------------------------------------------------------------------------------
 
 
 def normalised(dimension: str, score: float) -> float:

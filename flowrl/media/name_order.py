@@ -35,15 +35,9 @@ def natural_order(paths: Iterable[Path], root: Path) -> list[Path]:
 
 
 def check_order(ordered: Iterable[Path], root: Path) -> None:
-    """Refuses names that have no one order, where the order says what belongs to which file.
-
-    Args:
-        ordered: files below `root`, as `natural_order` gives them.
-        root: the folder.
-
-    Raises ValueError: two names of a folder that are one but for zeros or the ending, or names whose numbers run
-    against the order of their letters; names both.
-    """
+    """Refuses names that have no one order, where the order says what belongs to which file. Raises ValueError: two
+    names of a folder that are one but for zeros or the ending, or names whose numbers run against the order of their
+    letters; names both."""
     inside: dict[Path, dict[str, Path]] = {}
     for path in ordered:
         parts = path.relative_to(root).parts

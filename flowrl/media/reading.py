@@ -79,14 +79,8 @@ def lacks_range(image: Image.Image) -> str:
 
 
 def read_rgb(source: str | Path | IO[bytes], *, owner: str = "") -> Image.Image:
-    """An image file as 8-bit RGB, as the module says.
-
-    Args:
-        source: the file, or what its bytes are read from.
-        owner: who asks, for messages.
-
-    Raises ValueError: it is no image, is damaged, or its pixels have no fixed range; names it.
-    """
+    """An image file as 8-bit RGB, as the module says. Raises ValueError: it is no image, is damaged, or its pixels have
+    no fixed range; names it."""
     try:
         with opened(source) as image:
             return as_rgb(image)

@@ -130,9 +130,6 @@ class Method:
     best_only: bool = False
 
 
-# ---- DiffusionNFT ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nft:
     """DiffusionNFT: pulls the policy to good images and, mirrored at the old policy, away from bad ones.
@@ -177,9 +174,6 @@ class Nft:
         scale = self.advantage_range / self.beta if self.published_scale else 1.0
         loss = scale * (r * positive + (1 - r) * negative)
         return _finish(matched, loss, optimality=r, positive_error=positive, negative_error=negative)
-
-
-# ---- AWM -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,9 +222,6 @@ class Awm:
         return _finish(matched, loss, error=error, ratio=(log_prob - before).exp())
 
 
-# ---- DGPO ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dgpo:
     """Direct group preference optimisation: all images of a group against each other (DGPO).
@@ -270,9 +261,6 @@ class Dgpo:
             clipped = torch.where(advantage > 0, ratio > 1 + self.clip, ratio < 1 - self.clip)
         loss = gate * advantage * torch.where(clipped, error.detach(), error)
         return _finish(matched, loss, error=error, gate=gate, clipped=widened(clipped))
-
-
-# ---- CRD -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,9 +310,6 @@ class Crd:
         return _finish(matched, value * scale, implicit_reward=rho, optimality=r)
 
 
-# ---- regression with weights -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rwr:
     """Reward-weighted regression, `w mse(velocity, v)` with `reward_weights`; its optimum is E[w v | x] / E[w | x]."""
@@ -371,8 +356,6 @@ FORWARD = {
     "rft": Method(options=Rft, group_complete=True, weighs_rewards=True, best_only=True),
 }
 
-# ---- the old policy --------------------------------------------------------------------------------------------------
-
 # First step of the ramp, value before it, slope, highest value.
 DECAYS = {
     "copy": (0, 0.0, 0.0, 0.0),  # NFT type 0
@@ -394,9 +377,6 @@ def old_decay(kind: str, step: int) -> float:
     """
     start, value, slope, highest = DECAYS[kind]
     return min(value + slope * max(step - start, 0), highest)
-
-
-# ---- shared ----------------------------------------------------------------------------------------------------------
 
 
 def _finish(matched: Matched, loss: Tensor, **metrics: Tensor) -> Weighed:

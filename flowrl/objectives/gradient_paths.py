@@ -118,9 +118,6 @@ class RewardLoss:
         return -self.scale * reward
 
 
-# ---- which steps -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refl:
     """ReFL: one late step m, uniform in first .. last; its clean estimate is scored."""

@@ -109,9 +109,6 @@ def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float 
     return float(kernel(zero, zero + 1, sigma, sigma_next).mean - kernel(zero, zero, sigma, sigma_next).mean)
 
 
-# ---- objectives ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
     """Clipped surrogate with the rows' own, possibly asymmetric ranges (see `terms.clipped_surrogate`).
@@ -229,9 +226,6 @@ def _old_mean(scored: Scored, name: str) -> Tensor:
             "(keep_means=True), or replay them before the first update"
         )
     return scored.old_mean.detach()
-
-
-# ---- ratios of whole trajectories ------------------------------------------------------------------------------------
 
 
 def sequence_coefficients(

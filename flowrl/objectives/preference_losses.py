@@ -20,8 +20,6 @@ from flowrl.trajectory import check_columns
 
 PairLoss = tuple[Tensor, dict[str, Tensor]]
 
-# ---- pairs -----------------------------------------------------------------------------------------------------------
-
 
 def pairs_of_groups(
     value: Float[Tensor, " b"], group: Int[Tensor, " b"], *, valid: Bool[Tensor, " b"] | None = None
@@ -144,9 +142,6 @@ def d3po(
     if clip is not None:
         held = held.clamp(math.log1p(-clip), math.log1p(clip))
     return preference_loss(beta * held, winner, loser, dtype=torch.promote_types(log_ratio.dtype, torch.float32))
-
-
-# ---- groups ----------------------------------------------------------------------------------------------------------
 
 
 def group_gate(

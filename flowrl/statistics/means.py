@@ -227,9 +227,6 @@ def wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-# ---- what the intervals are made of ----------------------------------------------------------------------------------
-
-
 Stratum = tuple[Float[np.ndarray, " s n"], Units]
 """Values of a task's images in every run, and the prompt of each image."""
 

@@ -201,20 +201,10 @@ def exact_linear(transformer: nn.Module) -> None:
             module.set_processor(RotaryLinearAttention())  # type: ignore[operator]
 
 
-# ---- on a loaded network ---------------------------------------------------------------------------------------------
-
-
 def give_kernel(
     networks: Iterable[nn.Module], word: str, known: Known, dtype: torch.dtype, device: torch.device | str
 ) -> str:
     """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at.
-
-    Args:
-        networks: denoisers whose processors are their own.
-        word: of `pipeline.attention`.
-        known: how they attend.
-        dtype: of their arithmetic.
-        device: where they live.
 
     Returns:
         The kernel's word, what "auto" became.
@@ -303,9 +293,6 @@ class _Instead(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# ---- the functions themselves ----------------------------------------------------------------------------------------
-
-
 def attention_of(word: str) -> Attend:
     """A kernel as a function with the arguments of torch's attention, `[b, heads, n, d]` each."""
     kernel = KERNELS[word]
@@ -337,16 +324,9 @@ def check_backward(
     """Runs a kernel forward and backward on a small attention, and compares with softmax written out in float32.
 
     Outputs and the gradients of queries, keys and values may differ by 5 % of the largest, bfloat16's rounding many
-    times over; what is looked for is a gradient that is missing or another's. Takes milliseconds.
-
-    Args:
-        word: of the kernel.
-        dtype: of queries, keys and values.
-        device: where.
-        head_size: numbers of a head.
-        mask: what kind of mask is given, of which the last keys of the first row are out.
-
-    Raises ValueError: the kernel cannot run so, or its output or a gradient is not that of attention.
+    times over; what is looked for is a gradient that is missing or another's. Takes milliseconds. Of a mask the last
+    keys of the first row are out. Raises ValueError: the kernel cannot run so, or its output or a gradient is not that
+    of attention.
     """
     rows, heads, tokens = 2, 2, 64
     generator = torch.Generator().manual_seed(0)

@@ -156,9 +156,6 @@ UNMASKED = Attends()
 """Heads of `attention_head_dim` numbers, and no mask: most families."""
 
 
-# ---- before weights load ---------------------------------------------------------------------------------------------
-
-
 def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
     """Refuses what no machine could do: a word without a backward pass, another dtype, heads or masks it cannot take.
 

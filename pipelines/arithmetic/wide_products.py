@@ -71,13 +71,7 @@ def _narrow(operands: Sequence[Any]) -> bool:
 
 
 def checkpoint_blocks(network: Any, device: torch.device | str, dtype: torch.dtype) -> None:
-    """Has a network of diffusers recompute its blocks in the backward pass, with products as in the forward pass.
-
-    Args:
-        network: a denoiser with blocks that can be recomputed.
-        device: where it lives.
-        dtype: of its arithmetic.
-    """
+    """Has a network of diffusers recompute its blocks in the backward pass, with products as in the forward pass."""
     from flowrl.pipelines.arithmetic.checkpointed_masks import with_masks  # diffusers, a second
 
     again: Callable[..., Any] = partial(checkpoint, use_reentrant=False)

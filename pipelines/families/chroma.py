@@ -12,7 +12,6 @@ the model was trained (the first padding token is read in both).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from torch import Tensor
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import flux
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import ImageOptions, given, square
+from flowrl.pipelines.shared.cards import ImageOptions, embedding, given, square
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.trajectory import Conditioning
 
@@ -40,12 +39,8 @@ class ChromaOptions(ImageOptions):
     out."""
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    """A prompt's T5 embedding `embeds` `[1, length, d]`, and `mask` `[1, length]`: 1 up to the first padding token."""
-    embeds, _ids, mask, *_none = p.pipe.encode_prompt(
-        [prompt], device=p.device, do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length
-    )
-    return {"embeds": embeds.to(p.dtype), "mask": mask.to(p.dtype)}
+_EMBED = embedding("embeds", "", "mask", cast=("embeds", "mask"), do_classifier_free_guidance=False)
+"""A prompt's T5 embedding `[1, length, d]`, and its mask `[1, length]`: 1 up to the first padding token."""
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -61,7 +56,7 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 FAMILY = Family(
     name="chroma", title="Chroma", network=ChromaTransformer2DModel, lora_targets=flux.LORA_TARGETS,
     options=ChromaOptions, encoders=("text_encoder",), length=LONGEST_PROMPT, own_size=square(128),
-    grid=flux.packed_grid, embed=_embed, arguments=_arguments, read=flux.read,
+    grid=flux.packed_grid, embed=_EMBED, arguments=_arguments, read=flux.read,
     conditioning=given("joint_attention_dim", mask=True), schedule=stock_schedules.by_image_size,
     positions=lambda p: {"ids": flux.token_ids(p.latent_shape).to(p.device)}, refuse=flux.refuse,
     longest=lambda card: LONGEST_PROMPT, attention=Attends(mask="bias"),

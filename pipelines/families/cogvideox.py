@@ -8,7 +8,6 @@ time (`use_dynamic_cfg`), and CogVideoX 1.5, which pads and drops latent frames.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusers import CogVideoXTransformer3DModel
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from flowrl.pipelines.families import sd
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.private_names import get_3d_rotary_pos_embed
 from flowrl.trajectory import Conditioning
@@ -25,26 +24,14 @@ LORA_TARGETS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 """The projections of the attention over text and video."""
 
 
-def _grid(config: Any) -> Grid:
-    return Grid(channels=config.in_channels, patch=config.patch_size, odd_frames=True)
-
-
 def _own_size(card: Card) -> Size:
     config, factor = card.network, card.factors[0]
     height, width = config.sample_height * factor, config.sample_width * factor
     return Size(height=height, width=width, num_frames=config.sample_frames, fps=8.0)
 
 
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    return common.pixels_per_latent(vae), int(vae.get("temporal_compression_ratio") or 4)
-
-
-def embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    """A prompt's embedding by a T5 encoder, padded."""
-    embeds, _none = p.pipe.encode_prompt(
-        [prompt], do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length, device=p.device
-    )
-    return {"embeds": embeds.to(p.dtype)}
+embed = embedding("embeds", do_classifier_free_guidance=False)
+"""A prompt's embedding by a T5 encoder, padded."""
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -106,7 +93,9 @@ def _tokens(card: Card, options: Any) -> int:
 
 FAMILY = Family(
     name="cogvideox", title="CogVideoX", network=CogVideoXTransformer3DModel, lora_targets=LORA_TARGETS,
-    options=VideoOptions, encoders=("text_encoder",), own_size=_own_size, grid=_grid, factors=_factors, embed=embed,
+    options=VideoOptions, encoders=("text_encoder",), own_size=_own_size,
+    grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, odd_frames=True),
+    factors=lambda vae: (common.pixels_per_latent(vae), int(vae.get("temporal_compression_ratio") or 4)), embed=embed,
     arguments=_arguments, read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
     constants=lambda p: sd.levels_on(p.device, stock_schedules.plain_config(p.pipe.scheduler.config)),
     positions=_positions, evaluate=sd.evaluate, schedule=sd.own_levels,

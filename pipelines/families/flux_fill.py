@@ -49,10 +49,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     return given | {"hidden_states": torch.cat([given["hidden_states"], cond.tensors["kept"]], dim=2)}
 
 
-def _grid(config: Any) -> Grid:
-    return Grid(channels=(config.out_channels or config.in_channels) // 4, patch=2)
-
-
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     channels, height, width = p.latent_shape
     kept = common.meta(1, height * width // 4, 4 * (channels + p.card.factors[0] ** 2))
@@ -72,6 +68,7 @@ def _refuse(card: Card) -> None:
 
 
 FAMILY = replace(
-    flux.FAMILY, name="flux_fill", title="FLUX.1 Fill", num_sources=(2, 2), grid=_grid, embed_sources=_embed_sources,
-    arguments=_arguments, conditioning=_conditioning, refuse=_refuse,
+    flux.FAMILY, name="flux_fill", title="FLUX.1 Fill", num_sources=(2, 2),
+    grid=lambda config: Grid(channels=(config.out_channels or config.in_channels) // 4, patch=2),
+    embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning, refuse=_refuse,
 )  # fmt: skip

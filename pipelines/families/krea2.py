@@ -26,9 +26,9 @@ from flowrl.pipelines.families.qwen_image import decode, encode, factors
 from flowrl.pipelines.families.z_image import guided_from_zero
 from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Card, Size
-from flowrl.pipelines.shared.common import pack
+from flowrl.pipelines.shared.common import Guidance, pack
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -74,15 +74,11 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {"embeds": embeds, "mask": torch.ones(1, tokens, dtype=torch.bool), "length_on_host": torch.tensor([tokens])}
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     distilled = bool(p.card.index.get("is_distilled"))
     return guided_from_zero(
-        p, network, cond, negative, scale, train_negative, distilled=distilled,
-        rule=lambda no, yes, w: linear_cfg(no, yes, 1 + w), apart=True,
-    )  # fmt: skip
+        p, asked, distilled=distilled, rule=lambda no, yes, w: linear_cfg(no, yes, 1 + w), apart=True
+    )
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:

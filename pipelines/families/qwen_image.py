@@ -26,7 +26,6 @@ from flowrl.pipelines.shared.cards import square
 from flowrl.pipelines.shared.common import pack, unpack
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 from flowrl.trajectory import Conditioning
 
@@ -86,13 +85,6 @@ def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
-    return common.two_pass_guidance(network, cond, negative, scale, train_negative, rule=rescaled_by_token, apart=True)
-
-
 def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
     """`qwen_norm_rescale` of unpacked outputs: norms are those of tokens."""
     return unpack(qwen_norm_rescale(pack(negative), pack(positive), scale), positive.shape[1:])
@@ -117,6 +109,7 @@ FAMILY = Family(
     name="qwen_image", title="Qwen-Image", network=QwenImageTransformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors,
     constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=conditioning,
-    guided=_guided, schedule=stock_schedules.by_image_size, decode=decode, encode=encode,
-    longest=lambda card: LONGEST_PROMPT, attention=Attends(mask="keys"),
+    guided=lambda p, asked: common.two_pass_guidance(asked, rule=rescaled_by_token, apart=True),
+    schedule=stock_schedules.by_image_size, decode=decode, encode=encode, longest=lambda card: LONGEST_PROMPT,
+    attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -151,6 +151,7 @@ def _tokens(card: Card, options: Any) -> int:
 FAMILY = replace(
     qwen_image.FAMILY, name="qwen_image_edit", title="Qwen-Image-Edit", options=QwenImageEditOptions, num_sources=None,
     sources_option="num_sources", count_sources=lambda card, options: (options.num_sources, options.num_sources),
-    source_size=lambda card, options, drawn: source_size(card, options),  # evaluations keep the sources of rollouts
+    # evaluations keep the sources of rollouts
+    source_size=lambda card, options, drawn: source_size(card, options),
     embed=_embed, conditioning=_conditioning, suits=_suits, tokens=_tokens,
 )  # fmt: skip

@@ -22,11 +22,12 @@ from torch import Tensor
 from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import sana, wan
-from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, given
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.private_names import sana_instruction
-from flowrl.trajectory import Conditioning, Schedule
+from flowrl.trajectory import Conditioning
 
 _STOCK = "SanaVideoPipeline"
 
@@ -85,11 +86,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     }  # fmt: skip
 
 
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" visits what the checkpoint's scheduler does, "linspace" is shifted once, from sigma 1."""
-    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift)
-
-
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
     """What latents are normalised by: Wan's autoencoder holds it in its configuration, LTX-2's among its weights."""
     vae = p.pipe.vae
@@ -130,8 +126,8 @@ def _prepare(p: FamilyPipeline) -> None:
 FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
     options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
-    embed=_embed, arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule,
+    embed=_embed, arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(),
     constants=_constants, decode=_decode, encode=wan.encode, refuse=_refuse, prepare=_prepare,
-    prepare_encoders=sana.prepare_gemma, check_scheduler=stock_schedules.check_flow_scheduler,
+    prepare_encoders=sana.prepare_gemma, check_scheduler=check_flow_scheduler,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

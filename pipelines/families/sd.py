@@ -53,9 +53,6 @@ def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
     return {"sample": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"]}
 
 
-# ---- diffusion models in flow coordinates ----------------------------------------------------------------------------
-
-
 def evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Velocity in float32 of latents in flow coordinates, at a timestep that need not be an integer."""
 
@@ -92,9 +89,6 @@ def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None
             "shift, or choose grid diffusers or linspace"
         )
     return stock_schedules.diffusion_levels(p.model, p.pipe.scheduler, num_steps, grid)
-
-
-# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 def _refuse(card: Card) -> None:

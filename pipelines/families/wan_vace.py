@@ -57,9 +57,6 @@ def _state(p: FamilyPipeline) -> tuple[int, ...]:
     return channels, p.options.num_references + frames, height, width
 
 
-# ---- conditioning ----------------------------------------------------------------------------------------------------
-
-
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """What control blocks read, `[1, 2 C + f^2, R + F', h, w]`: of R references, then of the clip."""
     frames, _rgb, height, width = p.image_shape
@@ -122,13 +119,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     return given
 
 
-# ---- autoencoder and checks ------------------------------------------------------------------------------------------
-
-
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    return wan.FAMILY.decode(p, z[:, :, p.options.num_references :])
-
-
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     if p.options.num_references:
         raise ValueError(
@@ -161,5 +151,6 @@ FAMILY = replace(
     wan.FAMILY, name="wan_vace", title="Wan VACE", network=WanVACETransformer3DModel, exact=("vae",),
     options=VaceOptions, clips=_CLIPS, embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning,
     count_sources=lambda card, options: (options.num_references, options.num_references + len(_CLIPS)), state=_state,
-    decode=_decode, encode=_encode, refuse=_refuse, suits=_suits, stock_class=lambda card, options: card.stock,
+    decode=lambda p, z: wan.FAMILY.decode(p, z[:, :, p.options.num_references :]), encode=_encode, refuse=_refuse,
+    suits=_suits, stock_class=lambda card, options: card.stock,
 )  # fmt: skip

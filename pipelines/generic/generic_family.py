@@ -191,19 +191,9 @@ class GenericFamily:
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
         attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> GenericPipeline:  # fmt: skip
-        """Loads a checkpoint from a folder or the hub, and tests whether its own call can be taken step by step.
-
-        Args:
-            model: folder or hub id.
-            dtype: of denoiser and text encoders; the autoencoder is float32.
-            device: where everything lives.
-            attention: "auto" or "native".
-            compile: "blocks" compiles the denoisers' repeated blocks.
-            how: `later` is not heeded, all is loaded at once.
-            options: fields of `VideoOptions`.
-
-        Raises ValueError: nothing loadable there, or a pipeline that is not reproduced, and why.
-        """
+        """Loads a checkpoint from a folder or the hub, and tests whether its own call can be taken step by step. All is
+        loaded at once: `how.later` is not heeded. Raises ValueError: nothing loadable there, or a pipeline that is not
+        reproduced, and why."""
         chosen = self.chosen(options)
         check_compile(compile, device)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")

@@ -118,17 +118,8 @@ def reached(*found: Any, **_: Any) -> Any:
 def evaluated(
     pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], timestep: Tensor, sigma: float
 ) -> Tensor:
-    """What the pipeline hands to its scheduler for latents at one level, guidance and all.
-
-    Args:
-        pipe: the stock pipeline.
-        encode: stands in for `encode_prompt`.
-        arguments: of its call, latents among them.
-        timestep: [1] as the scheduler would have it.
-        sigma: of the level.
-
-    Raises ValueError: it never came to a step.
-    """
+    """What the pipeline hands to its scheduler for latents at one level, guidance and all. Raises ValueError: it never
+    came to a step."""
     levels = torch.tensor([sigma, 0.0], device=timestep.device)
     scheduler = scheduler_like(pipe.scheduler, timestep, levels, reached)
     with common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode):
@@ -144,17 +135,8 @@ def asked(
     pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], denoisers: Sequence[nn.Module],
     negative: Callable[[], bool],
 ) -> Asked:  # fmt: skip
-    """What a stock call asks for; it ends where it would call its network.
-
-    Args:
-        pipe: the stock pipeline.
-        encode: stands in for `encode_prompt`.
-        arguments: of its call, without latents.
-        denoisers: its networks.
-        negative: whether `encode` was asked for a negative prompt.
-
-    Raises ValueError: latents or levels are not made where stock pipelines make them.
-    """
+    """What a stock call asks for; it ends where it would call its network. Raises ValueError: latents or levels are not
+    made where stock pipelines make them."""
     shapes: list[tuple[int, ...]] = []
     levels: list[dict[str, Any]] = []
     inner = copy(pipe.scheduler)

@@ -36,15 +36,8 @@ GUIDERS = ("ClassifierFreeGuidance",)
 
 
 def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
-    """Refuses a part that guides a stock pipeline otherwise than by a scale.
-
-    Args:
-        name: of the stock class of the pipeline.
-        kind: of the guider's.
-        config: of the guider, as far as it is known.
-
-    Raises ValueError: it is of another class, or is switched on for a part of the steps.
-    """
+    """Refuses a part that guides a stock pipeline otherwise than by a scale. Raises ValueError: it is of another class,
+    or is switched on for a part of the steps."""
     if kind not in GUIDERS or config.get("start", 0.0) != 0 or config.get("stop", 1.0) != 1:
         raise ValueError(
             f"{name} is guided by {kind}, which goes by the number of the step: give the folder a guider "
@@ -65,14 +58,8 @@ def takes_frames(taken: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def stock_class(name: str, model: str) -> Any:
-    """The stock class of a name; imports diffusers.
-
-    Args:
-        name: as `model_index.json` has it.
-        model: whose it is.
-
-    Raises ValueError: diffusers has none, or its call cannot be stepped from outside.
-    """
+    """The stock class of a name; imports diffusers. Raises ValueError: diffusers has none, or its call cannot be
+    stepped from outside."""
     import diffusers
 
     if "Modular" in name:

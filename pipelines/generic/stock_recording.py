@@ -128,16 +128,8 @@ class Recorder:
 
 
 def recorder(model: str, cls: Any, index: Mapping[str, Any], options: Any) -> Recorder:
-    """A stock pipeline of a folder's configurations, without weights.
-
-    Args:
-        model: folder.
-        cls: its stock class.
-        index: its `model_index.json`.
-        options: of the family.
-
-    Raises ValueError: a part cannot be made of what the folder holds.
-    """
+    """A stock pipeline of a folder's configurations, without weights. Raises ValueError: a part cannot be made of what
+    the folder holds."""
     calls: list[dict[str, Any]] = []
     denoisers: dict[str, nn.Module] = {}
     encoders, parts, sizes, uncounted = [], dict[str, Any](), dict[str, int](), []
@@ -171,8 +163,6 @@ def on_meta(value: Any) -> Any:
     """A value whose tensors have shapes, strides and dtypes alone."""
     return _each(value, lambda one: one.to("meta"))
 
-
-# ---- parts -----------------------------------------------------------------------------------------------------------
 
 _CPU = property(lambda self: torch.device("cpu"))
 """The device of what stands on none."""

@@ -49,8 +49,6 @@ def is_negative(name: str) -> bool:
     return "negative" in name or "uncond" in name
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
-
 BY_ROW = "by row"
 """How a thing is joined that does not grow with the rows in one of its dimensions: not at all."""
 

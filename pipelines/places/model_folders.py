@@ -68,14 +68,8 @@ def check_index(model: str, index: Mapping[str, Any]) -> None:
 def check_parts(
     model: str, index: Mapping[str, Any], *, needed: Collection[str] = (), given: Mapping[str, Any]
 ) -> None:
-    """Refuses a folder with weights that lacks a part.
-
-    Args:
-        model: the folder.
-        index: its model_index.json.
-        needed: parts that have to be there.
-        given: what is there of parts already; None of those that are not read.
-    """
+    """Refuses a folder with weights that lacks a part. Parts of `needed` have to be there, those of `given` are not
+    looked for."""
     if not any(_WEIGHTS.search(path.name) for path in Path(model).glob("*/*")):
         return  # small files alone, of which a plan can be made
     for part in needed:
@@ -185,8 +179,6 @@ def _texts(entry: Any) -> bool:
     """Whether an entry of the index names library and class."""
     return isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(one, str) and one for one in entry)
 
-
-# ---- files of a folder for another one -------------------------------------------------------------------------------
 
 SMALL = 2**28
 """Bytes of frozen parts that are copied rather than linked."""

@@ -107,17 +107,9 @@ def small_folder(model: str) -> str:
 def load_single(
     cls: Any, model: str, *, dtype: torch.dtype, exact: Sequence[str], options: Mapping[str, Any]
 ) -> Any:  # fmt: skip
-    """A stock pipeline of a single file, by `from_single_file` of its class.
-
-    Args:
-        cls: stock class.
-        model: the file.
-        dtype: of its parts.
-        exact: parts in float32.
-        options: parts that are there already, or None for those that are not read.
-
-    Raises ValueError: small files are missing, or weights are scaled.
-    """
+    """A stock pipeline of a single file, by `from_single_file` of its class. `options` are parts that are there
+    already, or None for those that are not read; those of `exact` are float32. Raises ValueError: small files are
+    missing, or weights are scaled."""
     import diffusers
 
     check_plain(model)

@@ -115,9 +115,6 @@ class Size:
     fps: float | None = None
 
 
-# ---- own sizes and factors that most families have -------------------------------------------------------------------
-
-
 def square(side: int) -> Callable[[Card], Size]:
     """An own size of so many latent pixels in height and width."""
     return lambda card: Size(height=side * card.factors[0], width=side * card.factors[0])
@@ -182,9 +179,6 @@ def tokens(grid: Grid, card: Card, size: Size, *, videos: bool) -> int:
     return math.prod(latent[1:]) // (grid.patch**2 * (grid.frame_patch if videos else 1))
 
 
-# ---- guidance and conditioning that most families have ---------------------------------------------------------------
-
-
 def two_passes(card: Card | None, scale: float) -> int:
     """Two where guidance is on, at any scale but 1."""
     return 1 if scale == 1 else 2
@@ -193,6 +187,10 @@ def two_passes(card: Card | None, scale: float) -> int:
 def one_pass(card: Card | None, scale: float) -> int:
     """One at every scale."""
     return 1
+
+
+Embed = Callable[[Any, str, Sequence[Tensor]], dict[str, Tensor]]
+"""Tensors of one row for a prompt and its source images, of a pipeline."""
 
 
 def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Callable[[Any, int], dict[str, Tensor]]:
@@ -215,7 +213,15 @@ def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Call
     return conditioning
 
 
-# ---- what can be read ------------------------------------------------------------------------------------------------
+def embedding(*names: str, cast: Sequence[str] = ("embeds", "pooled"), **options: Any) -> Embed:
+    """An `embed` by stock's `encode_prompt`: what it returns, in order, under these names; "" leaves a thing out."""
+
+    def embed(p: Any, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+        found = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length, **options)
+        named = {name: one for name, one in zip(names, found, strict=False) if name}
+        return {name: one.to(p.dtype) if name in cast else one for name, one in named.items()}
+
+    return embed
 
 
 def usual(network: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from flowrl.pipelines.weights.lora import lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning
-
-# ---- sizes -----------------------------------------------------------------------------------------------------------
 
 _SAME_SHAPE = 0.01
 """Relative difference of ratios of height to width that rounding of a smaller mask's sides explains."""
@@ -72,9 +71,6 @@ def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
         )
 
 
-# ---- the network and its guidance ------------------------------------------------------------------------------------
-
-
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
     """The network's arithmetic in a low dtype, while LoRA weights stay float32.
 
@@ -94,56 +90,52 @@ def _with_wide_products(region: AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-def two_pass_guidance(
-    network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative = True, *, rule: Rule = linear_cfg, apart: bool = False,
-) -> Velocity:  # fmt: skip
-    """Classifier-free guidance by a rule; scale 1 is the positive alone, for every rule.
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """What is asked of a family's guidance, as `Pipeline.guided` takes it."""
 
-    `train_negative` and `apart` are those of `flowrl.samplers.guidance.classifier_free_guidance`. Raises ValueError:
-    the scale asks for a negative prompt and there is none.
-    """
-    if scale == 1:
-        return conditioned(network, cond)
-    if negative is None:
-        raise ValueError(f"guidance at scale {scale} reads a negative prompt, and none was encoded")
+    network: Network
+    cond: Conditioning
+    negative: Conditioning | None
+    scale: float
+    train_negative: TrainNegative = True
+
+
+def two_pass_guidance(asked: Guidance, *, rule: Rule = linear_cfg, apart: bool = False) -> Velocity:
+    """Classifier-free guidance by a rule, as `flowrl.samplers.guidance.classifier_free_guidance`; scale 1 is the
+    positive alone, for every rule. Raises ValueError: the scale asks for a negative prompt and there is none."""
+    if asked.scale == 1:
+        return conditioned(asked.network, asked.cond)
+    if asked.negative is None:
+        raise ValueError(f"guidance at scale {asked.scale} reads a negative prompt, and none was encoded")
+    return halves(asked, rule=rule, apart=apart)
+
+
+def halves(asked: Guidance, *, rule: Rule, apart: bool = False) -> Velocity:
+    """Classifier-free guidance at any scale, of a positive and a negative half that are there."""
+    assert asked.negative is not None
     return classifier_free_guidance(
-        network, cond, negative, scale, rule=rule, train_negative=train_negative, apart=apart
-    )
+        asked.network, asked.cond, asked.negative, asked.scale, rule=rule, train_negative=asked.train_negative,
+        apart=apart,
+    )  # fmt: skip
 
 
-def distilled_guidance(network: Network, cond: Conditioning, scale: float, *, embeds: bool, model: str) -> Velocity:
+def distilled_guidance(asked: Guidance, *, embeds: bool, model: str) -> Velocity:
     """Guidance of a distilled model: the scale is an input of its network, or has to be 1. Raises ValueError: the
     network has no input for the scale, and would ignore it."""
     if embeds:
-        return conditioned(network, embedded_guidance(cond, scale))
-    if scale != 1:
+        return conditioned(asked.network, embedded_guidance(asked.cond, asked.scale))
+    if asked.scale != 1:
         raise ValueError(
-            f"{model} is distilled and has no guidance, got scale {scale:g}: set sampler.guidance_scale=1 and "
+            f"{model} is distilled and has no guidance, got scale {asked.scale:g}: set sampler.guidance_scale=1 and "
             "eval.guidance_scale=1"
         )
-    return conditioned(network, cond)
+    return conditioned(asked.network, asked.cond)
 
 
-Guided = Callable[[Any, Network, Conditioning, Conditioning | None, float, TrainNegative], Velocity]
-"""A family's guidance: pipeline, network, positive and negative conditioning, scale, training of the negative."""
-
-
-def two_pass(
-    p: Any, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
-    """Classifier-free guidance in two passes; scale 1 is one pass."""
-    return two_pass_guidance(network, cond, negative, scale, train_negative)
-
-
-def embedded(
-    p: Any, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def embedded(p: Any, asked: Guidance) -> Velocity:
     """The scale as an input of the network, or none where it has no such input; no negative prompt is read."""
-    embeds = bool(p.card.network.guidance_embeds)
-    return distilled_guidance(network, cond, scale, embeds=embeds, model=p.model)
+    return distilled_guidance(asked, embeds=bool(p.card.network.guidance_embeds), model=p.model)
 
 
 def pack(x: Tensor) -> Tensor:
@@ -163,9 +155,6 @@ def unpack(tokens: Tensor, shape: Sequence[int]) -> Tensor:
 def meta(*shape: int) -> Tensor:
     """A tensor without numbers in it."""
     return torch.empty(shape, device="meta")
-
-
-# ---- autoencoders ----------------------------------------------------------------------------------------------------
 
 
 def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:
@@ -230,9 +219,6 @@ def pixels_per_latent(vae: Mapping[str, Any], key: str = "block_out_channels", u
     return int(2 ** ((usual if levels is None else len(levels)) - 1))
 
 
-# ---- stock pipelines -----------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def standing_in(owner: Any, **members: Any) -> Iterator[None]:
     """Attributes of this object alone, taken back at the end; a stock pipeline's configuration hears nothing of it."""
@@ -245,9 +231,6 @@ def standing_in(owner: Any, **members: Any) -> Iterator[None]:
         for name in members:
             own.pop(name)
         own.update(before)
-
-
-# ---- LoRA ------------------------------------------------------------------------------------------------------------
 
 
 def takes_lora(cls: Any, part: str) -> bool:

@@ -57,15 +57,7 @@ SPLIT_FAMILIES = ("flux", "kontext", "flux2", "ltx_video", "qwen_image", "qwen_i
 def refuse_unsplit(
     family: ModelFamily, model: str, options: Mapping[str, Any], context: int, sizes: Sequence[Size | None]
 ) -> None:
-    """Refuses models whose tokens or heads do not divide by a number of processes, before weights load.
-
-    Args:
-        family: of the model.
-        model: folder or hub id.
-        options: of the family, `flowrl.training.parts.family_options`.
-        context: processes that share an image's tokens.
-        sizes: what is drawn; None where nothing is known.
-    """
+    """Refuses models whose tokens or heads do not divide by a number of processes, before weights load."""
     if family.name not in SPLIT_FAMILIES:
         raise ValueError(
             f"parallel.context is {context}, but diffusers has no plan how to split the tokens of family "
@@ -93,16 +85,8 @@ def refuse_unsplit(
 
 
 def image_tokens(family: Any, model: str, options: Mapping[str, Any], size: Size) -> dict[int, int]:
-    """Tokens of what is drawn and of its source images, by the number of source images that a prompt may have.
-
-    Args:
-        family: a `Family`.
-        model: folder or hub id of which something is known.
-        options: of the family.
-        size: what is drawn.
-
-    Raises ValueError: the model cannot draw this size.
-    """
+    """Tokens of what is drawn and of its source images, by the number of source images that a prompt may have. Raises
+    ValueError: the model cannot draw this size."""
     card, chosen, source = family.card(model), family.chosen(options), 0
     grid = family.grid(card.network)
     drawn = tokens(grid, card, size, videos=family.videos)
@@ -114,14 +98,8 @@ def image_tokens(family: Any, model: str, options: Mapping[str, Any], size: Size
 
 
 def share_tokens(pipeline: Any, mesh: DeviceMesh) -> None:
-    """Has the processes of a mesh with one dimension share the tokens of every image; LoRA is added before.
-
-    Args:
-        pipeline: a loaded `FamilyPipeline`.
-        mesh: this process's group.
-
-    Raises ValueError: the network's heads do not divide.
-    """
+    """Has the processes of a mesh with one dimension share the tokens of every image; LoRA is added before. Raises
+    ValueError: the network's heads do not divide."""
     for one in pipeline.sizes:
         one.context = mesh.size()
     settings = ContextParallelConfig(ulysses_degree=mesh.size())
@@ -159,9 +137,6 @@ def _drawn(size: Any, sources: int) -> str:
     frames = f" x {size.num_frames} frames" if size.num_frames else ""
     beside = "" if not sources else " with a source image" if sources == 1 else f" with {sources} source images"
     return f"{size.width} x {size.height}{frames}{beside}"
-
-
-# ---- attention -------------------------------------------------------------------------------------------------------
 
 
 def _attend(

@@ -99,7 +99,7 @@ class Family:
     """The denoiser's answer as latents."""
     evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = evaluated
     """Velocity in float32."""
-    guided: common.Guided = common.two_pass
+    guided: Callable[[FamilyPipeline, common.Guidance], Velocity] = lambda p, asked: common.two_pass_guidance(asked)
     """Guidance of a network."""
     passes: Callable[[Card | None, float], int] = cards.two_passes
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
@@ -457,7 +457,7 @@ class FamilyPipeline:
         train_negative: TrainNegative = True,
     ) -> Velocity:  # fmt: skip
         """The family's guidance of a network."""
-        return self.family.guided(self, network, cond, negative, scale, train_negative)
+        return self.family.guided(self, common.Guidance(network, cond, negative, scale, train_negative))
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Noise levels; grid "diffusers" is what the stock pipeline visits."""

@@ -11,13 +11,7 @@ from flowrl.pipelines.weights.full_weights import trained_names
 
 
 def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
-    """Refuses settings that do not go with training a network's own weights.
-
-    Args:
-        config: a run's settings, with `policy.train: full`.
-        known: the family of its model.
-        location: folder or hub id of its model.
-    """
+    """Refuses settings that do not go with training a network's own weights."""
     policy, pipeline = config.policy, config.pipeline
     if policy.init_lora is not None:
         raise ValueError(

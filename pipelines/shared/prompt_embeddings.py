@@ -109,11 +109,6 @@ def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int
 
     Where a CLIP encoder with its short context stands beside another one, the other's tokens are counted; where a
     processor of words and images stands in place of tokenizers, those of its own.
-
-    Args:
-        parts: of a stock pipeline, by name.
-        limit: tokens that are read.
-        prompts: texts.
     """
     found = [part for name, part in parts.items() if name.startswith("tokenizer") and part is not None]
     found = found or [part for part in (getattr(parts.get("processor"), "tokenizer", None),) if part is not None]

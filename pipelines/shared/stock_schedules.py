@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,10 +44,37 @@ def own_mu(config: Mapping[str, Any], num_tokens: int) -> float:
     )
 
 
-def by_image_size(p: Any, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """`stock_schedule` of a pipeline whose latents `[c, h, w]` are read as tokens of 2 x 2 pixels."""
-    config, (height, width) = p.pipe.scheduler.config, p.latent_shape[-2:]
-    return stock_schedule(config, num_steps, grid, own_mu(config, (height // 2) * (width // 2)), shift)
+Levels = Callable[[Any, int, str, float | None], Schedule]
+"""A family's noise levels, of its pipeline, a number of steps, a grid and a shift."""
+
+
+def shifted_by(tokens: Callable[[Any], int]) -> Levels:
+    """`stock_schedule` of a pipeline whose shift depends on a number of tokens."""
+
+    def schedule(p: Any, num_steps: int, grid: str, shift: float | None) -> Schedule:
+        config = p.pipe.scheduler.config
+        return stock_schedule(config, num_steps, grid, own_mu(config, tokens(p)), shift)
+
+    return schedule
+
+
+def squares(p: Any) -> int:
+    """Tokens of 2 x 2 pixels of latents `[c, h, w]`."""
+    return int((p.latent_shape[-2] // 2) * (p.latent_shape[-1] // 2))
+
+
+by_image_size = shifted_by(squares)
+
+
+def flow_levels_of(*, sigmas: str = "diffusers", tokens: Callable[[Any], int] | None = None) -> Levels:
+    """`flow_schedule` of a pipeline's own scheduler, whose shift may depend on a number of tokens."""
+
+    def schedule(p: Any, num_steps: int, grid: str, shift: float | None) -> Schedule:
+        scheduler = p.pipe.scheduler
+        mu = None if tokens is None else own_mu(scheduler.config, tokens(p))
+        return flow_schedule(scheduler, num_steps, grid, shift, sigmas=sigmas, mu=mu)
+
+    return schedule
 
 
 def stock_schedule(
@@ -55,17 +82,9 @@ def stock_schedule(
     *, visited: str = "linspace",
 ) -> Schedule:  # fmt: skip
     """The grid of a stock pipeline that hands `linspace(1, 1/T, T)` to its scheduler, under the name "diffusers" too.
-
-    Args:
-        config: of the scheduler.
-        num_steps: T.
-        grid: "diffusers" or "linspace".
-        mu: logarithm of the shift, where the scheduler shifts by resolution.
-        shift: takes the place of exp(mu), or of the scheduler's static shift.
-        visited: the grid that "diffusers" stands for, where the stock pipeline hands over something else or nothing.
-
-    Raises ValueError: another grid, or a shift that is not positive.
-    """
+    `mu` is the logarithm of the shift where the scheduler shifts by resolution, `shift` takes its place; `visited` is
+    the grid that "diffusers" stands for where the stock pipeline hands over something else or nothing. Raises
+    ValueError: another grid, or a shift that is not positive."""
     if shift is not None and not shift > 0:
         raise ValueError(
             f"shift must be positive, got {shift}: 1 leaves the grid unshifted, null takes the model's own"

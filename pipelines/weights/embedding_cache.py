@@ -43,14 +43,8 @@ def check_cache(folder: Path) -> None:
 
 
 def cache_of(p: Any, folder: Path, encoders: str, *, sources: bool) -> EmbeddingCache:
-    """The cache of a `FamilyPipeline`, of its prompts or of source images that are encoded apart from them.
-
-    Args:
-        p: the pipeline.
-        folder: of the cache.
-        encoders: what tells its encoders from others, a digest of their files.
-        sources: whether of source images.
-    """
+    """The cache of a `FamilyPipeline`, of its prompts or of source images that are encoded apart from them. `encoders`
+    tells its encoders from others, a digest of their files."""
     options = {name: value for name, value in asdict(p.options).items() if name not in _UNREAD}
     size: tuple[int, ...] = p.image_shape if sources else ()
     if not sources and (p.family.embed_sources is not None or not p.num_sources[1]):  # text alone has no size

@@ -284,14 +284,7 @@ def refuse_not_finite(tensors: Mapping[str, Tensor], what: str, advice: str) -> 
 
 def add_saved_lora(network: nn.Module, place: Path, stock: Stock | None = None) -> Policy:
     """Adds the LoRA of a file, a folder or a run to a network, with the rank, alpha and layers it was saved with.
-
-    Args:
-        network: that it was trained on.
-        place: as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
-        stock: likewise.
-
-    Raises ValueError: no LoRA there, or it does not bind to this network.
-    """
+    Raises ValueError: no LoRA there, or it does not bind to this network."""
     lora = read_lora(place, stock)
     refuse_other_network(network, lora)
     policy = Policy(network, rank=lora.rank, alpha=lora.alpha, targets=lora.layers, seed=0, variant=lora.variant)

@@ -161,6 +161,7 @@ def _converted(
     size, said = _size(given), ""
     reader = None if stock is None else _reader(stock)
     for attempt in _attempts(given) if reader is not None else ():
+        assert reader is not None
         try:
             found = _spelt(_without_alphas(reader(attempt)))
         except _READER_FAILS as error:

@@ -27,15 +27,8 @@ _NARROWEST = 32  # inputs or outputs
 
 
 def check_quantize(form: str, device: torch.device | str | None, *, compile: str = "none") -> None:
-    """Refuses a form of weights that cannot work, before weights load.
-
-    Args:
-        form: `pipeline.quantize`.
-        device: of the run; None leaves out what depends on this machine.
-        compile: `pipeline.compile`.
-
-    Raises ValueError: no such form; its library is not installed; on MPS; together with compiled blocks.
-    """
+    """Refuses a form of weights that cannot work, before weights load. A device of None leaves out what depends on this
+    machine. Raises ValueError: no such form; its library is not installed; on MPS; together with compiled blocks."""
     if form == "none":
         return
     if form not in LIBRARIES:
@@ -72,11 +65,6 @@ def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device
     """Quantises the large linear layers of blocks in place, each on the device and one after another.
 
     At no time does the device hold more than one of them as it was read; the rest of the network is left where it is.
-
-    Args:
-        blocks: the repeated blocks of a denoiser.
-        form: int8, fp8, nf4 or int8_bnb.
-        device: where the layers are quantised and stay.
 
     Returns:
         How many layers there were.
