@@ -186,8 +186,10 @@ class Trajectory:
             raise ValueError(
                 f"only trajectories with equal (kept, steps, mean is None, velocity is None) can be joined, got {kinds}"
             )
-        columns = {name: [getattr(part, name) for part in parts] for name in
-                   ("states", "log_prob", "final", "mean", "velocity")}  # fmt: skip
+        columns = {
+            name: [getattr(part, name) for part in parts]
+            for name in ("states", "log_prob", "final", "mean", "velocity")
+        }
         joined: dict[str, Any] = {
             name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
         }
@@ -276,8 +278,10 @@ class Sampled:
     mean: Float[Tensor, " M *latent"] | None = None
 
     def __post_init__(self) -> None:
-        columns = {name: tuple(getattr(self, name).shape) for name in
-                   ("source", "produced", "step", "sample", "group", "parent", "log_prob")}  # fmt: skip
+        columns = {
+            name: tuple(getattr(self, name).shape)
+            for name in ("source", "produced", "step", "sample", "group", "parent", "log_prob")
+        }
         ends = {name: tuple(getattr(self, name).shape) for name in ("finished_group", "finished_after")}
         if set(columns.values()) != {(len(self.step),)} or set(ends.values()) != {(len(self.finished),)}:
             raise ValueError(f"columns of transitions, and of finished latents, have equal lengths: {columns}, {ends}")

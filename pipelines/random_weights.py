@@ -35,9 +35,11 @@ _BIAS_STD = 0.02
 _PERIOD = 1_000_003
 """Normal numbers that are drawn; they repeat, from a place that depends on the weight. A prime: no rows agree."""
 _IMAGE_VAE = {
-    "down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2,
-}  # fmt: skip
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "block_out_channels": (128, 256, 512, 512),
+    "layers_per_block": 2,
+}
 _DEEP_VAE = {  # of Sana, 32 pixels to a latent's side
     "latent_channels": 32, "scaling_factor": 0.41407,
     "encoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,

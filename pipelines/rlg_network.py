@@ -73,9 +73,10 @@ def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None 
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several adapters are meant
         add_lora(network, config, name)
     own = {
-        portable_name(key.replace(f".{name}.", ".")): parameter for key, parameter in network.named_parameters()
+        portable_name(key.replace(f".{name}.", ".")): parameter
+        for key, parameter in network.named_parameters()
         if "lora_" in key and f".{name}." in key
-    }  # fmt: skip
+    }
     check_same(own, lora.tensors, what=f"the LoRA in {place}")
     for key, parameter in own.items():
         parameter.requires_grad_(False)

@@ -208,4 +208,4 @@ def sample_branches(
         ),
         finished_group=group.repeat_interleave(len(strides)),
         finished_after=row.repeat_interleave(len(strides)),
-    )  # fmt: skip
+    )

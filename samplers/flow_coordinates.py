@@ -203,7 +203,7 @@ def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset
 
 def diffusion_schedule(
     config: Mapping[str, Any], num_steps: int, *, grid: str = "diffusers", timesteps: Sequence[float] | None = None
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """The noise levels that a diffusers scheduler visits, in flow coordinates.
 
     The last step ends at clean data (sigma 0), as with set_alpha_to_one. Stable Diffusion 1's published schedulers end

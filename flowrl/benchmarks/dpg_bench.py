@@ -99,8 +99,10 @@ def boxes(size: tuple[int, int], count: int = 4) -> list[tuple[int, int, int, in
     ValueError: sides that are odd, or a count that is not 1 to 4."""
     width, height = size
     if width % 2 or height % 2 or not 1 <= count <= 4:
-        raise ValueError(f"an image of DPG-Bench is a grid of 2 x 2 samples, of which 1 to 4 are used, got {width} x "
-                         f"{height} pixels and {count}.")  # fmt: skip
+        raise ValueError(
+            f"an image of DPG-Bench is a grid of 2 x 2 samples, of which 1 to 4 are used, got {width} x "
+            f"{height} pixels and {count}."
+        )
     w, h = width // 2, height // 2
     return [(x, y, x + w, y + h) for y in (0, h) for x in (0, w)][:count]
 

@@ -110,8 +110,9 @@ def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
             )
     entries = [
         Entry(prompt=row["prompt_en"], dimensions=tuple(row["dimension"]), record=row)
-        for row in rows if wanted & set(row["dimension"])
-    ]  # fmt: skip
+        for row in rows
+        if wanted & set(row["dimension"])
+    ]
     if lacking := wanted.difference(*(entry.dimensions for entry in entries)):
         raise ValueError(f"{path} has no prompt for {', '.join(sorted(lacking))}: leave out these dimensions.")
     for entry in entries:
@@ -174,8 +175,9 @@ def aggregate(scores: Mapping[str, float]) -> dict[str, float]:
     """Quality, semantic and total score of the dimensions' scores; those are left out that lack a dimension."""
     return {
         name: sum(share * normalised(dimension, scores[dimension]) for dimension, share in shares(name).items())
-        for name in SUMS if shares(name).keys() <= scores.keys()
-    }  # fmt: skip
+        for name in SUMS
+        if shares(name).keys() <= scores.keys()
+    }
 
 
 def intervals(
@@ -206,9 +208,11 @@ def intervals(
 def _of_dimension(name: str, own: Measured, entries: Sequence[Entry], base: Measured | None) -> Interval | None:
     keys = [
         (entry.prompt, file)
-        for entry in entries if name in entry.dimensions for sample in range(VIDEOS)
+        for entry in entries
+        if name in entry.dimensions
+        for sample in range(VIDEOS)
         if (file := video_name(entry.prompt, sample)) in own.videos and (base is None or file in base.videos)
-    ]  # fmt: skip
+    ]
     if not keys:
         return None
     sides = [np.array([side.videos[file] for _, file in keys]) for side in (own, base) if side is not None]
@@ -217,9 +221,11 @@ def _of_dimension(name: str, own: Measured, entries: Sequence[Entry], base: Meas
 
 
 def _of_sum(
-    share_of: Mapping[str, float], measured: Mapping[str, Measured], entries: Sequence[Entry],
+    share_of: Mapping[str, float],
+    measured: Mapping[str, Measured],
+    entries: Sequence[Entry],
     base: Mapping[str, Measured] | None,
-) -> Interval | None:  # fmt: skip
+) -> Interval | None:
     """The sum over strata of the means of what their videos contribute."""
     sides = [measured, *([base] if base is not None else [])]
     found = _whole_videos(share_of, sides, entries)

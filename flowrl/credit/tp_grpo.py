@@ -111,9 +111,7 @@ class TpGrpo:
         ValueError: there are several channels, or as `values_of`."""
         one_channel(reward_KF, "tp_grpo")
         values = values_of(sampled, reward_KF)[0].double()
-        flags = turning_points(
-            values, self.constrained, local_flip=self.local_flip, positive_only=self.positive_only
-        )  # fmt: skip
+        flags = turning_points(values, self.constrained, local_flip=self.local_flip, positive_only=self.positive_only)
         if self.balance:
             whole = balanced(context.gather(flags), context.gather(values))
             flags = whole[context.rank * len(flags) : (context.rank + 1) * len(flags)]

@@ -43,8 +43,10 @@ def steps_of(sampled: Sampled) -> Int[Tensor, " b n"]:
             f"sample; got samples {sampled.sample[:16].tolist()} ... Branches and trees have methods of their own"
         )
     if bool((sampled.parent != torch.where(row % count == 0, -1, row - 1)).any()):
-        raise ValueError("this credit method needs trajectories, in which every step follows the one before: "
-                         f"got parents {sampled.parent[:16].tolist()} ...")  # fmt: skip
+        raise ValueError(
+            "this credit method needs trajectories, in which every step follows the one before: "
+            f"got parents {sampled.parent[:16].tolist()} ..."
+        )
     return sampled.step.reshape(-1, count)
 
 

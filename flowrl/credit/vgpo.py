@@ -76,6 +76,8 @@ class Vgpo:
             return torch.where(valid, values, without).flatten().to(reward_KF.dtype)
 
         return Credit(
-            raw=column(action_value, torch.nan)[None], norm=norm_by_step(sampled), scale=column(scale, 1.0),
+            raw=column(action_value, torch.nan)[None],
+            norm=norm_by_step(sampled),
+            scale=column(scale, 1.0),
             offset=column(offset, 0.0),
-        )  # fmt: skip
+        )

@@ -58,8 +58,11 @@ def _check_folder(folder: Path, stems: Mapping[str, str]) -> None:
     one_kind = len({_DIGITS.sub("", stem) for _, stem in numbered}) < 2
     if one_kind and not any(_DECIMAL.search(stem) for _, stem in numbered):
         return
-    twice = [(one, other) for (one, before), (other, after) in pairwise(numbered)
-             if [*map(int, _DIGITS.findall(after))] < [*map(int, _DIGITS.findall(before))]]  # fmt: skip
+    twice = [
+        (one, other)
+        for (one, before), (other, after) in pairwise(numbered)
+        if [*map(int, _DIGITS.findall(after))] < [*map(int, _DIGITS.findall(before))]
+    ]
     letters = sorted(name for name, _ in numbered)
     twice += [(one, other) for one, (other, _) in zip(letters, numbered, strict=True) if one != other]
     for one, other in twice[:1]:

@@ -305,7 +305,7 @@ class Crd:
         rho = old_error - new_error
         value = centred_distillation(
             rho, r, matched.group, beta=self.beta, loss=self.loss, temperature=self.temperature
-        )  # fmt: skip
+        )
         scale = self.advantage_range / self.beta if self.published_scale else 1.0
         return _finish(matched, value * scale, implicit_reward=rho, optimality=r)
 

@@ -195,7 +195,5 @@ def _check_count(name: str, count: int, num_steps: int) -> None:
         raise ValueError(f"{name} trains between 1 and {num_steps} steps here, got count {count}")
 
 
-PATHS: dict[str, type[Any]] = {
-    "refl": Refl, "draft": Draft, "alignprop": AlignProp, "drtune": DrTune,
-}  # fmt: skip
+PATHS: dict[str, type[Any]] = {"refl": Refl, "draft": Draft, "alignprop": AlignProp, "drtune": DrTune}
 """Options of a path; called with `(num_steps, seed=, iteration=)` they give it."""

@@ -122,7 +122,7 @@ class Clip:
         """Loss of each row."""
         return clipped_surrogate(
             scored.log_ratio, scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
-        )  # fmt: skip
+        )
 
     def cut(self, scored: Scored) -> Bool[Tensor, " b"]:
         """Rows beyond their range, in the direction of their advantage."""
@@ -263,9 +263,12 @@ def sequence_coefficients(
     advantages or ranges differ within a sample under "sequence".
     """
     check_columns(
-        log_ratio_M=log_ratio_M, sample_M=sample_M, advantage_M=advantage_M,
-        clip_low_M=clip_low_M, clip_high_M=clip_high_M,
-    )  # fmt: skip
+        log_ratio_M=log_ratio_M,
+        sample_M=sample_M,
+        advantage_M=advantage_M,
+        clip_low_M=clip_low_M,
+        clip_high_M=clip_high_M,
+    )
     if kind not in ("sequence", "mixed"):
         raise ValueError(f"kind is sequence or mixed, got {kind!r}")
     if bool((sample_M < 0).any()):

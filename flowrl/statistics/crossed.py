@@ -164,8 +164,9 @@ def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: boo
     score_S = sum(weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, parts.values(), strict=True))
     mean, count = float(np.mean(score_S)), len(np.asarray(score_S))
     if count == 1:
-        return Estimate(interval=score_of(parts, ends, by_task=by_task), seeds=point(mean), p=math.nan,
-                        detectable=math.nan)  # fmt: skip
+        return Estimate(
+            interval=score_of(parts, ends, by_task=by_task), seeds=point(mean), p=math.nan, detectable=math.nan
+        )
     spread = float(np.std(score_S, ddof=1))
     if ends is not None:
         spread = max(spread, ROUNDING / sum(len(unit_N) for _, unit_N in parts.values()))
@@ -176,7 +177,7 @@ def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: boo
         seeds=student(Part(mean=mean, centre=mean, variance=error**2, degrees=count - 1)),
         p=_student_p(mean, error, count - 1),
         detectable=error * _least_noncentrality(count - 1),
-    )  # fmt: skip
+    )
 
 
 def _crossed(

@@ -69,9 +69,12 @@ class Part:
 
 
 def mean_interval(
-    values: ArrayLike, clusters: Sequence[Hashable] | np.ndarray | None = None, *, ends: Ends | None = VERDICTS,
+    values: ArrayLike,
+    clusters: Sequence[Hashable] | np.ndarray | None = None,
+    *,
+    ends: Ends | None = VERDICTS,
     level: float = LEVEL,
-) -> Interval:  # fmt: skip
+) -> Interval:
     """Mean of `values` [N] (booleans count as 0 and 1) with its interval of coverage `level`.
 
     Args:
@@ -327,8 +330,9 @@ def combined(parts: Sequence[Part], weights: Sequence[float]) -> Part:
     return Part(
         mean=sum(weight * part.mean for weight, part in zip(weights, parts, strict=True)),
         centre=sum(weight * part.centre for weight, part in zip(weights, parts, strict=True)),
-        variance=sum(shares), degrees=sum(shares) ** 2 / squares if squares > 0 else math.inf,
-    )  # fmt: skip
+        variance=sum(shares),
+        degrees=sum(shares) ** 2 / squares if squares > 0 else math.inf,
+    )
 
 
 def student(part: Part, ends: Ends | None = None, level: float = LEVEL) -> Interval:
@@ -358,9 +362,12 @@ def by_key(rows: Rows) -> dict[Key, ScoreRow]:
 
 
 def _interval(
-    tasks: Sequence[tuple[Values, Units]], weights: Sequence[float], held: Sequence[int], ends: Ends | None,
+    tasks: Sequence[tuple[Values, Units]],
+    weights: Sequence[float],
+    held: Sequence[int],
+    ends: Ends | None,
     level: float,
-) -> Interval:  # fmt: skip
+) -> Interval:
     if sum(held) == 1 and ends == VERDICTS:
         return _share(*tasks[0], level)
     parts = [part_of(*task, ends, extra) for task, extra in zip(tasks, added_images(ends, held), strict=True)]

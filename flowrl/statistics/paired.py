@@ -56,9 +56,11 @@ def summarise(rows: Rows, *, order: Sequence[str] = ()) -> Summary:
     """Means of values with 95 % intervals; tasks of `order` first, others after them by name."""
     listed = list(rows)
     return Summary(
-        macro=stratified_score(listed), micro=pooled(listed), any_correct=pooled(best_of_prompt(listed)),
+        macro=stratified_score(listed),
+        micro=pooled(listed),
+        any_correct=pooled(best_of_prompt(listed)),
         tasks=_ordered(task_scores(listed), order),
-    )  # fmt: skip
+    )
 
 
 def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparison:

@@ -64,9 +64,10 @@ def factor_of_pairs(pairs: int) -> float:
 def widened(interval: Interval, factor: float) -> Interval:
     """The interval with both arms longer by the factor."""
     return Interval(
-        mean=interval.mean, low=interval.mean - factor * (interval.mean - interval.low),
+        mean=interval.mean,
+        low=interval.mean - factor * (interval.mean - interval.low),
         high=interval.mean + factor * (interval.high - interval.mean),
-    )  # fmt: skip
+    )
 
 
 def rank_sets(count: int, differences: Mapping[tuple[int, int], Interval]) -> list[tuple[int, int]]:

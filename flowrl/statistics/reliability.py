@@ -249,9 +249,11 @@ def order_bias(first_shown: ArrayLike, other_order: ArrayLike, groups: ArrayLike
         return OrderBias(count=0, failed=failed, first_wins=UNKNOWN, agreement=UNKNOWN)
     a, b = (0.5 + 0.5 * np.sign(part - 0.5) for part in (a, b))
     return OrderBias(
-        count=len(a), failed=failed, first_wins=mean_interval((a + b - 1) / 2, group, ends=None),
+        count=len(a),
+        failed=failed,
+        first_wins=mean_interval((a + b - 1) / 2, group, ends=None),
         agreement=mean_interval(1 - np.abs(a + b - 1), group),
-    )  # fmt: skip
+    )
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Interval:

@@ -23,8 +23,11 @@ FPS = 8
 """Frames per second."""
 
 DIRECTIONS: dict[str, tuple[float, float]] = {
-    "left": (-1.0, 0.0), "right": (1.0, 0.0), "up": (0.0, -1.0), "down": (0.0, 1.0),
-}  # fmt: skip
+    "left": (-1.0, 0.0),
+    "right": (1.0, 0.0),
+    "up": (0.0, -1.0),
+    "down": (0.0, 1.0),
+}
 """Name -> unit step (x, y); y points down."""
 
 WORDS = ("moving", "up", "down")

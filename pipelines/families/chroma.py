@@ -47,10 +47,13 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     embeds, mask, ids, tokens = cond.tensors["embeds"], cond.tensors["mask"], p.positions["ids"], common.pack(x)
     read = torch.cat([mask, mask.new_ones(len(mask), tokens.shape[1])], dim=1)
     return {
-        "hidden_states": tokens, "timestep": timestep / 1000, "encoder_hidden_states": embeds,
-        "txt_ids": ids.new_zeros(embeds.shape[1], 3), "img_ids": ids,
+        "hidden_states": tokens,
+        "timestep": timestep / 1000,
+        "encoder_hidden_states": embeds,
+        "txt_ids": ids.new_zeros(embeds.shape[1], 3),
+        "img_ids": ids,
         "attention_mask": read.bool() if p.options.masking == "hidden" else read,
-    }  # fmt: skip
+    }
 
 
 FAMILY = Family(

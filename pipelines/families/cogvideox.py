@@ -37,9 +37,11 @@ embed = embedding("embeds", do_classifier_free_guidance=False)
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     rotary = (p.positions["cos"], p.positions["sin"]) if p.positions else None
     return {
-        "hidden_states": x.transpose(1, 2), "encoder_hidden_states": cond.tensors["embeds"], "timestep": timestep,
+        "hidden_states": x.transpose(1, 2),
+        "encoder_hidden_states": cond.tensors["embeds"],
+        "timestep": timestep,
         "image_rotary_emb": rotary,
-    }  # fmt: skip
+    }
 
 
 def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
@@ -57,9 +59,12 @@ def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
     kept = round(rows * ratio), round(columns * ratio)
     start = round((own_rows - kept[0]) / 2), round((own_columns - kept[1]) / 2)
     cos, sin = get_3d_rotary_pos_embed(
-        embed_dim=config.attention_head_dim, crops_coords=(start, (start[0] + kept[0], start[1] + kept[1])),
-        grid_size=(rows, columns), temporal_size=frames, device=p.device,
-    )  # fmt: skip
+        embed_dim=config.attention_head_dim,
+        crops_coords=(start, (start[0] + kept[0], start[1] + kept[1])),
+        grid_size=(rows, columns),
+        temporal_size=frames,
+        device=p.device,
+    )
     return {"cos": cos, "sin": sin}
 
 

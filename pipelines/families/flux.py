@@ -20,9 +20,7 @@ from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
 
-LORA_TARGETS = (
-    *JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
-)  # fmt: skip
+LORA_TARGETS = (*JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 """Attention of all blocks and the feed-forward layers of the double-stream ones, as Flow-GRPO trains FLUX."""
 
 LENGTH, LENGTH_SCHNELL = 512, 256

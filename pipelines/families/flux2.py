@@ -68,10 +68,13 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     text_ids = torch.zeros(embeds.shape[1], 4, device=embeds.device)
     text_ids[:, 3] = torch.arange(embeds.shape[1], device=embeds.device)
     return {
-        "hidden_states": tokens, "timestep": timestep / 1000, "guidance": cond.tensors.get("guidance"),
-        "encoder_hidden_states": embeds, "txt_ids": text_ids[None],
+        "hidden_states": tokens,
+        "timestep": timestep / 1000,
+        "guidance": cond.tensors.get("guidance"),
+        "encoder_hidden_states": embeds,
+        "txt_ids": text_ids[None],
         "img_ids": p.positions["ids"][None, : tokens.shape[1]],
-    }  # fmt: skip
+    }
 
 
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:

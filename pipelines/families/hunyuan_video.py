@@ -27,10 +27,13 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     """In low precision the network reads 1000 * scale rounded: 6 becomes 6016 in bfloat16, as in stock."""
     tensors = cond.tensors
     return {
-        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": tensors["embeds"],
-        "encoder_attention_mask": tensors["mask"], "pooled_projections": tensors["pooled"],
+        "hidden_states": x,
+        "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"],
+        "encoder_attention_mask": tensors["mask"],
+        "pooled_projections": tensors["pooled"],
         "guidance": tensors["guidance"].to(p.dtype) * 1000.0,
-    }  # fmt: skip
+    }
 
 
 def _refuse(card: Card) -> None:

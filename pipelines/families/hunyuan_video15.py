@@ -51,20 +51,25 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     config = p.card.network
     return {
-        "embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens),
-        "glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS),
-    }  # fmt: skip
+        "embeds": common.meta(1, tokens, config.text_embed_dim),
+        "mask": common.meta(1, tokens),
+        "glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim),
+        "glyph_mask": common.meta(1, _GLYPHS),
+    }
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """Beside the noisy channels stand those of a first frame and a mask that says that there is none."""
     tensors, (b, channels, *rest) = cond.tensors, x.shape
     return {
-        "hidden_states": cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1), "timestep": timestep,
-        "encoder_hidden_states": tensors["embeds"], "encoder_attention_mask": tensors["mask"],
-        "encoder_hidden_states_2": tensors["glyphs"], "encoder_attention_mask_2": tensors["glyph_mask"],
+        "hidden_states": cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1),
+        "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"],
+        "encoder_attention_mask": tensors["mask"],
+        "encoder_hidden_states_2": tensors["glyphs"],
+        "encoder_attention_mask_2": tensors["glyph_mask"],
         "image_embeds": x.new_zeros(b, 0, p.card.network.image_embed_dim),
-    }  # fmt: skip
+    }
 
 
 def _check_guider(model: str, config: Mapping[str, Any]) -> None:

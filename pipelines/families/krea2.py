@@ -62,10 +62,12 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     rows, columns = (torch.arange(side // 2, device=x.device) for side in (height, width))
     places = torch.cartesian_prod(rows.new_zeros(1), rows, columns).float()
     return {
-        "hidden_states": pack(x), "timestep": timestep / 1000,
-        "encoder_hidden_states": cond.tensors["embeds"][:, :longest], "encoder_attention_mask": mask,
+        "hidden_states": pack(x),
+        "timestep": timestep / 1000,
+        "encoder_hidden_states": cond.tensors["embeds"][:, :longest],
+        "encoder_attention_mask": mask,
         "position_ids": torch.cat([places.new_zeros(longest, 3), places]),
-    }  # fmt: skip
+    }
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:

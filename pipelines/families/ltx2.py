@@ -132,8 +132,10 @@ def _of_each_kind(negative: Tensor, positive: Tensor, scale: float, *, count: in
     """Linear guidance of the first `count` tokens, and of the others at the sound's scale."""
     if sound is None:
         return linear_cfg(negative, positive, scale)
-    parts = [linear_cfg(negative[:, part], positive[:, part], own)
-             for part, own in ((slice(None, count), scale), (slice(count, None), sound))]  # fmt: skip
+    parts = [
+        linear_cfg(negative[:, part], positive[:, part], own)
+        for part, own in ((slice(None, count), scale), (slice(count, None), sound))
+    ]
     return torch.cat(parts, dim=1)
 
 

@@ -62,9 +62,11 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     return {
-        "hidden_states": x, "timestep": 1 - timestep / 1000, "encoder_hidden_states": cond.tensors["embeds"],
+        "hidden_states": x,
+        "timestep": 1 - timestep / 1000,
+        "encoder_hidden_states": cond.tensors["embeds"],
         "encoder_attention_mask": cond.tensors["mask"],
-    }  # fmt: skip
+    }
 
 
 class AllRead(Tensor):

@@ -29,9 +29,7 @@ from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 from flowrl.trajectory import Conditioning
 
-LORA_TARGETS = (
-    *JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
-)  # fmt: skip
+LORA_TARGETS = (*JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 """Joint attention and both streams' MLPs, as published RL recipes of Qwen-Image train them (rank 64, alpha 128).
 
 The last block's text output is read by nothing: there `add_q_proj`, `to_add_out` and `txt_mlp` never get a gradient.
@@ -51,8 +49,10 @@ def padded(embeds: Tensor, length: int) -> dict[str, Tensor]:
     n = embeds.shape[1]
     mask = (torch.arange(length, device=embeds.device) < n)[None]
     return {
-        "embeds": nn.functional.pad(embeds, (0, 0, 0, length - n)), "mask": mask, "length_on_host": torch.tensor([n])
-    }  # fmt: skip
+        "embeds": nn.functional.pad(embeds, (0, 0, 0, length - n)),
+        "mask": mask,
+        "length_on_host": torch.tensor([n]),
+    }
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -66,10 +66,12 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
         given = pack(sources.flatten(0, 1)).unflatten(0, (b, count)).flatten(1, 2)
         tokens, shapes = torch.cat([tokens, given], dim=1), [*shapes, *[_rows_and_columns(sources)] * count]
     return {
-        "hidden_states": tokens, "timestep": timestep / 1000,
+        "hidden_states": tokens,
+        "timestep": timestep / 1000,
         "encoder_hidden_states": cond.tensors["embeds"][:, :longest],
-        "encoder_hidden_states_mask": mask, "img_shapes": [shapes] * len(x),
-    }  # fmt: skip
+        "encoder_hidden_states_mask": mask,
+        "img_shapes": [shapes] * len(x),
+    }
 
 
 def _rows_and_columns(x: Tensor) -> tuple[int, int, int]:
@@ -81,8 +83,9 @@ def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     """What a prompt gives, without numbers but with its mask and length."""
     return {
         "embeds": common.meta(1, tokens, p.card.network.joint_attention_dim),
-        "mask": torch.ones(1, tokens, dtype=torch.bool), "length_on_host": torch.tensor([tokens]),
-    }  # fmt: skip
+        "mask": torch.ones(1, tokens, dtype=torch.bool),
+        "length_on_host": torch.tensor([tokens]),
+    }
 
 
 def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:

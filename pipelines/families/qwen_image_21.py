@@ -63,10 +63,12 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     places = torch.arange(n + height * width // SLOT, device="cpu" if x.is_meta else x.device)
     marks = (places >= n)[None].expand(len(x), -1)
     return {
-        "hidden_states": x.flatten(2).transpose(1, 2), "timestep": timestep / 1000,
-        "encoder_hidden_states": cond.tensors["embeds"][:, :n], "img_shapes": [[(1, height, width)]] * len(x),
+        "hidden_states": x.flatten(2).transpose(1, 2),
+        "timestep": timestep / 1000,
+        "encoder_hidden_states": cond.tensors["embeds"][:, :n],
+        "img_shapes": [[(1, height, width)]] * len(x),
         "img_mask": marks.as_subclass(Marks) if x.is_meta else marks,
-    }  # fmt: skip
+    }
 
 
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:

@@ -41,17 +41,22 @@ class SanaOptions(ImageOptions):
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     embeds, mask, _none, _none = p.pipe.encode_prompt(
-        [prompt], do_classifier_free_guidance=False, device=p.device, max_sequence_length=p.max_sequence_length,
+        [prompt],
+        do_classifier_free_guidance=False,
+        device=p.device,
+        max_sequence_length=p.max_sequence_length,
         complex_human_instruction=sana_instruction() if prompt and p.options.instruction else None,
-    )  # fmt: skip
+    )
     return {"embeds": embeds.to(p.dtype), "mask": mask}
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     return {
-        "hidden_states": x, "encoder_hidden_states": cond.tensors["embeds"],
-        "encoder_attention_mask": cond.tensors["mask"], "timestep": timestep * p.card.network.timestep_scale,
-    }  # fmt: skip
+        "hidden_states": x,
+        "encoder_hidden_states": cond.tensors["embeds"],
+        "encoder_attention_mask": cond.tensors["mask"],
+        "timestep": timestep * p.card.network.timestep_scale,
+    }
 
 
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:

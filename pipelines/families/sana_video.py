@@ -73,17 +73,22 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
     alone, score = prompt in ("", p.options.negative_prompt), p.options.motion_score
     text = prompt if alone or score is None else f"{prompt} motion score: {score}."
     embeds, mask, _none, _nomask = p.pipe.encode_prompt(
-        [text], do_classifier_free_guidance=False, device=p.device, max_sequence_length=p.max_sequence_length,
+        [text],
+        do_classifier_free_guidance=False,
+        device=p.device,
+        max_sequence_length=p.max_sequence_length,
         complex_human_instruction=None if alone or not p.options.instruction else sana_instruction(_STOCK),
-    )  # fmt: skip
+    )
     return {"embeds": embeds.to(p.dtype), "mask": mask}
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     return {
-        "hidden_states": x, "encoder_hidden_states": cond.tensors["embeds"],
-        "encoder_attention_mask": cond.tensors["mask"], "timestep": timestep,
-    }  # fmt: skip
+        "hidden_states": x,
+        "encoder_hidden_states": cond.tensors["embeds"],
+        "encoder_attention_mask": cond.tensors["mask"],
+        "timestep": timestep,
+    }
 
 
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:

@@ -44,9 +44,11 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     tensors = cond.tensors
     return {
-        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": tensors["embeds"],
+        "hidden_states": x,
+        "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"],
         "pooled_projections": tensors["pooled"],
-    }  # fmt: skip
+    }
 
 
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:

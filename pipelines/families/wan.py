@@ -112,9 +112,11 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
         timestep = timestep[:, None].repeat(1, x.shape[2] // patch[0] * tokens)
         timestep[:, :tokens] = 0
     return {
-        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": tensors["embeds"],
+        "hidden_states": x,
+        "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"],
         "encoder_hidden_states_image": tensors.get("image"),
-    }  # fmt: skip
+    }
 
 
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:

@@ -132,9 +132,12 @@ def evaluated(
 
 
 def asked(
-    pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], denoisers: Sequence[nn.Module],
+    pipe: Any,
+    encode: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    denoisers: Sequence[nn.Module],
     negative: Callable[[], bool],
-) -> Asked:  # fmt: skip
+) -> Asked:
     """What a stock call asks for; it ends where it would call its network. Raises ValueError: latents or levels are not
     made where stock pipelines make them."""
     shapes: list[tuple[int, ...]] = []

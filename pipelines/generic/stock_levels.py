@@ -136,8 +136,11 @@ class Levels:
         mu = named.get("mu")
         if grid == "linspace" and not self.inverted:
             own = config.get("flow_shift", config.get("shift", 1.0)) or 1.0
-            plain = {**config, "shift": own} if name.startswith("FlowMatch") else {
-                "shift": own, "num_train_timesteps": config.get("num_train_timesteps", 1000)}  # fmt: skip
+            plain = (
+                {**config, "shift": own}
+                if name.startswith("FlowMatch")
+                else {"shift": own, "num_train_timesteps": config.get("num_train_timesteps", 1000)}
+            )
             return stock_schedules.stock_schedule(plain, num_steps, grid, mu, shift)
         if grid != "diffusers":
             raise ValueError(f"a generic pipeline with {name} has the grid diffusers, or linspace; got {grid!r}")

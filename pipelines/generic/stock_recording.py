@@ -103,9 +103,12 @@ class Recorder:
         size = _drawn(type(p.pipe).__name__, made, videos=p.videos)
         p.check_drawn(size[:2])
         return Recorded(
-            call=call, size=size, vae=p.pipe.vae, decoded=(args, named),
+            call=call,
+            size=size,
+            vae=p.pipe.vae,
+            decoded=(args, named),
             text=read.shape[1] if isinstance(read, Tensor) and read.ndim == 3 else None,
-        )  # fmt: skip
+        )
 
     def _decoding(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the decoding of one sample; the call ends there."""

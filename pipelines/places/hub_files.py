@@ -133,9 +133,10 @@ def model_card(model: str) -> ModelCard | None:
             data: Any = info.card_data or {}
             licence = data.get("license_name") or data.get("license")
             _CARDS[key] = ModelCard(
-                licence=licence if isinstance(licence, str) else None, gated=bool(info.gated),
+                licence=licence if isinstance(licence, str) else None,
+                gated=bool(info.gated),
                 files=tuple(file.rfilename for file in info.siblings or ()),
-            )  # fmt: skip
+            )
         except Exception:  # as in `_ask`
             _CARDS[key] = None
     return _CARDS[key]

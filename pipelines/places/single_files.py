@@ -92,9 +92,11 @@ def small_folder(model: str) -> str:
 
     try:
         return snapshot_download(
-            place, allow_patterns=list(_SMALL), local_files_only=constants.is_offline_mode(),
+            place,
+            allow_patterns=list(_SMALL),
+            local_files_only=constants.is_offline_mode(),
             endpoint=constants.ENDPOINT,
-        )  # fmt: skip
+        )
     except Exception as error:  # the transport raises errors of every kind
         own = Path(model).with_suffix("")
         raise FilesMissing(
@@ -104,9 +106,7 @@ def small_folder(model: str) -> str:
         ) from error
 
 
-def load_single(
-    cls: Any, model: str, *, dtype: torch.dtype, exact: Sequence[str], options: Mapping[str, Any]
-) -> Any:  # fmt: skip
+def load_single(cls: Any, model: str, *, dtype: torch.dtype, exact: Sequence[str], options: Mapping[str, Any]) -> Any:
     """A stock pipeline of a single file, by `from_single_file` of its class. `options` are parts that are there
     already, or None for those that are not read; those of `exact` are float32. Raises ValueError: small files are
     missing, or weights are scaled."""

@@ -303,9 +303,11 @@ class Family:
         own = self.own_size(card)
         frames, fps = (options.num_frames, options.fps) if self.videos else (None, None)
         return Size(
-            height=options.height or own.height, width=options.width or own.width,
-            num_frames=own.num_frames if frames is None else frames, fps=fps or own.fps,
-        )  # fmt: skip
+            height=options.height or own.height,
+            width=options.width or own.width,
+            num_frames=own.num_frames if frames is None else frames,
+            fps=fps or own.fps,
+        )
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
         """What a checkpoint draws with these options; None where nothing is known of it."""

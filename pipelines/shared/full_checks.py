@@ -35,7 +35,7 @@ def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
         "pipeline.dtype": (pipeline.dtype == "float16", "float16", "which takes bfloat16 or float32"),
         "pipeline.compile": (pipeline.compile != "none", pipeline.compile, "which was never tried together"),
         "keep_graphs": (config.keep_graphs, "true", "which was never tried together"),
-    }  # fmt: skip
+    }
     for key, (given, value, why) in refused.items():
         if given:
             raise ValueError(f"policy.train=full does not go with {key}={value}, {why}: remove it, or {ready}")

@@ -16,9 +16,12 @@ from flowrl.trajectory import Schedule
 
 EULER = "FlowMatchEulerDiscreteScheduler"
 _MULTISTEP = (
-    "UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "DEISMultistepScheduler",
+    "UniPCMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "DEISMultistepScheduler",
     "SASolverScheduler",
-)  # fmt: skip
+)
 """Schedulers that can have the sigmas of a flow, and visit each once."""
 _MOVED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas", "thresholding")
 """Settings of theirs that move levels or change predictions."""

@@ -66,7 +66,7 @@ class Later:
         names = _present(p, p.family.denoisers)
         found = stock_loading.load_denoisers(
             p.pipe, self.read, p.family.network, p.card.model, names, p.device, self.how
-        )  # fmt: skip
+        )
         for part in found.values() if p.options.gradient_checkpointing else ():
             checkpoint_blocks(part, p.device, p.dtype)
         p.take(found)

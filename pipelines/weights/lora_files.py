@@ -37,9 +37,11 @@ _FREE = frozenset({
 })  # fmt: skip
 """Keys of PEFT's card that may say anything, or are read; any other may only say what PEFT says by default."""
 _KINDS = (
-    ("use_rslora", bool, "true or false"), ("use_dora", bool, "true or false"),
-    ("alpha_pattern", dict, "an object of names and numbers"), ("rank_pattern", dict, "an object of names and numbers"),
-)  # fmt: skip
+    ("use_rslora", bool, "true or false"),
+    ("use_dora", bool, "true or false"),
+    ("alpha_pattern", dict, "an object of names and numbers"),
+    ("rank_pattern", dict, "an object of names and numbers"),
+)
 """What keys of a card that are read have to be."""
 _STARTS: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base's weights as they are."""
@@ -125,9 +127,7 @@ def _variant(tensors: Mapping[str, Tensor], stated: Mapping[str, Any]) -> str:
     return "rslora" if stated.get("use_rslora") else "lora"
 
 
-def _alpha(
-    layer: str, rank: int, stated: Mapping[str, Any], of_layers: Mapping[str, float], what: str
-) -> float:  # fmt: skip
+def _alpha(layer: str, rank: int, stated: Mapping[str, Any], of_layers: Mapping[str, float], what: str) -> float:
     """Alpha of a layer; see the head of this file."""
     if stated and "lora_alpha" not in stated:
         stated = {**stated, "lora_alpha": _defaults()["lora_alpha"]}

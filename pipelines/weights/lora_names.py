@@ -261,10 +261,12 @@ def _size(tensors: Mapping[str, Tensor]) -> float:
 def _acting(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without layers whose A and B are zeros, which readers make of a fused layer's part that was not trained."""
     still = {
-        name.partition(".lora_")[0] for name, tensor in tensors.items()
-        if name.endswith(".lora_A.weight") and not bool(tensor.any())
+        name.partition(".lora_")[0]
+        for name, tensor in tensors.items()
+        if name.endswith(".lora_A.weight")
+        and not bool(tensor.any())
         and not bool(tensors[name.replace(".lora_A.", ".lora_B.")].any())
-    }  # fmt: skip
+    }
     return {name: tensor for name, tensor in tensors.items() if name.partition(".lora_")[0] not in still}
 
 

@@ -79,9 +79,10 @@ def merge(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | 
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return Merged(
-        layers=sum(len(lora.layers) for lora in loras.values()), dtypes=tuple(sorted(dtypes)),
+        layers=sum(len(lora.layers) for lora in loras.values()),
+        dtypes=tuple(sorted(dtypes)),
         lost=(squares[0] / squares[1]) ** 0.5 if squares[1] else 0.0,
-    )  # fmt: skip
+    )
 
 
 def merged_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:

@@ -107,9 +107,10 @@ def _from_files(network: nn.Module) -> set[str]:
     """What of a network has to come from files: its parameters, and statistics that it holds places for."""
     held = network.state_dict()
     return {name for name, _ in network.named_parameters()} | {
-        name for name, one in network.named_buffers()
+        name
+        for name, one in network.named_buffers()
         if name in held and one.is_floating_point() and one.numel() > 1 and bool((one == one.flatten()[0]).all())
-    }  # fmt: skip
+    }
 
 
 def _quantised(place: Path) -> str:

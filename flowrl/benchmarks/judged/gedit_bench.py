@@ -90,8 +90,9 @@ def gedit_words(folders: Sequence[Path]) -> dict[str, Words]:
         if lacking := sorted({part for parts in _CONSTANTS.values() for part in parts} - known.keys()):
             raise ValueError(f"{file}: lacks {', '.join(lacking)}: give the file of stepfun-ai/Step1X-Edit.")
         texts = {name: "\n".join(known[part] for part in parts) for name, parts in _CONSTANTS.items()}
-    return {name: Words(user=text.replace("<instruction>", "{instruction}") + _IMAGES[name])
-            for name, text in texts.items()}  # fmt: skip
+    return {
+        name: Words(user=text.replace("<instruction>", "{instruction}") + _IMAGES[name]) for name, text in texts.items()
+    }
 
 
 def read_scores(name: str, text: str) -> dict[str, float] | None:

@@ -74,8 +74,10 @@ def _case(record: dict[str, Any], number: int, where: str) -> Case:
     prompt, atoms, listed, skills = (record.get(key) for key in ("prompt", "atom_count", "vqa_list", "skills"))
     lists = isinstance(listed, list) and isinstance(skills, list) and 0 < len(listed) == len(skills)
     if not (isinstance(prompt, str) and isinstance(atoms, int) and lists and all(map(_is_pair, listed))):
-        raise ValueError(f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
-                         f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2.")  # fmt: skip
+        raise ValueError(
+            f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
+            f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2."
+        )
     check_text(prompt, where)
     if unknown := sorted(set(map(str, skills)) - set(SKILLS)):
         raise ValueError(f"{where}: the skill {unknown[0]!r} is not one of {', '.join(SKILLS)}.")

@@ -74,8 +74,10 @@ def imgedit_words(folders: Sequence[Path]) -> dict[str, Words]:
     found = parse_json(read_text(file), str(file))
     if not isinstance(found, dict) or not all(isinstance(t, str) and "<edit_prompt>" in t for t in found.values()):
         raise ValueError(f"{file}: must be an object {{edit_type: text with <edit_prompt>}}, the published file.")
-    return {f"imgedit_{kind}": Words(user=text.replace("<edit_prompt>", "{instruction}") + 2 * IMAGE)
-            for kind, text in found.items()}  # fmt: skip
+    return {
+        f"imgedit_{kind}": Words(user=text.replace("<edit_prompt>", "{instruction}") + 2 * IMAGE)
+        for kind, text in found.items()
+    }
 
 
 def read_ratings(name: str, text: str) -> dict[str, float] | None:
@@ -101,8 +103,10 @@ def remarks(judgements: Sequence[Judgement]) -> list[str]:
     broken = sum(max(later) > first for first, *later in read)
     if not broken:
         return []
-    return [f"In {broken} of {len(read)} images the second or third rating exceeds the first, which the words forbid; "
-            f"they are taken as they are, as the published scripts do."]  # fmt: skip
+    return [
+        f"In {broken} of {len(read)} images the second or third rating exceeds the first, which the words forbid; "
+        f"they are taken as they are, as the published scripts do."
+    ]
 
 
 def image_name(case: Case) -> str:

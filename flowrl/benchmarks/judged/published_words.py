@@ -42,8 +42,10 @@ def messages(path: Path, function: str) -> Words:
         if isinstance(key, ast.Constant) and key.value == "text"
     ] if wanted else []  # fmt: skip
     if len(texts) != 2:
-        raise ValueError(f"{path}: {function} is to make a request of a system and a user turn, {len(texts)} texts "
-                         f"were found: give the published file, or NAME.txt beside it.")  # fmt: skip
+        raise ValueError(
+            f"{path}: {function} is to make a request of a system and a user turn, {len(texts)} texts "
+            f"were found: give the published file, or NAME.txt beside it."
+        )
     return Words(system=texts[0], user=texts[1] + IMAGE)
 
 
@@ -54,9 +56,11 @@ def _text(node: ast.expr, path: Path) -> str:
         if isinstance(part, ast.Constant) and isinstance(part.value, str):
             found.append(part.value)
         elif (
-            isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Subscript)
-            and isinstance(part.value.slice, ast.Constant) and isinstance(part.value.slice.value, str)
-        ):  # fmt: skip
+            isinstance(part, ast.FormattedValue)
+            and isinstance(part.value, ast.Subscript)
+            and isinstance(part.value.slice, ast.Constant)
+            and isinstance(part.value.slice.value, str)
+        ):
             found.append("{" + part.value.slice.value.lower() + "}")
         else:
             raise ValueError(f"{path}: holds a text that is put together in a way not known: give the published file.")

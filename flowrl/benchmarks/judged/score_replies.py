@@ -77,6 +77,8 @@ def verdict(text: str) -> float | None:
 
 def yes_no_lines(text: str) -> list[str]:
     """Yes or no, in lower case, of every line that begins with one of them, after a number at most."""
-    lines = (re.match(r"(?:\d+[.):]\s*)?\W*(yes|no)\b", line.strip(), flags=re.IGNORECASE)
-             for line in said(text).splitlines())  # fmt: skip
+    lines = (
+        re.match(r"(?:\d+[.):]\s*)?\W*(yes|no)\b", line.strip(), flags=re.IGNORECASE)
+        for line in said(text).splitlines()
+    )
     return [match[1].lower() for match in lines if match is not None]

@@ -59,8 +59,10 @@ def read_tiif(given: str, images_dir: Path | None, *, length: Length) -> CaseFil
     beside = place.with_name(place.name.replace("_prompts", "_eval_prompts"))
     files = sorted(place.glob(f"*{_ENDING}")) if place.is_dir() else []
     if not files or beside == place or not beside.is_dir():
-        raise ValueError(f"{place} must be data/testmini_prompts or data/test_prompts of A113N-W3I/TIIF-Bench, with "
-                         f"{beside.name if beside != place else '..._eval_prompts'} beside it.")  # fmt: skip
+        raise ValueError(
+            f"{place} must be data/testmini_prompts or data/test_prompts of A113N-W3I/TIIF-Bench, with "
+            f"{beside.name if beside != place else '..._eval_prompts'} beside it."
+        )
     cases: list[Case] = []
     for file in files:
         asked = beside / f"{file.name.removesuffix(_ENDING)}_eval{_ENDING}"
@@ -79,8 +81,10 @@ def _case(prompt: Mapping[str, Any], asked: Mapping[str, Any], number: int, leng
     attribute, text = prompt.get("type"), prompt.get(f"{length}_description")
     questions, answers = asked.get("yn_question_list"), asked.get("yn_answer_list")
     if attribute not in GROUP_OF or asked.get("type") != attribute or not isinstance(text, str):
-        raise ValueError(f"{where}: type must be one of the 39 published attributes, here and in its questions, and "
-                         f"{length}_description a text; got {attribute!r}.")  # fmt: skip
+        raise ValueError(
+            f"{where}: type must be one of the 39 published attributes, here and in its questions, and "
+            f"{length}_description a text; got {attribute!r}."
+        )
     check_text(text, where)
     if not isinstance(questions, list) or not isinstance(answers, list) or not 0 < len(questions) == len(answers):
         raise ValueError(f"{where}: needs as many yn_answer_list as yn_question_list, one or more.")
@@ -105,8 +109,10 @@ def remarks(judgements: Sequence[Judgement]) -> list[str]:
     lacking = [group for group in GROUPS if group not in found]
     if not lacking:
         return []
-    return [f"No image of {', '.join(lacking)} has scores: overall is the mean of the other {len(found)} of "
-            f"{len(GROUPS)} groups, which no published number is."]  # fmt: skip
+    return [
+        f"No image of {', '.join(lacking)} has scores: overall is the mean of the other {len(found)} of "
+        f"{len(GROUPS)} groups, which no published number is."
+    ]
 
 
 def tiif_words(folders: Sequence[Path]) -> dict[str, Words]:
