@@ -88,16 +88,9 @@ def complete_branches(
     the second evaluation, whatever the stride, and are evaluated once until then.
 
     Args:
-        velocity_of: As `sample_branches`.
         x: [M, *latent]; x[i] is at `schedule.sigma[steps[i] + 1]`.
-        prompt: [M].
-        steps: M steps that produced x.
-        schedule: T steps.
-        strides: L strides.
-        batch_size: Latents per network call.
 
-    Returns:
-        [M * L, *latent] at sigma 0, ordered (latent, stride).
+    Returns [M * L, *latent] at sigma 0, ordered (latent, stride).
     """
     x_F = x.repeat_interleave(len(strides), 0)
     evaluated = [thinned_steps(schedule.num_steps, after, stride) for after in steps for stride in strides]
@@ -155,19 +148,16 @@ def sample_branches(
         x: [a, *latent] start noise of each anchor, scaled by `schedule.start_scale` here.
         prompt_a: [a] what velocity_of is asked for.
         group_a: [a] prompt group, numbered over all processes.
-        schedule: T steps.
         kernel: A kernel with noise_level and sigma_max bound.
         noise: `noise(step) -> [a * branches, *latent]` standard normal, anchor by anchor.
         steps: The steps that branch, in 0 .. T-1.
         branches: Successors of each anchor state.
         strides: L strides of the completions, see `windows.thinned_steps`.
-        batch_size: Latents per network call.
         keep_means: Record the transition means too.
 
-    Returns:
-        `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path, and
-        `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
-        the products in row order. What tells rows apart is on the host, as prompt_a and group_a are.
+    Returns `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path,
+    and `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
+    the products in row order. What tells rows apart is on the host, as prompt_a and group_a are.
 
     Raises ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
     """

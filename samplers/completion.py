@@ -47,12 +47,9 @@ def complete(
         velocity_of: `velocity_of(index)` binds the samples `index` [r], integers in 0 .. b-1 on the CPU, and gives
             `velocity(x, sigma, timestep)` for r rows with sigma and timestep [r]. A sample comes up several times.
         trajectory: b samples of K stochastic steps with their velocities (`rollout(..., keep_velocity=True)`).
-        schedule: The rollout's.
-        mode: See above.
         batch_size: Most rows of one network call.
 
-    Returns:
-        [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states.
+    Returns [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states.
 
     Raises ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
     batch_size is not as above.
@@ -113,7 +110,6 @@ def sample_trajectories(
     is on the host.
 
     Args:
-        trajectory: The rollout.
         group_b: [b] prompt group of each sample, numbered over all processes.
         completed: [b, K, *latent] from `complete`; None where only finished images are scored.
 

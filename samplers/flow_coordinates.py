@@ -156,9 +156,7 @@ def velocity_from_prediction(
 
     Args:
         x: latent in flow coordinates; the network saw c x.
-        output: what it predicts there.
         sigma: a number, a 0-d tensor or [b]; below 1 for epsilon, above 0 for sample.
-        prediction: what it predicts.
 
     Raises ValueError: shapes do not fit, or the prediction is unknown.
     """
@@ -213,7 +211,6 @@ def diffusion_schedule(
 
     Args:
         config: the scheduler's, see `alpha_bars`; also timestep_spacing and steps_offset.
-        num_steps: T.
         grid: "diffusers" (the scheduler's own spacing), or "linspace" (evenly over all timesteps).
         timesteps: T falling ones, in place of those of the grid.
 

@@ -58,9 +58,8 @@ def conditioned(network: Network, cond: Conditioning) -> Velocity:
         network: Receives x as it is, timestep [b] on the device of x, and the conditioning.
         cond: [b]; index it with the rows at hand.
 
-    Returns:
-        A velocity that raises ValueError where the batch differs from the conditioning's, or where the network's output
-        differs in shape from x.
+    Returns a velocity that raises ValueError where the batch differs from the conditioning's, or where the network's
+    output differs in shape from x.
     """
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
@@ -89,11 +88,7 @@ def classifier_free_guidance(
 
     Args:
         network: As in `conditioned`; sees a batch of 2b or two of b, except at scale 1.
-        cond: [b].
-        negative: [b], or one sample for all.
-        scale: Finite.
         rule: Another family's way of guiding (`flowrl.samplers.guidance_rules`); its scale means what that says.
-        train_negative: See above.
         apart: Two calls of b rows with True too, for networks that are better off with prompts of one length.
 
     Raises ValueError: scale is not finite, or the two conditionings do not fit together.
@@ -204,9 +199,8 @@ def rlg(base: Velocity, rl: Velocity, scale: Scale) -> Velocity:
         rl: Velocity of the tuned model, its guidance included; the scale of it may differ.
         scale: A number, or a function of sigma (`by_step(rl_first(...), sigma_T)`, `rl_outside`, one's own).
 
-    Returns:
-        `velocity(x, sigma, timestep)`. At scale 0 it is `base` and at scale 1 `rl`, bit for bit and without calling the
-        other one. Otherwise 4 network rows per sample and step, 3 if one of the two is not guided, 2 if neither is.
+    Returns `velocity(x, sigma, timestep)`. At scale 0 it is `base` and at scale 1 `rl`, bit for bit and without calling
+    the other one. Otherwise 4 network rows per sample and step, 3 if one of the two is not guided, 2 if neither is.
 
     Raises ValueError: scale is not finite.
     """
@@ -252,7 +246,6 @@ def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]
     """A function of the step, 0 .. T-1, as one of sigma: that of the schedule's step whose sigma is nearest.
 
     Args:
-        scale_of_step: The scale at a step.
         sigma_T: The schedule's noise levels, decreasing to 0.
     """
     sigmas = sigma_T[:-1].detach().cpu().double()

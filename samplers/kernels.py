@@ -103,7 +103,6 @@ class Kernel:
             sigma: Noise fraction of x: a number, a 0-d tensor or [b].
             sigma_next: Noise fraction after the step, likewise; smaller.
             noise_level: None takes the kernel's own.
-            sigma_max: Likewise.
 
         Raises ValueError: shapes do not fit, not 0 <= sigma_next < sigma <= 1, or noise_level or sigma_max is refused.
         """

@@ -29,9 +29,8 @@ def column(value: Sigma, x: Tensor, name: str = "sigma") -> Tensor:
         x: [b, *latent]; its dtype must be the working dtype already.
         name: What the value is, for the error message.
 
-    Returns:
-        A 0-d tensor on the CPU, which combines with tensors of any device without a copy; or [b, 1, ...] on the device
-        of x, with as many dimensions as x.
+    Returns a 0-d tensor on the CPU, which combines with tensors of any device without a copy; or [b, 1, ...] on the
+    device of x, with as many dimensions as x.
 
     Raises ValueError: the value is neither a scalar nor [b].
     """

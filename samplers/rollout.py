@@ -52,7 +52,6 @@ def rollout(
     Args:
         velocity: `velocity(x, sigma, timestep)`, the last two 0-d tensors of the schedule.
         x: [b, *latent] start noise, usually standard normal; times `schedule.start_scale` it is state 0.
-        schedule: T steps.
         kernel: With noise_level and sigma_max bound, `replace(KERNELS[name], noise_level=..., sigma_max=...)`.
         noise: `noise(step) -> [b, *latent]` standard normal, asked for stochastic steps only, and after the network,
             so that the host draws while a GPU computes.
@@ -62,8 +61,7 @@ def rollout(
         solver: How the deterministic steps after the last stochastic one are taken: "euler", or "dpm2" for
             DPM-Solver++(2M), started afresh there (see `solve`). Those before and between are Euler steps always.
 
-    Returns:
-        The trajectory, states, means and velocities in the working dtype, float32 unless x is float64.
+    Returns the trajectory, states, means and velocities in the working dtype, float32 unless x is float64.
 
     Raises ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong;
     the solver is unknown.

@@ -68,7 +68,6 @@ def dynamic_sigmas(
     """Grid with the resolution-dependent shift exp(mu) (FLUX, Qwen-Image).
 
     Args:
-        num_steps: T.
         mu: Logarithm of the shift, see `dynamic_mu`.
         end: Last unshifted value before 0; 1/T if None.
         terminal: If given, stretch the grid so that its last value before 0 is this (Qwen-Image: .02).
@@ -133,13 +132,11 @@ def build_schedule(
     Args:
         config: diffusers scheduler config. Read are shift, num_train_timesteps, use_dynamic_shifting, time_shift_type,
             shift_terminal, and flow_shift for UniPC; keys that do not concern the grid are ignored.
-        num_steps: T.
         grid: "diffusers" (end point as the scheduler chooses it), "linspace" (explicit sigmas linspace(1, 1/T, T), what
             FLUX, Qwen-Image and most training code use), or "unipc_flow" (Wan).
         mu: Logarithm of the shift; needed with use_dynamic_shifting and refused without.
 
-    Returns:
-        A schedule whose timesteps are num_train_timesteps * sigma, truncated to integers for "unipc_flow".
+    Returns a schedule whose timesteps are num_train_timesteps * sigma, truncated to integers for "unipc_flow".
 
     Raises ValueError: unknown grid; dynamic shifting without mu, or mu without it; a setting that is not supported.
     """

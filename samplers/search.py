@@ -152,8 +152,6 @@ def search(
         velocity_of: `velocity_of(rows)`, the velocity of a batch of candidates by their numbers int64 [b] in 0 .. PN-1;
             asked for at the start and after each cut.
         x: standard normal start noise; candidate n of group p is row `p N + n`.
-        schedule: T steps.
-        plan: N candidates and the cuts.
         score: `score(clean, rows) -> [b]`, of predicted or finished clean latents [b, *latent]; NaN: failed.
 
     Raises ValueError: the plan does not fit x or the schedule, or a score has another shape.

@@ -59,16 +59,13 @@ def training_times(
     """Draw T noise levels for each key.
 
     Args:
-        kind: A rule of the table above.
         schedule: The rollout's n steps; of it logit_normal and uniform use the highest level and the network's times.
         keys: Counters, one tuple per image; an image's levels do not depend on the others'. For levels that a batch, or
             the images of a prompt, share, repeat their key or expand the result.
-        count: T.
         fraction: See `steps_in_reach`; logit_normal and uniform do not read it.
         shift: Static shift of logit_normal and uniform, towards noise above 1 (3 for SD3).
 
-    Returns:
-        Levels [b, T].
+    Returns levels [b, T].
 
     Raises ValueError: unknown kind, no key, a count that does not fit, or fraction or shift out of range.
     """
@@ -95,7 +92,6 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
 
     Args:
         kind: schedule, or one of the kinds discrete.
-        num_steps: Of the schedule.
         fraction: In (0, 1]; None takes all steps for schedule (DiffusionNFT) and 0.99 of them for the kinds discrete
             (AWM), which leaves out the last.
 

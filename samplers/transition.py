@@ -73,8 +73,8 @@ def gaussian_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transitio
         x_next: [b, *latent], the value that is stored, rounded to its storage dtype.
         transition: Kernel output at the source latent.
 
-    Returns:
-        [b] in the dtype of x_next, at least float32. The sum itself is accumulated in float64 where the device has it.
+    Returns [b] in the dtype of x_next, at least float32. The sum itself is accumulated in float64 where the device has
+    it.
 
     Raises ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
     """
@@ -93,8 +93,7 @@ def cps_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transition) ->
     Gaussian ones and clip ranges do not carry over. Divided by the number of latent elements it is Flow-CPS's value
     (arXiv 2509.05952) as released. Finite where the std is 0.
 
-    Returns:
-        [b] in the dtype of x_next, at least float32; x_next is detached.
+    Returns [b] in the dtype of x_next, at least float32; x_next is detached.
 
     Raises ValueError: x_next and mean differ in shape.
     """
@@ -109,8 +108,7 @@ def gaussian_kl(new: Transition, reference: Transition) -> Float[Tensor, " b"]:
     `sum_d [ (r - 1 - log r) / 2 + (mean_new - mean_ref)^2 / (2 std_ref^2) ]` with `r = std_new^2 / std_ref^2`, the
     first term exactly 0 for equal std.
 
-    Returns:
-        [b] in the dtype of the new mean.
+    Returns [b] in the dtype of the new mean.
 
     Raises ValueError: a std is 0 anywhere, or the means differ in shape.
     """
@@ -134,8 +132,7 @@ def published_kl(new: Transition, reference: Transition, *, step_size: Sigma | N
         step_size: `h = sigma - sigma_next` of the step, a number, a 0-d tensor or [b]; None for kernels whose published
             noise scale is the full standard deviation (`Kernel.full_std`), which returns `gaussian_kl`.
 
-    Returns:
-        [b]; the published number is this divided by the number of latent elements.
+    Returns [b]; the published number is this divided by the number of latent elements.
 
     Raises ValueError: as `gaussian_kl`; or step_size is neither a scalar nor [b], or not positive.
     """

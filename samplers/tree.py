@@ -63,9 +63,8 @@ def sample_tree(
         children: Of each node that splits; at least 2.
         stochastic: Stochastic steps, splits included; the others are ODE steps and leave no transition.
 
-    Returns:
-        Transitions ordered (step, node), and the states they join ordered (level, node). `parent` skips ODE steps;
-        `sample` is the leaf whose path alone a transition belongs to, from the last split on, and -1 before.
+    Returns transitions ordered (step, node), and the states they join ordered (level, node). `parent` skips ODE steps;
+    `sample` is the leaf whose path alone a transition belongs to, from the last split on, and -1 before.
 
     Raises:
         ValueError: a step is out of range, given twice or deterministic; a split is not stochastic; a shape is wrong.

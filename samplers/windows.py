@@ -45,18 +45,11 @@ def mixgrpo_window(
 
     Args:
         iteration: Counted from 0.
-        num_steps: T.
-        size: Steps of a window.
-        strategy: One of the table.
-        interval: Iterations between moves.
-        stride: Steps of one move.
-        seed: Of the random strategy.
         published_off_by_one: Follow the released code: windows end before T-2, so that step is never trained, the start
             moves on to T-2, so windows shrink at the end of a round, and the last of the round is empty. The released
             random starts come from an unseeded generator and only their range is reproduced.
 
-    Returns:
-        Ascending consecutive steps; empty only with published_off_by_one, where the caller skips the update.
+    Returns ascending consecutive steps; empty only with published_off_by_one, where the caller skips the update.
 
     Raises ValueError: unknown strategy, a window that does not fit, a negative iteration or stride, or interval < 1.
     """
@@ -103,7 +96,6 @@ def flash_points(num_steps: int, last: int, ratio: float) -> int:
     """MixGRPO-Flash's number of grid points after the window, `max(floor((T - last) ratio), 1)`, both ends included.
 
     Args:
-        num_steps: T.
         last: Last step of the window, 0 .. T-2.
         ratio: Share that is kept, in (0, 1].
 
@@ -127,8 +119,6 @@ def flash_tail(
     at 0, and has two points at least. Take its steps with `solver="dpm2"` of `rollout`.
 
     Args:
-        num_steps: T of the full grid.
-        last, ratio: As `flash_points`.
         shift: Static shift; exp(mu) for a dynamic one.
         num_train_timesteps: Timesteps are this times sigma.
 
@@ -149,12 +139,10 @@ def thinned_steps(num_steps: int, k: int, stride: int) -> tuple[int, ...]:
     full completion.
 
     Args:
-        num_steps: T.
         k: Step of the branch, 0 .. T-1; its product is state k+1.
         stride: Granularity, at least 1.
 
-    Returns:
-        Ascending steps; empty for k = T-1, whose product is finished.
+    Returns ascending steps; empty for k = T-1, whose product is finished.
 
     Raises ValueError: k or stride is out of range.
     """

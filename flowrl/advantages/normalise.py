@@ -74,14 +74,11 @@ def group_advantages(
         group_size: G, at least 2.
         scope: Whose std divides: "group" the sample's own group, "global" all rewards of the batch about their common
             mean, "none" no division.
-        eps: Added to the std.
         correction: 0 population std, 1 sample std.
-        baseline: "mean" or "leave_one_out".
         valid_B: [B] bool. Statistics are taken over valid members; an invalid sample, and every sample of a group with
             fewer than two valid members, gets 0. Take invalid samples out of the loss denominator too.
 
-    Returns:
-        [B] in the dtype of the rewards.
+    Returns [B] in the dtype of the rewards.
 
     Raises ValueError: group_size < 2 or does not divide B; a valid reward is not finite; an option is unknown.
     """
@@ -133,7 +130,6 @@ def set_statistics(
     Args:
         value_KM: [K, M] float; NaN takes no part.
         set_M: [M] integers in 0 .. num_sets - 1, the set of each row in every channel.
-        num_sets: S.
         correction: 0 population std, 1 sample std.
         min_std: Sets of a smaller std count as constant.
     """
@@ -213,7 +209,6 @@ def normalise(
         norm_M: [M] integers; rows with equal numbers are one set.
         scope: Whose std divides: "group" the row's own set, "global" all rows about their common mean (the baseline
             stays that of the set), "none" no division.
-        eps: Not negative.
         correction: 0 population std, 1 sample std.
         baseline: "mean" of the set, or "leave_one_out", the mean of the other members.
         virtual_max: Upper bound of the reward: one virtual member of that value joins mean and std of every set (NGRPO,
@@ -305,7 +300,6 @@ def aggregate(
         raw_KM: [K, M] float; NaN as `normalise`. A row lacking a reward that counts gets NaN.
         norm_M: [M] integers; rows with equal numbers are one set.
         weights_K: [K], not all 0.
-        how: One of the table.
         scope, eps, correction, baseline: As `normalise`; "gdpo" whitens with the same eps and correction.
         virtual_max: As `normalise`; bounds the weighted sum with "sum", every channel otherwise.
         min_std: As `normalise`, of the weighted sum or of every channel; whitening has none.

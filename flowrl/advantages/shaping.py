@@ -115,7 +115,6 @@ def dcpo(
 
     Args:
         reward_B: [B] float, one per sample; NaN gives NaN.
-        advantage_B: [B], before any clipping.
         prompt_B: [B] integers, the prompts of the history.
         history: It already holds this visit, see `update_history`.
         eps: Added to the std, as for the advantages.
@@ -152,8 +151,7 @@ def dcpo_clip(
         probability: q in (0, 1].
         eps_low, eps_high: Not negative; published .16 and .20 for words.
 
-    Returns:
-        Lower and upper bound of the ratio itself, not distances from 1.
+    Returns lower and upper bound of the ratio itself, not distances from 1.
 
     Raises ValueError: a probability is outside (0, 1], or an eps is negative.
     """
@@ -236,12 +234,9 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n:
     fewer keeps them all.
 
     Args:
-        advantage_B: [B].
-        group_B: [B] integers.
         n: Even, at least 2 and no more than the smallest group.
 
-    Returns:
-        [B] bool.
+    Returns [B] bool.
 
     Raises ValueError: n is odd, below 2, or greater than a group; shapes differ.
     """
@@ -282,12 +277,10 @@ def aggregation_weights(
         sample_M: [M] sample of each row; -1, a row of several samples, can be averaged by "rows" only.
         advantage_M: [M]; read by "balanced" only.
         keep_M: [M] bool, rows that are trained. If there is none, all weights are 0.
-        kind: One of the table.
         group_M: [M] integers: "balanced" within each group, groups weighted by their samples; None takes all rows as
             one group.
 
-    Returns:
-        [M] in the dtype of the advantages.
+    Returns [M] in the dtype of the advantages.
 
     Raises ValueError: shapes differ, the kind is unknown, a kept row has no sample of its own though samples count, or
     the advantage of a kept row is NaN though it counts.

@@ -41,7 +41,6 @@ def diversity(
     Prompts weigh the same, however many images they have.
 
     Args:
-        features: [N, D].
         prompts: [N] what tells the prompts apart.
         distance: `cosine`, 1 - cos in [0, 2], or `euclidean`.
 

@@ -131,7 +131,6 @@ def aggregate(items: Sequence[Item], answers: Mapping[str, Sequence[Mapping[int,
     As in the published script categories take the answers of an item's last sample, before dependencies.
 
     Args:
-        items: the prompts.
         answers: by item id, for each sample 1 or 0 by question id; None where one could not be read: it is skipped.
 
     Raises ValueError: an item without an entry, answers to other questions, or every item skipped.

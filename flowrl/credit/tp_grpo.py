@@ -39,8 +39,7 @@ def turning_points(
         local_flip: For steps j >= 1 ask only that neighbouring gains have opposite signs, whatever the trend.
         positive_only: Flag steps j >= 1 only where the trajectory ends higher than it began; step 0 is as it was.
 
-    Returns:
-        [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN.
+    Returns [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN.
 
     Raises ValueError: values_NT is not a float table of at least two columns.
     """

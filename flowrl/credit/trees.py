@@ -167,7 +167,6 @@ def kept_by_width(sampled: Sampled, value_M: Float[Tensor, " M"], rule: Width) -
     the first is kept. Transitions shared by several leaves stay.
 
     Args:
-        sampled: Trees.
         value_M: [M] rewards or advantages that leaves are ranked by, read at the transitions that end in a leaf.
         rule: "better_half" or "extremes".
 
@@ -215,12 +214,9 @@ def back_up(sampled: Sampled, advantage_M: Float[Tensor, " M"], *, per_dim: int 
     Averaging makes the advantages of upper transitions smaller.
 
     Args:
-        sampled: Trees.
         advantage_M: [M], read at the transitions that end in a leaf; NaN where a leaf has no valid reward.
-        per_dim: Divisor of log-densities.
 
-    Returns:
-        [M]; NaN where no valid leaf follows.
+    Returns [M]; NaN where no valid leaf follows.
 
     Raises ValueError: the table is not one of trees, or advantages are not [M].
     """

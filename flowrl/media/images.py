@@ -54,7 +54,6 @@ def grid(
     Args:
         images: [N, 3, H, W] float in [0, 1].
         columns: cells in a row; None takes the squarest arrangement.
-        padding: pixels around every cell.
         captions: one text per image; a row of cells is as tall as its longest caption needs.
         scale: whole factor by which pixels are repeated, so that tiny images can be seen (no smoothing).
 

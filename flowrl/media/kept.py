@@ -51,7 +51,6 @@ def write_samples(
         folder: the samples folder, `RUN/samples`.
         iteration: counts the iterations before this evaluation.
         kept: [3, H, W] images or [F, 3, H, W] videos, float in [0, 1], all of one kind and size.
-        captions: one text per sample.
         sources: for each sample the images it was made from, [3, h, w] of any size; an empty list or None for text
             alone. They are the same at every evaluation, and are kept once.
         fps: frames per second of videos; None for images.

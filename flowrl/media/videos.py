@@ -43,7 +43,6 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tu
     Args:
         video: [F, 3, H, W] float in [0, 1].
         path: the file; missing folders are made.
-        fps: frames per second.
         sound: [channels, samples] float in [-1, 1] and samples per second; it becomes an AAC track.
 
     Raises ValueError: another shape or range, a rate that is not above 0, or a PyAV without an H.264 encoder.
@@ -67,7 +66,6 @@ def contact_sheet(
 
     Args:
         videos: [B, F, 3, H, W] float in [0, 1], or a list of [F, 3, H, W] of one size.
-        captions: one text per video.
 
     Raises ValueError: no videos, a wrong shape or range, or another number of captions.
     """

@@ -64,15 +64,13 @@ def backprop_sample(
     Args:
         velocity: `velocity(x, sigma, timestep)`; holds the trained parameters.
         x: [b, *latent] at `schedule.sigma[0]`.
-        schedule: T steps.
         train_steps: Steps in 0 .. last_step, at least one.
         last_step: The run ends with the clean estimate `x - sigma v` of this step; T - 1, the default, is the end of
             the schedule, as its last Euler step is that estimate.
         stop_input: Call the network on the detached latent (DRTune).
         checkpoint: Recompute trained calls in the backward pass instead of keeping their activations.
 
-    Returns:
-        [b, *latent] with its graph, in at least float32.
+    Returns [b, *latent] with its graph, in at least float32.
 
     Raises ValueError: no step is trained, or a step is out of range.
     """

@@ -101,7 +101,6 @@ def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float 
     Args:
         kernel: With noise_level and sigma_max bound.
         sigma: Of the source, a number or a 0-d tensor.
-        sigma_next: Of the product, likewise.
 
     Raises ValueError: not 0 <= sigma_next < sigma <= 1.
     """
@@ -254,10 +253,8 @@ def sequence_coefficients(
         sample_M: [M] trajectory of each row, not negative. All trained rows of a sample must be there.
         advantage_M: [M]; equal within a sample for "sequence".
         clip_low_M, clip_high_M: [M] distances below and above 1.
-        kind: See above.
 
-    Returns:
-        coefficient [M] and loss [M], detached, in the dtype of the log-ratio.
+    Returns coefficient [M] and loss [M], detached, in the dtype of the log-ratio.
 
     Raises ValueError: shapes differ, kind is unknown, a sample is negative (a transition that several paths share), or
     advantages or ranges differ within a sample under "sequence".
@@ -301,8 +298,8 @@ def sequence_cut(
 ) -> Float[Tensor, " M"]:
     """How much of each row's ratio is beyond its range, in the direction of its advantage; arguments as above.
 
-    Returns:
-        [M]: 1 where the ratio of its trajectory is; of "mixed" half of it each for that and for the ratio of the step.
+    Returns [M]: 1 where the ratio of its trajectory is; of "mixed" half of it each for that and for the ratio of the
+    step.
     """
     _, sample = sample_M.unique(return_inverse=True)
     steps, ranges = log_ratio_M.detach().double(), {"clip_low": clip_low_M.double(), "clip_high": clip_high_M.double()}

@@ -27,13 +27,11 @@ def pairs_of_groups(
     """The best and the worst image of every group, as indexes.
 
     Args:
-        value: [b] rewards or advantages.
         group: [b] integers, in any order.
         valid: [b], images that may be chosen; all if None.
 
-    Returns:
-        winner [p] and loser [p], ordered by group number. Groups whose valid values are all equal, or with fewer than
-        two, have none: a pair without a difference is noise. Among equals the first is taken.
+    Returns winner [p] and loser [p], ordered by group number. Groups whose valid values are all equal, or with fewer
+    than two, have none: a pair without a difference is noise. Among equals the first is taken.
 
     Raises ValueError: shapes differ, or a valid value is not finite.
     """
@@ -60,11 +58,8 @@ def preference_loss(
 
     Args:
         score: [b] implicit rewards, with their graph.
-        winner, loser: [p] indexes.
-        dtype: Of the results.
 
-    Returns:
-        The loss [p], and metrics margin (z), accuracy (1 where z > 0), winner_reward, loser_reward [p].
+    Returns the loss [p], and metrics margin (z), accuracy (1 where z > 0), winner_reward, loser_reward [p].
 
     Raises ValueError: winner and loser differ in shape.
     """
@@ -99,8 +94,7 @@ def diffusion_dpo(
         winner, loser: [p] indexes into the batch (`pairs_of_groups`).
         beta: Positive; 100 to 5000 in use.
 
-    Returns:
-        The loss [p], and the metrics of `preference_loss`; the rewards are `-(beta / 2) (e - eref)`.
+    Returns the loss [p], and the metrics of `preference_loss`; the rewards are `-(beta / 2) (e - eref)`.
 
     Raises ValueError: shapes differ, or beta is not positive.
     """
@@ -127,12 +121,9 @@ def d3po(
     Args:
         log_ratio: [b] log-density of the stored transition under the policy minus that under the frozen reference, mean
             over dimensions as published.
-        winner, loser: [p] indexes into the batch.
-        beta: Positive.
         clip: Distance below 1 at which the ratio is held, without gradient beyond; None for no clipping.
 
-    Returns:
-        The loss [p], and the metrics of `preference_loss`.
+    Returns the loss [p], and the metrics of `preference_loss`.
 
     Raises ValueError: shapes differ, beta is not positive, or clip is not in [0, 1).
     """
@@ -182,11 +173,7 @@ def centred_distillation(
     not offered.
 
     Args:
-        implicit: [b] rho, with its graph.
-        target: [b] r.
         group: [b]; centred within a group, where the published code centres whatever is in the micro-batch.
-        beta: Positive.
-        loss: Which distance.
         temperature: Positive, or None.
 
     Raises ValueError: shapes differ, the distance is unknown, or the temperature is not positive.

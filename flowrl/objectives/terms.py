@@ -46,11 +46,9 @@ def clipped_surrogate(
 
     Args:
         log_ratio: [b] new minus old log-probability, summed or per dimension as the clip range assumes.
-        advantage: [b].
         clip_low, clip_high: Distances, one number or [b].
 
-    Returns:
-        [b], unreduced.
+    Returns [b], unreduced.
 
     Raises ValueError: shapes differ, or a clip distance is negative.
     """

@@ -39,11 +39,7 @@ def kernel_interval(
     one distribution the statistic is degenerate, and an interval says no more than "near 0".
 
     Args:
-        generated: [N, D].
-        real: [N, D].
         labels: [N] what row i of either set shows, such as its prompt.
-        num_resamples: R.
-        seed: same seed, same interval.
 
     Raises ValueError: fewer than two vectors or labels, shapes that do not match, numbers that are not finite, or no
     resamples.

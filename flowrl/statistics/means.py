@@ -78,7 +78,6 @@ def mean_interval(
     """Mean of `values` [N] (booleans count as 0 and 1) with its interval of coverage `level`.
 
     Args:
-        values: a single task's.
         clusters: [N] labels; values that share one are one unit. None: each is its own. NaN bounds for a single unit:
             to speak of one prompt's images, give none.
         ends: what values are at the ends and 0 alone are taken for: VERDICTS where they are all 0 or 1, CHANGES where
@@ -111,7 +110,6 @@ def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
     """GenEval's overall score: the mean over tasks of the mean over a task's images ("macro"), with its interval.
 
     Args:
-        rows: of the images.
         base: those of another model; the score is then the mean of the differences to it, image by image.
 
     Raises ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only
@@ -300,7 +298,6 @@ def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> 
     """Mean and variance of a task; NaN variance for a single image.
 
     Args:
-        value_N: of its images.
         unit_N: the unit of each, as 0, 1, 2, …; a single one is replaced by the images.
         ends: of verdicts or their changes; None adds no images.
         extra: images that are added at each end.

@@ -74,7 +74,6 @@ def rank_sets(count: int, differences: Mapping[tuple[int, int], Interval]) -> li
     """The least and the largest rank of each model; 1 is the highest score.
 
     Args:
-        count: M, number of models.
         differences: score of the first less that of the second, with bounds that hold for all pairs together. A pair
             that is not there, or whose bounds are unknown, leaves its order open.
     """

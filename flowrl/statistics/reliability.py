@@ -139,7 +139,6 @@ def over_groups(
     Resamples in which it is not defined are left out; where that is more than half of them, the bounds are NaN.
 
     Args:
-        sum_KG: K sums of each group.
         statistic: from the K sums of whole samples.
         bounds: range of the statistic, which widened bounds keep to.
     """

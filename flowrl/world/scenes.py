@@ -121,7 +121,6 @@ def random_scene(metadata: Mapping[str, Any], rng: np.random.Generator) -> tuple
 
     Args:
         metadata: a GenEval record; only `include` is read (its positions refer to clauses of one object each).
-        rng: source of all randomness.
 
     Raises ValueError: no arrangement was found in 1000 attempts (more than four shapes do not fit).
     """

@@ -101,10 +101,8 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     Args:
         query: not negative, `[b, heads, d, n]`.
         key: not negative, `[b, heads, d, m]`.
-        value: `[b, heads, e, m]`.
 
-    Returns:
-        float32 `[b, heads, e, n]`.
+    Returns float32 `[b, heads, e, n]`.
     """
     with torch.autocast(query.device.type, enabled=False):
         counted = F.pad(value.float(), (0, 0, 0, 1), value=1.0)  # a row of ones, whose result is the divisor
@@ -154,11 +152,9 @@ def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: t
     Args:
         query: not negative, `[b, n, heads, d]`.
         key: not negative, `[b, n, heads, d]`.
-        value: `[b, n, heads, e]`.
         rotary: cosines and sines of the rotations R, `[1, n, 1, d]`, each twice.
 
-    Returns:
-        float32 `[b, heads, e, n]`.
+    Returns float32 `[b, heads, e, n]`.
     """
     cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
 
@@ -206,8 +202,7 @@ def give_kernel(
 ) -> str:
     """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at.
 
-    Returns:
-        The kernel's word, what "auto" became.
+    Returns the kernel's word, what "auto" became.
 
     Raises ValueError: the word is refused, the kernel cannot be loaded or gives no right gradient, or nothing attends.
     """

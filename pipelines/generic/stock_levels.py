@@ -118,8 +118,6 @@ class Levels:
         """Levels that the stock pipeline visits, or ("linspace") evenly spaced ones shifted once.
 
         Args:
-            num_steps: T.
-            grid: "diffusers" or "linspace".
             shift: in place of the scheduler's own; None leaves it.
             named: what the stock call hands to `set_timesteps`.
 

@@ -132,9 +132,7 @@ def check_sources(
 
     Args:
         sources: those of each prompt, if any.
-        prompts: that are embedded.
         allowed: least and most source images of a prompt.
-        family: for the message.
         option: of `pipeline.options` that sets how many there are; None where nothing does.
 
     Raises ValueError: a prompt has more or fewer images than the loaded pipeline takes.
@@ -151,8 +149,6 @@ def source_fault(count: int, allowed: tuple[int, int], family: str, option: str 
 
     Args:
         count: source images of the prompt.
-        allowed: least and most of them.
-        family: for the message.
         option: of `pipeline.options` that sets how many there are; None where nothing does.
         key: of the prompt's row that names them.
     """

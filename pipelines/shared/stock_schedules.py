@@ -265,8 +265,6 @@ def flow_schedule(
     evenly spaced and shifted once.
 
     Args:
-        scheduler: stock scheduler.
-        num_steps: T.
         grid: "diffusers", "linspace" or "unipc_flow".
         shift: replaces the scheduler's own.
         sigmas: which grid of FlowMatchEulerDiscreteScheduler the stock pipeline visits.

@@ -61,7 +61,6 @@ class FullWeights:
 
         Args:
             network: loaded; what is not trained of it is frozen.
-            targets: as for `trained_names`.
             offload: whether masters and copies lie in the host's memory.
 
         Raises ValueError: a target matches nothing.

@@ -58,7 +58,6 @@ def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None =
     Args:
         network: any copy of the network, also one on the meta device.
         targets: name endings, as PEFT takes them: "attn.to_q" fits every module whose name ends in ".attn.to_q".
-        rank: of the LoRA.
 
     Raises ValueError: a target matches no linear layer; names the closest that exist. Or the rank is above the width of
     every layer that would get it, where more of it says nothing more.
@@ -226,7 +225,6 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
 
     Args:
         network: any copy of it, also one on the meta device, also one of few blocks of which the LoRA has all.
-        lora: that is to be added.
     """
     from flowrl.private_names import LoraLayer
 

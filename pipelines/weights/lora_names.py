@@ -117,7 +117,6 @@ def portable(
     Args:
         tensors: as they are in the file.
         stock: whose layers they name; None reads the spellings of diffusers and PEFT alone.
-        what: the file, for messages.
 
     Raises ValueError: something else than a LoRA on the denoiser's linear layers, or names that nobody knows.
     """

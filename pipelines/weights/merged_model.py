@@ -48,9 +48,7 @@ def merge(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | 
     """Writes the folder of the merged model, which appears whole or not at all.
 
     Args:
-        base: stock folder.
         loras: as `flowrl.pipelines.weights.lora_exports.saved_loras` gives them.
-        out: that is not there yet.
         variant: ending of the base's files, such as "fp16"; those of the merged model have it too.
 
     Raises ValueError: the base is no stock folder of safetensors in a float type, a layer is missing there or has

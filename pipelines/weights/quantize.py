@@ -66,8 +66,7 @@ def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device
 
     At no time does the device hold more than one of them as it was read; the rest of the network is left where it is.
 
-    Returns:
-        How many layers there were.
+    Returns how many layers there were.
 
     Raises ValueError: none, so that nothing would be saved.
     """

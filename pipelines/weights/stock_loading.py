@@ -132,10 +132,8 @@ def load_stock(
     """A stock pipeline from a folder or the hub, on the CPU.
 
     Args:
-        name: of the stock class.
         model: folder or hub id, perhaps at a revision.
         title: of the family, for the message.
-        dtype: of its parts.
         exact: parts that stay in float32, never rounded on the way: the autoencoder.
         how: whose `variant` says which files of weights are read.
         options: further arguments of `from_pretrained`.

@@ -24,7 +24,6 @@ def read_networks(
     """The networks of a model folder on the host, by the names of their parts.
 
     Args:
-        folder: the model.
         dtypes: of parts, and of all others under "default".
         given: parts that are there already, or are not to be read.
         variant: which files of weights are read of those parts that have them, as stock pipelines do; None takes those

@@ -76,7 +76,6 @@ class Stored:
 
         Args:
             unread: keys that the network did not read.
-            network: it, loaded.
             towers: whether a file may be of a larger model, of which the network is a part.
         """
         branches = {_branch(key) for key in self.place.keys() - set(unread)}
@@ -110,8 +109,7 @@ class Stored:
             unread: keys that the network did not read.
             network: it, loaded: its weights have the stored values, which every dtype of a network holds exactly.
 
-        Returns:
-            The keys that this did away with; none where any of them is in another form.
+        Returns the keys that this did away with; none where any of them is in another form.
         """
         layers = {key.rpartition(".")[0] for key in unread if key.rpartition(".")[2] in _SCALES}
         named = (*_SCALES, *_INPUT_SCALES, _FORM)

@@ -147,8 +147,7 @@ def graded(
         reference_position_quirk: the published reward code adds a 1 after the 0 of a wrong relation too, so that a
             wrong relation between the right objects earns 0.75, not 2/3. True reproduces it, False leaves the 1 away.
 
-    Returns:
-        A number of at most 1; 1 if and only if `strict` holds.
+    Returns a number of at most 1; 1 if and only if `strict` holds.
     """
     terms, _ = _exact_terms(detections, metadata, color_of, reference_position_quirk)
     return sum(terms) / len(terms)
