@@ -32,12 +32,7 @@ def shift_sigma(u: Float[Tensor, " n"], shift: float) -> Float[Tensor, " n"]:
 
 
 def dynamic_mu(
-    num_tokens: int,
-    *,
-    base_shift: float = 0.5,
-    max_shift: float = 1.15,
-    base_tokens: int = 256,
-    max_tokens: int = 4096,
+    num_tokens: int, *, base_shift: float = 0.5, max_shift: float = 1.15, base_tokens: int = 256, max_tokens: int = 4096
 ) -> float:
     """Logarithm of the shift for an image of so many latent tokens, linear between two sizes.
 

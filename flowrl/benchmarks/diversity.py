@@ -31,10 +31,7 @@ class Diversity:
 
 
 def diversity(
-    features: Float[np.ndarray, " n d"],
-    prompts: Sequence[Hashable],
-    *,
-    distance: Distance = "cosine",
+    features: Float[np.ndarray, " n d"], prompts: Sequence[Hashable], *, distance: Distance = "cosine"
 ) -> Diversity:
     """The mean over prompts of the mean distance of all pairs of a prompt's images.
 

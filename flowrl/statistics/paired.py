@@ -14,15 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from flowrl.statistics.bootstrap import DETECTABLE_ERRORS, LEVEL, Interval
-from flowrl.statistics.means import (
-    Rows,
-    ScoreRow,
-    over_seeds,
-    paired_rows,
-    pooled,
-    stratified_score,
-    task_scores,
-)
+from flowrl.statistics.means import Rows, ScoreRow, over_seeds, paired_rows, pooled, stratified_score, task_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,15 +26,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike
 
-from flowrl.statistics.bootstrap import (
-    UNKNOWN,
-    Interval,
-    Statistic,
-    codes,
-    percentiles,
-    point,
-    resampled,
-)
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, Statistic, codes, percentiles, point, resampled
 from flowrl.statistics.means import mean_interval
 
 Values = Float64[np.ndarray, " n"]
@@ -129,10 +121,7 @@ class OrderBias:
 
 
 def over_groups(
-    sum_KG: Float64[np.ndarray, " k g"],
-    statistic: Statistic,
-    *,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
+    sum_KG: Float64[np.ndarray, " k g"], statistic: Statistic, *, bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> Interval:
     """A statistic of sums over all groups, with its interval from groups drawn with replacement.
 

@@ -21,13 +21,7 @@ from flowrl.pipelines.shared import stock_schedules
 from flowrl.pipelines.shared.cards import Card, Grid, clip_context, given, sample_size
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.placement import widest
-from flowrl.samplers.flow_coordinates import (
-    flow_levels,
-    prediction_of,
-    sigma_at,
-    velocity_from_prediction,
-    vp_scale,
-)
+from flowrl.samplers.flow_coordinates import flow_levels, prediction_of, sigma_at, velocity_from_prediction, vp_scale
 from flowrl.samplers.parametrization import column, working_dtype
 from flowrl.trajectory import Conditioning, Schedule
 

@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 
 from flowrl.pipelines.shared import stock_schedules
-from flowrl.samplers.flow_coordinates import (
-    flow_levels,
-    prediction_of,
-    sigma_at,
-    velocity_from_prediction,
-    vp_scale,
-)
+from flowrl.samplers.flow_coordinates import flow_levels, prediction_of, sigma_at, velocity_from_prediction, vp_scale
 from flowrl.samplers.parametrization import column, working_dtype
 from flowrl.trajectory import Schedule
 

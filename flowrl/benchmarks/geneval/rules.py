@@ -30,9 +30,7 @@ class Verdict:
 
 
 def verdict(
-    detections: Iterable[Detection],
-    metadata: Mapping[str, Any] | Record,
-    color_of: ColorFn | None = None,
+    detections: Iterable[Detection], metadata: Mapping[str, Any] | Record, color_of: ColorFn | None = None
 ) -> Verdict:
     """Judges one image by the benchmark's own rule.
 
@@ -154,9 +152,7 @@ def graded(
 
 
 def strict(
-    detections: Iterable[Detection],
-    metadata: Mapping[str, Any] | Record,
-    color_of: ColorFn | None = None,
+    detections: Iterable[Detection], metadata: Mapping[str, Any] | Record, color_of: ColorFn | None = None
 ) -> bool:
     """True if every include clause holds with exactly its count, exactly its coloured count and every relation."""
     _, holds = _exact_terms(detections, metadata, color_of, True)
@@ -164,10 +160,7 @@ def strict(
 
 
 def _exact_terms(
-    detections: Iterable[Detection],
-    metadata: Mapping[str, Any] | Record,
-    color_of: ColorFn | None,
-    quirk: bool,
+    detections: Iterable[Detection], metadata: Mapping[str, Any] | Record, color_of: ColorFn | None, quirk: bool
 ) -> tuple[list[float], bool]:
     """The terms of `graded`, and whether every clause holds exactly."""
     record = parse_record(metadata)

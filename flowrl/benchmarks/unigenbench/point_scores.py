@@ -105,10 +105,7 @@ def score_intervals(rows: Sequence[Row], prompts: Sequence[Hashable], *, seed: i
 
 
 def paired_intervals(
-    before: tuple[Sequence[Row], Sequence[Hashable]],
-    after: tuple[Sequence[Row], Sequence[Hashable]],
-    *,
-    seed: int = 0,
+    before: tuple[Sequence[Row], Sequence[Hashable]], after: tuple[Sequence[Row], Sequence[Hashable]], *, seed: int = 0
 ) -> dict[str, Interval]:
     """After minus before, for `overall` and the primary dimensions that both have; the same prompts are drawn in both.
     Both are (rows, prompts), as `score_intervals` takes them. Raises ValueError: the two are not of the same
