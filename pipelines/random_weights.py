@@ -69,14 +69,14 @@ def random_pipeline(
             f"nothing is known of {model} without its download, so it cannot be built on random weights: download it, "
             f"or take one of {', '.join(known_checkpoints.checkpoints())}"
         )
-    card = card if layers is None else shortened(card, layers)
+    card = card if layers is None else shorten(card, layers)
     cards.shapes(family.grid(card.network), card, family.size_of(card, chosen), videos=family.videos)  # refuses some
     stock = getattr(diffusers, family.stock_class(card, chosen) or family.stock[0])
     types, network = part_types(stock), vars(card.network)
     there = [name for place, name in enumerate(family.denoisers) if place == 0 or card.index.get(name)]
-    denoisers = {name: drawn(_made(family.network, network, device, dtype), f"{model}/{name}") for name in there}
+    denoisers = {name: draw_weights(_make(family.network, network, device, dtype), f"{model}/{name}") for name in there}
     kind = getattr(diffusers, known_checkpoints.tables()["families"][family.name]["autoencoder"])
-    vae = drawn(_made(kind, vae_config(family, card), device, torch.float32), f"{model}/vae")
+    vae = draw_weights(_make(kind, vae_config(family, card), device, torch.float32), f"{model}/vae")
     given = dict.fromkeys(types) | dict(family.stock_options or {}) | denoisers
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
     for part in denoisers.values() if quantize != "none" else ():
@@ -94,7 +94,7 @@ def random_pipeline(
     return p
 
 
-def shortened(card: Card, layers: int) -> Card:
+def shorten(card: Card, layers: int) -> Card:
     """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks are not
     alike."""
     network = vars(card.network)
@@ -111,7 +111,7 @@ def fewer_blocks(card: Card, layers: int) -> dict[str, int]:
     return {kind: min(layers, count) for kind, count in kinds.items()}
 
 
-def drawn(module: nn.Module, name: str) -> nn.Module:
+def draw_weights(module: nn.Module, name: str) -> nn.Module:
     """A network with random weights, a function of its name: matrices with std 1 / sqrt(fan_in), norms 1."""
     normals = counter_normal((_PERIOD,), "weights", name).to(next(module.parameters()).device)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def _scheduler(kind: Any) -> Any:
     return kind()
 
 
-def _made(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _make(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> nn.Module:
     """A network in a dtype as `from_pretrained` loads it: saved buffers too, not the parts that stay float32."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

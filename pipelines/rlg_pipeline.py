@@ -71,10 +71,10 @@ def rlg_pipeline(
     guided = _Guided(pipe.scheduler, names, scales, by, true_cfg_scale)
     with ExitStack() as stack:
         scheduler = pipe.scheduler
-        stack.enter_context(_replaced(scheduler, "set_timesteps", guided.counting_from_zero(scheduler.set_timesteps)))
-        stack.enter_context(_replaced(scheduler, "step", guided.counting(scheduler.step)))
+        stack.enter_context(_replace(scheduler, "set_timesteps", guided.counting_from_zero(scheduler.set_timesteps)))
+        stack.enter_context(_replace(scheduler, "step", guided.counting(scheduler.step)))
         for denoiser in denoisers.values():
-            stack.enter_context(_replaced(denoiser, "forward", guided.mixing(denoiser, pipe)))
+            stack.enter_context(_replace(denoiser, "forward", guided.mixing(denoiser, pipe)))
         yield pipe
 
 
@@ -132,7 +132,7 @@ class _Guided:
             rest = [weights[k] for k in active][0 if with_base else 1 :]
             if self.true_cfg_scale is not None:
                 self.calls.append((outputs, rest))
-            return _mixed(outputs, rest) if rest else outputs[0]
+            return _mix(outputs, rest) if rest else outputs[0]
 
         return forward
 
@@ -197,15 +197,15 @@ def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, (dict, list)) else value
 
 
-def _mixed(outputs: Sequence[Any], weights: list[float]) -> Any:
+def _mix(outputs: Sequence[Any], weights: list[float]) -> Any:
     """Mixes what a forward returns, whatever it is packed in, in at least float32; dtypes stay."""
     first = outputs[0]
     if isinstance(first, Tensor):
         return mix_outputs(first, list(outputs[1:]), weights).to(first.dtype)
     if isinstance(first, BaseOutput):
-        return type(first)(**{key: _mixed([output[key] for output in outputs], weights) for key in first})
+        return type(first)(**{key: _mix([output[key] for output in outputs], weights) for key in first})
     if isinstance(first, (list, tuple)):
-        return type(first)(_mixed(parts, weights) for parts in zip(*outputs, strict=True))
+        return type(first)(_mix(parts, weights) for parts in zip(*outputs, strict=True))
     if first is None:
         return None
     raise TypeError(
@@ -214,7 +214,7 @@ def _mixed(outputs: Sequence[Any], weights: list[float]) -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Sets an attribute of this object alone and takes it back, also if a hook had set it before."""
     before = vars(owner).get(name)
     setattr(owner, name, function)

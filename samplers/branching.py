@@ -43,7 +43,7 @@ def draw_successors(
     return advance(kernel, source, output, schedule.sigma[step], schedule.sigma[step + 1], own)
 
 
-def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
+def check_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
     """The noise of a step. Raises ValueError: it has not the shape of the latents it is for."""
     if tuple(xi.shape) != tuple(shape):
         raise ValueError(f"{call} must give one noise per successor {tuple(shape)}, got {tuple(xi.shape)}")
@@ -171,7 +171,7 @@ def sample_branches(
         branching = step in steps
         if branching:
             anchors.append(x)
-            xi = checked_noise(noise(step), (a * branches, *x.shape[1:]), f"noise({step})")
+            xi = check_noise(noise(step), (a * branches, *x.shape[1:]), f"noise({step})")
         following = []
         for part, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size):
             if branching:

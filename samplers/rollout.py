@@ -66,7 +66,7 @@ def rollout(
     Raises ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong;
     the solver is unknown.
     """
-    steps = _recorded_steps(stochastic, schedule.num_steps, solver)
+    steps = _check_steps(stochastic, schedule.num_steps, solver)
     kept = sorted({state for step in steps for state in (step, step + 1)})
     x = start_state(x, schedule)
     states = {0: x} if 0 in kept else {}
@@ -102,7 +102,7 @@ def rollout(
     )
 
 
-def _recorded_steps(stochastic: Sequence[int], num_steps: int, solver: str) -> tuple[int, ...]:
+def _check_steps(stochastic: Sequence[int], num_steps: int, solver: str) -> tuple[int, ...]:
     """The stochastic steps in ascending order, once they and the solver are known to make sense."""
     if solver not in ("euler", "dpm2"):
         raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")

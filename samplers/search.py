@@ -181,21 +181,21 @@ def search(
         evaluations[rows_PA.flatten()] += 1
         if step in kept_at:
             places = survivors(scored(clean_from_velocity(flat, predicted, sigma)), kept_at[step])
-            flat, predicted = (_taken(tensor, places, rows_PA.shape) for tensor in (flat, predicted))
+            flat, predicted = (_take(tensor, places, rows_PA.shape) for tensor in (flat, predicted))
             rows_PA = rows_PA.gather(1, places)
             velocity, cut = velocity_of(rows_PA.flatten()), cut + 1
         flat = euler(flat, predicted, sigma, sigma_next)
     single = rows_PA.shape[1] == 1
     places = torch.zeros(groups, dtype=torch.int64) if single else best(scored(flat))
     return Searched(
-        final=_taken(flat, places[:, None], rows_PA.shape),
+        final=_take(flat, places[:, None], rows_PA.shape),
         chosen=rows_PA.gather(1, places[:, None])[:, 0] % count,
         scores=scores.reshape(-1, groups, count),
         evaluations=evaluations.reshape(groups, count),
     )
 
 
-def _taken(tensor: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+def _take(tensor: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
     """Rows [P * k, ...] of a batch [P * A, ...] by their places [P, k] within the groups."""
     rows = torch.arange(shape[0])[:, None] * shape[1] + places
     return tensor[rows.flatten().to(tensor.device)]

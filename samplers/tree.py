@@ -18,9 +18,9 @@ from torch import Tensor
 from flowrl.randomness import counter_integers
 from flowrl.samplers.branching import (
     VelocityOf,
+    check_noise,
     check_start,
     check_steps,
-    checked_noise,
     chunked_velocities,
     draw_successors,
 )
@@ -71,7 +71,7 @@ def sample_tree(
     """
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(stochastic, schedule.num_steps, "stochastic steps")
-    splits = _checked_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
+    splits = _check_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
     x, device = start_state(x, schedule), x.device
     prompt, group = prompt_a.to(device), group_a.to(device)
     incoming = torch.full((len(x),), -1, device=device)  # last transition on the way to each node
@@ -84,7 +84,7 @@ def sample_tree(
             if step - 1 not in steps:  # otherwise this level has been kept as products
                 pool.append(x)
                 pooled += len(x)
-            xi = checked_noise(noise(step, len(x) * width), (len(x) * width, *x.shape[1:]), f"noise({step}, nodes)")
+            xi = check_noise(noise(step, len(x) * width), (len(x) * width, *x.shape[1:]), f"noise({step}, nodes)")
         following = []
         for part, velocity in chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size):
             if step in steps:
@@ -122,7 +122,7 @@ def sample_tree(
     )
 
 
-def _checked_splits(splits: tuple[int, ...], steps: Sequence[int], children: int) -> tuple[int, ...]:
+def _check_splits(splits: tuple[int, ...], steps: Sequence[int], children: int) -> tuple[int, ...]:
     if children < 2 or not set(splits) <= set(steps):
         raise ValueError(
             f"splits {list(splits)} must be among the stochastic steps {list(steps)}, with at least 2 children, got "

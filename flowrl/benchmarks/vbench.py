@@ -156,7 +156,7 @@ def read_measured(path: Path, dimension: str) -> Measured:
     return Measured(score=score, videos={name: value / scale for name, value in videos.items() if math.isfinite(value)})
 
 
-def normalised(dimension: str, score: float) -> float:
+def normalise(dimension: str, score: float) -> float:
     """(score - low) / (high - low) of the published constants; not bounded to [0, 1]."""
     known = DIMENSIONS[dimension]
     return (score - known.low) / (known.high - known.low)
@@ -174,7 +174,7 @@ def shares(name: str) -> dict[str, float]:
 def aggregate(scores: Mapping[str, float]) -> dict[str, float]:
     """Quality, semantic and total score of the dimensions' scores; those are left out that lack a dimension."""
     return {
-        name: sum(share * normalised(dimension, scores[dimension]) for dimension, share in shares(name).items())
+        name: sum(share * normalise(dimension, scores[dimension]) for dimension, share in shares(name).items())
         for name in SUMS
         if shares(name).keys() <= scores.keys()
     }
@@ -236,7 +236,7 @@ def _of_sum(
     rows: list[list[ScoreRow]] = [[] for _ in sides]
     for (names, prompt, sample), file in found.items():
         for side, own in zip(sides, rows, strict=True):
-            values = (share_of[name] * normalised(name, side[name].videos[file]) for name in names)
+            values = (share_of[name] * normalise(name, side[name].videos[file]) for name in names)
             parts = (value * of_stratum[names] / of_dimension[name] for value, name in zip(values, names, strict=True))
             own.append(ScoreRow(task="+".join(names), prompt=prompt, sample=sample, value=sum(parts)))
     strata = len(of_stratum)

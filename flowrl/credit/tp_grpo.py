@@ -43,7 +43,7 @@ def turning_points(
 
     Raises ValueError: values_NT is not a float table of at least two columns.
     """
-    values = _checked(values_NT)
+    values = _check(values_NT)
     first, last = values[:, :1], values[:, -1:]
     gain = (values[:, 1:] - values[:, :-1]).sign()  # sign(NaN) is 0, so a NaN flags nothing
     trend = (last - first).sign()
@@ -61,7 +61,7 @@ def turning_points(
     return flags & ~(first + last).isnan()
 
 
-def balanced(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) -> Bool[Tensor, " N T"]:
+def balance(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) -> Bool[Tensor, " N T"]:
     """As many turning points of rising trajectories as of falling ones, over all cells of the table.
 
     Of each sign of `V_T - V_0` the min(#rising, #falling) cells with the largest `|V_T - V_0|` stay flagged, earlier
@@ -74,7 +74,7 @@ def balanced(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) 
 
     Raises ValueError: the shapes do not fit.
     """
-    values = _checked(values_NT)
+    values = _check(values_NT)
     if flags_NT.shape != (len(values), values.shape[1] - 1):
         raise ValueError(f"flags of values {tuple(values.shape)} have one column less, got {tuple(flags_NT.shape)}")
     trend = (values[:, -1:] - values[:, :1]).expand(flags_NT.shape).flatten()
@@ -99,7 +99,7 @@ class TpGrpo:
     constrained: bool = True
     """See `turning_points`."""
     balance: bool = True
-    """See `balanced`."""
+    """See `balance`."""
     local_flip: bool = False
     """See `turning_points`."""
     positive_only: bool = False
@@ -112,14 +112,14 @@ class TpGrpo:
         values = values_of(sampled, reward_KF)[0].double()
         flags = turning_points(values, self.constrained, local_flip=self.local_flip, positive_only=self.positive_only)
         if self.balance:
-            whole = balanced(context.gather(flags), context.gather(values))
+            whole = balance(context.gather(flags), context.gather(values))
             flags = whole[context.rank * len(flags) : (context.rank + 1) * len(flags)]
         rest = values[:, -1:] - values[:, :-1]
         raw = torch.where(flags & (rest != 0), rest, values[:, 1:] - values[:, :-1])
         return Credit(raw=raw.to(reward_KF.dtype).reshape(1, -1), norm=norm_by_step(sampled))
 
 
-def _checked(values_NT: Tensor) -> Tensor:
+def _check(values_NT: Tensor) -> Tensor:
     """Values in float64."""
     if values_NT.ndim != 2 or values_NT.shape[1] < 2 or not values_NT.is_floating_point():
         raise ValueError(

@@ -127,7 +127,7 @@ def enlargement(height: int, width: int) -> int:
     return 1 if shorter >= SMALL else math.ceil(VISIBLE / shorter)
 
 
-def fitted(images: Tensor, longest: int) -> Tensor:
+def fit(images: Tensor, longest: int) -> Tensor:
     """Images [..., 3, H, W] at a size for people: small ones with repeated pixels, larger ones reduced to `longest`."""
     height, width = images.shape[-2:]
     factor = enlargement(height, width)

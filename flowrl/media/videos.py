@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from flowrl.files import replacing
-from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fitted, grid, lettering, to_pixels
+from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fit, grid, lettering, to_pixels
 from flowrl.media.sound_files import add_sound, write_sound
 
 ENCODERS = ("libx264", "libopenh264", "h264_videotoolbox", "h264_mf")
@@ -53,7 +53,7 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tu
     scale = enlargement(*video.shape[-2:])
     with tempfile.TemporaryDirectory() as folder:  # the index moves to the front at the end, which needs a real file
         whole = Path(folder) / "video.mp4"
-        _encode([_prepared(to_pixels(frame), scale) for frame in video], whole, fps, sound)
+        _encode([_prepare(to_pixels(frame), scale) for frame in video], whole, fps, sound)
         with replacing(Path(path)) as stream:
             stream.write(whole.read_bytes())
     return Path(path)
@@ -83,7 +83,7 @@ def contact_row(video: Tensor) -> Float[Tensor, "3 height width"]:
     A shorter video shows all it has. Raises ValueError: another shape.
     """
     _check(video)
-    shown = fitted(video[_places(video)].detach().float().cpu(), longest=ROW_WIDTH // FRAMES)
+    shown = fit(video[_places(video)].detach().float().cpu(), longest=ROW_WIDTH // FRAMES)
     gap = torch.ones(3, shown.shape[-2], GAP)
     return torch.cat([part for frame in shown for part in (frame, gap)][:-1], dim=-1)
 
@@ -99,7 +99,7 @@ def _check(video: Tensor | np.ndarray) -> None:
         )
 
 
-def _prepared(frame: UInt8[np.ndarray, "h w 3"], scale: int) -> UInt8[np.ndarray, "even_h even_w 3"]:
+def _prepare(frame: UInt8[np.ndarray, "h w 3"], scale: int) -> UInt8[np.ndarray, "even_h even_w 3"]:
     """Pixels repeated, and odd sides made even by one more row or column."""
     large = frame.repeat(scale, axis=0).repeat(scale, axis=1)
     return np.pad(large, [(0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)], mode="edge")

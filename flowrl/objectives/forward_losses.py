@@ -327,7 +327,7 @@ class Rwr:
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups; raises as `reward_weights`."""
         weight = reward_weights(matched.reward, matched.group, weights=self.weights, temperature=self.temperature)
-        return _weighted(matched, weight)
+        return _weigh(matched, weight)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,7 +342,7 @@ class Rft:
 
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups."""
-        return _weighted(matched, best_of_group(matched.reward, matched.group))
+        return _weigh(matched, best_of_group(matched.reward, matched.group))
 
 
 FORWARD = {
@@ -384,7 +384,7 @@ def _finish(matched: Matched, loss: Tensor, **metrics: Tensor) -> Weighed:
     return loss.to(dtype), {name: value.detach().to(dtype) for name, value in metrics.items()}
 
 
-def _weighted(matched: Matched, weight: Tensor) -> Weighed:
+def _weigh(matched: Matched, weight: Tensor) -> Weighed:
     error = mean_squared_error(matched.velocity, matched.target)
     return _finish(matched, widened(weight) * error, error=error, weight=widened(weight))
 

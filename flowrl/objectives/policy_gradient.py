@@ -281,9 +281,9 @@ def sequence_coefficients(
                     f"{name} differs within a sample, but a sequence ratio goes with one advantage and one range "
                     "per trajectory: use credit outcome, or ratio step"
                 )
-    loss, slope = _clipped(sequence, advantage, low, high)
+    loss, slope = _clip(sequence, advantage, low, high)
     if kind == "mixed":
-        step_loss, step_slope = _clipped(log_ratio, advantage, low, high)
+        step_loss, step_slope = _clip(log_ratio, advantage, low, high)
         loss, slope = 0.5 * step_loss + 0.5 * loss, 0.5 * step_slope + 0.5 * _sample_mean(slope, sample)
     return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
 
@@ -308,7 +308,7 @@ def sequence_cut(
     return whole if kind == "sequence" else 0.5 * whole + 0.5 * clipped(steps, advantage, **ranges)
 
 
-def _clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _clip(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Clipped surrogate and its derivative by the log-ratio."""
     loss, ratio = clipped_surrogate(log_ratio, advantage, clip_low=low, clip_high=high), log_ratio.exp()
     inside = torch.where(advantage > 0, ratio <= 1 + high, ratio >= 1 - low)

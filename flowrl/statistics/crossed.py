@@ -34,7 +34,7 @@ from flowrl.statistics.means import (
     Rows,
     Stratum,
     added_images,
-    combined,
+    combine,
     part_of,
     score_of,
     strata,
@@ -188,10 +188,10 @@ def _crossed(
     # The images that verdicts add are spread over the seeds; of differences the seeds themselves show the spread.
     verdicts = ends if ends == VERDICTS else None
     mean_N = [value_SN.mean(axis=0) for value_SN, _ in tasks]
-    prompts = combined([part_of(mean, unit_N, verdicts, extra / seeds) for mean, (_, unit_N), extra
+    prompts = combine([part_of(mean, unit_N, verdicts, extra / seeds) for mean, (_, unit_N), extra
                         in zip(mean_N, tasks, added_images(verdicts, held), strict=True)], weights)  # fmt: skip
     deviations = [
-        combined([part_of(value_SN[seed] - mean, unit_N, None, 0.0)
+        combine([part_of(value_SN[seed] - mean, unit_N, None, 0.0)
                   for mean, (value_SN, unit_N) in zip(mean_N, tasks, strict=True)], weights)
         for seed in range(seeds)
     ]  # fmt: skip

@@ -88,7 +88,7 @@ def mean_interval(
     """
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}: write 95 % as 0.95")
-    value_N = _checked(values)
+    value_N = _check(values)
     unit_N = np.arange(len(value_N)) if clusters is None else codes(clusters)
     if len(unit_N) != len(value_N):
         raise ValueError(f"clusters has {len(unit_N)} labels for {len(value_N)} values: give one for each")
@@ -203,7 +203,7 @@ def over_seeds(score_of_seed: ArrayLike) -> Interval:
     trainings, judged by the same prompts and start noise. One seed: NaN bounds. Raises ValueError: no seeds, or a
     number that is not finite.
     """
-    value_S = _checked(score_of_seed)
+    value_S = _check(score_of_seed)
     mean, count = float(value_S.mean()), len(value_S)
     half = math.nan
     if count > 1:
@@ -260,7 +260,7 @@ def strata(
 
 
 def _values_of(table: Mapping[Key, ScoreRow], keys: Sequence[Key]) -> Values:
-    return _checked([float(table[key].value) for key in keys])
+    return _check([float(table[key].value) for key in keys])
 
 
 def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
@@ -320,7 +320,7 @@ def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> 
     return Part(mean=mean, centre=centre, variance=variance, degrees=_degrees(size_U / count) + 2 * added)
 
 
-def combined(parts: Sequence[Part], weights: Sequence[float]) -> Part:
+def combine(parts: Sequence[Part], weights: Sequence[float]) -> Part:
     """The weighted mean of independent parts."""
     shares = [weight**2 * part.variance for weight, part in zip(weights, parts, strict=True)]
     squares = sum(share**2 / part.degrees for share, part in zip(shares, parts, strict=True))
@@ -337,10 +337,10 @@ def student(part: Part, ends: Ends | None = None, level: float = LEVEL) -> Inter
     if not math.isfinite(part.variance):
         return point(part.mean)
     half = student_quantile(level, part.degrees) * math.sqrt(part.variance)
-    return bounded(part.mean, part.centre - half, part.centre + half, ends)
+    return bound(part.mean, part.centre - half, part.centre + half, ends)
 
 
-def bounded(mean: float, low: float, high: float, ends: Ends | None) -> Interval:
+def bound(mean: float, low: float, high: float, ends: Ends | None) -> Interval:
     """An interval within `ends` that holds its mean."""
     if ends is not None:
         low, high = max(low, ends[0]), min(high, ends[1])
@@ -368,7 +368,7 @@ def _interval(
     if sum(held) == 1 and ends == VERDICTS:
         return _share(*tasks[0], level)
     parts = [part_of(*task, ends, extra) for task, extra in zip(tasks, added_images(ends, held), strict=True)]
-    return student(combined(parts, weights), ends, level)
+    return student(combine(parts, weights), ends, level)
 
 
 def _share(value_N: Values, unit_N: Units, level: float) -> Interval:
@@ -381,12 +381,12 @@ def _share(value_N: Values, unit_N: Units, level: float) -> Interval:
     if not math.isfinite(part.variance):
         return point(part.mean)
     if unit_N.max() == 0 or int(np.bincount(unit_N).max()) == 1:  # images alone: their share says all of their spread
-        return bounded(part.mean, *wilson(part.mean, count, student_quantile(level, math.inf)), VERDICTS)
+        return bound(part.mean, *wilson(part.mean, count, student_quantile(level, math.inf)), VERDICTS)
     independent = part.mean * (1 - part.mean) / count
     effect = part.variance / independent if independent > 0 else 1.0
     degrees = part.degrees + PRIOR
     effect += (1.0 - effect) * PRIOR / degrees
-    return bounded(part.mean, *wilson(part.mean, count / effect, student_quantile(level, degrees)), VERDICTS)
+    return bound(part.mean, *wilson(part.mean, count / effect, student_quantile(level, degrees)), VERDICTS)
 
 
 def _scale(share_U: Values) -> Values:
@@ -406,7 +406,7 @@ def _degrees(share_U: Values) -> float:
     return trace**2 / (own + mixed)
 
 
-def _checked(values: ArrayLike) -> Values:
+def _check(values: ArrayLike) -> Values:
     value_N = np.asarray(values, dtype=np.float64)
     if value_N.ndim != 1 or len(value_N) == 0:
         raise ValueError(f"values must be one list of at least one number, got the shape {value_N.shape}")

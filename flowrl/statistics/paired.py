@@ -51,7 +51,7 @@ def summarise(rows: Rows, *, order: Sequence[str] = ()) -> Summary:
         macro=stratified_score(listed),
         micro=pooled(listed),
         any_correct=pooled(best_of_prompt(listed)),
-        tasks=_ordered(task_scores(listed), order),
+        tasks=_order(task_scores(listed), order),
     )
 
 
@@ -64,7 +64,7 @@ def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparis
         macro=stratified_score(after, base=before),
         micro=pooled(after, base=before),
         any_correct=pooled(best_of_prompt(after), base=best_of_prompt(before)),
-        tasks=_ordered(task_scores(after, base=before), order),
+        tasks=_order(task_scores(after, base=before), order),
         gained=sum(row.value > 0 for row in changes),
         lost=sum(row.value < 0 for row in changes),
         pairs=len(changes),
@@ -100,6 +100,6 @@ def over_runs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     return {name: over_seeds([row[name] for row in metrics]) for name in shared}
 
 
-def _ordered(scores: Mapping[str, Interval], order: Sequence[str]) -> dict[str, Interval]:
+def _order(scores: Mapping[str, Interval], order: Sequence[str]) -> dict[str, Interval]:
     rank = defaultdict(lambda: len(order), {name: place for place, name in enumerate(order)})
     return {name: scores[name] for name in sorted(scores, key=lambda name: (rank[name], name))}

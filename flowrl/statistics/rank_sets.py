@@ -61,7 +61,7 @@ def factor_of_pairs(pairs: int) -> float:
     return NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / max(1, pairs)) / _NORMAL
 
 
-def widened(interval: Interval, factor: float) -> Interval:
+def widen(interval: Interval, factor: float) -> Interval:
     """The interval with both arms longer by the factor."""
     return Interval(
         mean=interval.mean,

@@ -173,7 +173,7 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
     others = [shape for number, shape in enumerate(before) if number != target]
     checks = [_is_as_it_was(shape, found, image, factor) for shape in others]
     extra = len(found) > len(others) + (here is not None)
-    checks.append(not extra and _changed(image, source, place) <= _MOST_CHANGED)
+    checks.append(not extra and _changed_share(image, source, place) <= _MOST_CHANGED)
     return EditVerdict(done=done, kept=sum(checks) / len(checks))
 
 
@@ -213,7 +213,7 @@ def _is_as_it_was(shape: Shape, found: Sequence[Detection], image: np.ndarray, f
     )
 
 
-def _changed(image: np.ndarray, source: np.ndarray, box: Sequence[float]) -> float:
+def _changed_share(image: np.ndarray, source: np.ndarray, box: Sequence[float]) -> float:
     """Share of the pixels outside a box that differ clearly from the source."""
     different = np.linalg.norm(image.astype(np.float64) - source.astype(np.float64), axis=-1) > _CHANGED
     outside = np.ones(different.shape, dtype=bool)

@@ -30,7 +30,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flowrl.capabilities import this_machine
-from flowrl.pipelines.arithmetic.attention_words import KERNELS, Known, Mask, check_here, check_word, chosen, usable
+from flowrl.pipelines.arithmetic.attention_words import (
+    KERNELS,
+    Known,
+    Mask,
+    check_here,
+    check_word,
+    choose,
+    usable,
+)
 from flowrl.private_names import (
     HUB_KERNELS,
     Attention,
@@ -88,7 +96,7 @@ class JointAttention:
         return images, prompt if attn.context_pre_only else attn.to_add_out(prompt)
 
 
-def dispatched(transformer: nn.Module) -> None:
+def dispatch_joint_attention(transformer: nn.Module) -> None:
     """Gives every attention of an SD3 transformer its own processor."""
     for module in transformer.modules():
         if isinstance(module, Attention):
@@ -110,7 +118,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return summed[:, :, :-1] / (summed[:, :, -1:] + 1e-15)
 
 
-def _projected(attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _project(attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys through relu, the feature map of linear attention, and values: `[b, n, heads, d]` each."""
     source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
 
@@ -124,7 +132,7 @@ def _projected(attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor |
     )
 
 
-def _sent_on(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
+def _output(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
     """Tokens `[b, n, c]` of what was attended, `[b, heads, d, n]`."""
     tokens: Tensor = attn.to_out[1](attn.to_out[0](attended.flatten(1, 2).transpose(1, 2).to(dtype)))
     return tokens
@@ -141,8 +149,8 @@ class LinearAttention:
         attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
-        given = (x.permute(0, 2, 3, 1) for x in _projected(attn, hidden_states, encoder_hidden_states))
-        tokens = _sent_on(attn, linear_attention(*given), hidden_states.dtype)
+        given = (x.permute(0, 2, 3, 1) for x in _project(attn, hidden_states, encoder_hidden_states))
+        tokens = _output(attn, linear_attention(*given), hidden_states.dtype)
         return tokens.clip(-65504, 65504) if tokens.dtype == torch.float16 else tokens  # the largest that it holds
 
 
@@ -183,8 +191,8 @@ class RotaryLinearAttention:
     ) -> Tensor:
         """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
         assert rotary_emb is not None
-        given = _projected(attn, hidden_states, encoder_hidden_states)
-        return _sent_on(attn, rotary_linear_attention(*given, rotary_emb), hidden_states.dtype)
+        given = _project(attn, hidden_states, encoder_hidden_states)
+        return _output(attn, rotary_linear_attention(*given, rotary_emb), hidden_states.dtype)
 
 
 def exact_linear(transformer: nn.Module) -> None:
@@ -209,7 +217,7 @@ def give_kernel(
     machine = this_machine(torch.device(device).type)
     check_word(word, dtype, known)
     check_here(word, machine)
-    found = chosen(word, machine, dtype, known)
+    found = choose(word, machine, dtype, known)
     _load(found)
     for size in sorted(set(known.head_sizes)) if found != "native" else ():
         check_backward(found, dtype=dtype, device=device, head_size=size, mask=known.mask)
@@ -252,14 +260,14 @@ def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
             set_backend(processor, AttentionBackendName(kernel.backend if direct else "native"))
         stock = type(processor).__bases__[0] if isinstance(processor, _Given) else type(processor)
         replaced = not direct or (not reads and word != "native")
-        processor.__class__ = _replaced(stock, word) if replaced else stock
+        processor.__class__ = _replacing_class(stock, word) if replaced else stock
         module.set_processor(processor)
         count += 1
     return count
 
 
 @cache
-def _replaced(stock: Any, word: str) -> Any:
+def _replacing_class(stock: Any, word: str) -> Any:
     """A processor's class whose calls of torch's attention go to a kernel."""
     attend = attention_of(word)
 
@@ -370,7 +378,7 @@ def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int
     machine = this_machine(torch.device(device).type)
     found = []
     for word in usable(machine, dtype, Known(head_sizes=(head_size,), mask=mask)):
-        if word.endswith("_hub") and not _fetched(word):
+        if word.endswith("_hub") and not _is_fetched(word):
             continue
         try:
             check_backward(word, dtype=dtype, device=device, head_size=head_size, mask=mask)
@@ -380,7 +388,7 @@ def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int
     return found
 
 
-def _fetched(word: str) -> bool:
+def _is_fetched(word: str) -> bool:
     """Whether a kernel of the hub was loaded in this process."""
     config = HUB_KERNELS[AttentionBackendName(KERNELS[word].backend)]
     return config.kernel_fn is not None

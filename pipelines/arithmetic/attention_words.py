@@ -171,25 +171,25 @@ def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
         ours = _THEIRS[word]
         raise ValueError(f"pipeline.attention={word} is diffusers' name of what is called {ours} here: write {ours}")
     kernel = entry_of(KERNELS, word, "pipeline.attention")
-    if fault := _unsuited(kernel, dtype, known):
-        fitting = [name for name, other in KERNELS.items() if not _unsuited(other, dtype, known)]
+    if fault := _misfit(kernel, dtype, known):
+        fitting = [name for name, other in KERNELS.items() if not _misfit(other, dtype, known)]
         raise ValueError(f"pipeline.attention={word} {fault}: choose among {', '.join(fitting)}")
 
 
 def check_here(word: str, machine: Machine) -> None:
     """Refuses a kernel of our words that a machine does not have."""
-    if word != "auto" and (fault := _absent(KERNELS[word], machine)):
-        there = [name for name, kernel in KERNELS.items() if not _absent(kernel, machine)]
+    if word != "auto" and (fault := _lack(KERNELS[word], machine)):
+        there = [name for name, kernel in KERNELS.items() if not _lack(kernel, machine)]
         raise ValueError(f"pipeline.attention={word} {fault}; or choose among auto, {', '.join(there)}")
 
 
 def usable(machine: Machine, dtype: torch.dtype, known: Known) -> list[str]:
     """Words that a machine has and that suit a checkpoint in a dtype; float32 is left out where that is the dtype."""
     words = [word for word, kernel in KERNELS.items() if not (kernel.casts and dtype == torch.float32)]
-    return [w for w in words if not _absent(KERNELS[w], machine) and not _unsuited(KERNELS[w], dtype, known)]
+    return [w for w in words if not _lack(KERNELS[w], machine) and not _misfit(KERNELS[w], dtype, known)]
 
 
-def chosen(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
+def choose(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
     """What a word means on a machine: "auto" is its fastest kernel that needs nothing to be installed.
 
     On a CPU in 16 bits that is float32: torch's backward pass is 3 to 8 times slower in bfloat16 and float16 there
@@ -206,7 +206,7 @@ def chosen(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str
     return "native"
 
 
-def _unsuited(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
+def _misfit(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
     """Why a kernel does not suit dtype, heads or masks; empty where it does."""
     if kernel.low and dtype not in _LOW:
         return f"takes bfloat16 and float16, and pipeline.dtype is {str(dtype).removeprefix('torch.')}"
@@ -222,7 +222,7 @@ def _unsuited(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
     return ""
 
 
-def _absent(kernel: AttentionKernel, machine: Machine) -> str:
+def _lack(kernel: AttentionKernel, machine: Machine) -> str:
     """What a machine lacks for a kernel, and what to do; empty where nothing."""
     if kernel.gpu and machine.device != "cuda":
         return f"runs on CUDA devices, and the device is {machine.device}: set pipeline.device=cuda where there is one"
@@ -247,6 +247,6 @@ def _absent(kernel: AttentionKernel, machine: Machine) -> str:
 
 def kernels_line(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
     """What a word means on a machine, and what else there is, for `flowrl plan`."""
-    found = chosen(word, machine, dtype, known)
+    found = choose(word, machine, dtype, known)
     arrow = f"{word} -> {found}" if found != word else word
     return f"{arrow} on this machine (usable: {', '.join(usable(machine, dtype, known))})"

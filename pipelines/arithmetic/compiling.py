@@ -79,7 +79,7 @@ def check_compile(compile: str, device: torch.device | str) -> None:
 
 
 @cache
-def _told() -> None:
+def _announce() -> None:
     """Has it said on standard error, from now on in this process, that time goes into compiling."""
     from flowrl.private_names import callback_handler  # seconds to import
 
@@ -112,7 +112,7 @@ def compile_blocks(network: nn.Module, *, backend: str = "inductor") -> None:
         network: a denoiser or a ModuleDict of experts.
         backend: of `torch.compile`; "aot_eager" traces without generating code, for tests.
     """
-    _told()
+    _announce()
     options: dict[str, Any] = rounding_options() if backend == "inductor" else {}
     for block in repeated_blocks(network):
         block.compile(

@@ -62,7 +62,7 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
         weight = base if isinstance(base, QuantizedLinear) else base.weight
         given = (x.to(dtype), weight, base.bias, first.weight, second.weight, self.scaling[name])
         if kind == "cpu" and not has_products(dtype):
-            return _widened(*given)
+            return _multiply_wide(*given)
         answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]
         return answer
 
@@ -88,13 +88,13 @@ def _save(ctx: Any, w: Tensor | QuantizedLinear, *tensors: Tensor) -> None:
     ctx.save_for_backward(*tensors, *((w,) if isinstance(w, Tensor) else ()))
 
 
-def _saved(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _load(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """What was saved, the weight last."""
     tensors: tuple[Tensor, ...] = ctx.saved_tensors
     return tensors if ctx.layer is None else (*tensors, ctx.layer.restored(dtype))
 
 
-def _widened(
+def _multiply_wide(
     x: Tensor, w: Tensor | QuantizedLinear, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float
 ) -> Tensor:
     """The layer in float32 on operands that are rounded to the dtype of x, and its answer rounded to it: for 16 bits on
@@ -118,7 +118,7 @@ class Merged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, lora_a, lora_b, w = _saved(ctx, grad.dtype)
+        x, lora_a, lora_b, w = _load(ctx, grad.dtype)
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         for_x = for_a = for_b = None
         if ctx.needs_input_grad[0]:
@@ -147,7 +147,7 @@ class Added(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, first, second, low, w = _saved(ctx, grad.dtype)
+        x, first, second, low, w = _load(ctx, grad.dtype)
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         through = grads.mm(second)
         for_x = for_a = for_b = None

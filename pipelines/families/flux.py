@@ -86,6 +86,6 @@ FAMILY = Family(
     encoders=("text_encoder", "text_encoder_2"), own_size=square(128), grid=packed_grid,
     embed=embedding("embeds", "pooled"), arguments=arguments, read=read,
     conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"), schedule=stock_schedules.by_image_size,
-    guided=common.embedded, passes=one_pass, positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)},
+    guided=common.guide_by_input, passes=one_pass, positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)},
     refuse=refuse, tokens=_tokens,
 )  # fmt: skip

@@ -149,6 +149,6 @@ FAMILY = Family(
     read=lambda p, output, x: output[:, : x.shape[2] * x.shape[3]].transpose(1, 2).reshape(x.shape), evaluate=_evaluate,
     conditioning=given("joint_attention_dim"), guided=_guided,
     passes=lambda card, scale: 2 if scale != 1 and two_passes(card) else 1, schedule=_schedule,
-    decode=lambda p, z: p.pipe.vae.decode(nn.functional.pixel_shuffle(common.restored(p, z), 2), return_dict=False)[0],
-    encode=lambda p, x: common.normalised(p, nn.functional.pixel_unshuffle(p.pipe.vae.encode(x).latent_dist.mode(), 2)),
+    decode=lambda p, z: p.pipe.vae.decode(nn.functional.pixel_shuffle(common.restore(p, z), 2), return_dict=False)[0],
+    encode=lambda p, x: common.normalise(p, nn.functional.pixel_unshuffle(p.pipe.vae.encode(x).latent_dist.mode(), 2)),
 )  # fmt: skip

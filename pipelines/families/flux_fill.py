@@ -28,7 +28,7 @@ from flowrl.trajectory import Conditioning
 _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, by which stock's image library turns colours to grey
 
 
-def drawn_new(mask: Tensor) -> Tensor:
+def mark_drawn(mask: Tensor) -> Tensor:
     """A mask `[3, h, w]` in [0, 1] as 1 where the image is drawn new, at half grey and above, and 0, `[1, h, w]`."""
     grey = (mask * torch.tensor(_GREY, device=mask.device).view(3, 1, 1)).sum(0, keepdim=True)
     return (grey >= 0.5).float()
@@ -38,7 +38,7 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     """Tokens `[1, n, 4c + 4 f^2]` of the image and the mask, f pixels to a latent's side."""
     common.check_mask(sources[0], sources[1], "a source image")
     image, mask = (common.covering(source.float(), *p.image_shape[1:]).to(p.device) for source in sources)
-    new = drawn_new(mask)
+    new = mark_drawn(mask)
     latents = p.encode_images((image * (1 - new) + 0.5 * new)[None])
     folded = nn.functional.pixel_unshuffle(new[None], p.card.factors[0])
     return {"kept": torch.cat([common.pack(latents), common.pack(folded)], dim=2).to(p.dtype)}

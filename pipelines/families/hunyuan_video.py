@@ -51,7 +51,7 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
     factors=lambda vae: (int(vae.get("spatial_compression_ratio", 8)), int(vae.get("temporal_compression_ratio", 4))),
     embed=embedding("embeds", "pooled", "mask", cast=("embeds", "pooled", "mask")), arguments=_arguments,
-    conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True), guided=common.embedded,
+    conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True), guided=common.guide_by_input,
     passes=one_pass, schedule=flow_levels_of(sigmas="linspace"), check_scheduler=check_flow_scheduler, refuse=_refuse,
     attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -84,7 +84,7 @@ def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
     """Clips of latents `[b, C, F, h, w]`."""
     vae = p.pipe.vae
     time = z.new_full((len(z),), p.options.decode_timestep) if vae.config.timestep_conditioning else None
-    return vae.decode(common.restored(p, z), time, return_dict=False)[0]
+    return vae.decode(common.restore(p, z), time, return_dict=False)[0]
 
 
 def suits(card: Card, options: Any) -> None:

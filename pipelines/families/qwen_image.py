@@ -41,10 +41,10 @@ LONGEST_PROMPT = 1024
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     embeds, _mask = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length)
-    return padded(embeds.to(p.dtype), p.max_sequence_length)
+    return pad_embeddings(embeds.to(p.dtype), p.max_sequence_length)
 
 
-def padded(embeds: Tensor, length: int) -> dict[str, Tensor]:
+def pad_embeddings(embeds: Tensor, length: int) -> dict[str, Tensor]:
     """One prompt's embeddings `[1, n, d]` padded to a fixed length, the mask `[1, length]` of its tokens, and n."""
     n = embeds.shape[1]
     mask = (torch.arange(length, device=embeds.device) < n)[None]
@@ -88,19 +88,19 @@ def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     }
 
 
-def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
+def rescale_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
     """`qwen_norm_rescale` of unpacked outputs: norms are those of tokens."""
     return unpack(qwen_norm_rescale(pack(negative), pack(positive), scale), positive.shape[1:])
 
 
 def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
     """Images are decoded as videos of one frame."""
-    return p.pipe.vae.decode(common.restored(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
+    return p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
 
 
 def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     """Latents of the posterior's mode, by the autoencoder's statistics."""
-    return common.normalised(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
+    return common.normalise(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
 
 
 def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
@@ -112,7 +112,7 @@ FAMILY = Family(
     name="qwen_image", title="Qwen-Image", network=QwenImageTransformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors,
     constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=conditioning,
-    guided=lambda p, asked: common.two_pass_guidance(asked, rule=rescaled_by_token, apart=True),
+    guided=lambda p, asked: common.two_pass_guidance(asked, rule=rescale_by_token, apart=True),
     schedule=stock_schedules.by_image_size, decode=decode, encode=encode, longest=lambda card: LONGEST_PROMPT,
     attention=Attends(mask="keys"),
 )  # fmt: skip

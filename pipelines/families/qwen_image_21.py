@@ -22,7 +22,7 @@ from diffusers import QwenImage21Transformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.families.qwen_image import padded
+from flowrl.pipelines.families.qwen_image import pad_embeddings
 from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Grid, Size
 from flowrl.pipelines.shared.common import Guidance
@@ -54,7 +54,7 @@ class Marks(Tensor):
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     embeds, _mask, _images = p.pipe.encode_prompt([prompt], device=p.device)
-    return padded(embeds[:, : p.max_sequence_length].to(p.dtype), p.max_sequence_length)
+    return pad_embeddings(embeds[:, : p.max_sequence_length].to(p.dtype), p.max_sequence_length)
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     """Images are opaque where the autoencoder asks."""
     x = nn.functional.pad(x, (0, 0, 0, 0, 0, p.pipe.vae.config.in_channels - x.shape[1]), value=1.0)
-    return common.normalised(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
+    return common.normalise(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
 
 
 FAMILY = Family(
@@ -126,7 +126,7 @@ FAMILY = Family(
     read=lambda p, output, x: output[:, -x.shape[-2] * x.shape[-1] :].transpose(1, 2).reshape(x.shape),
     evaluate=_evaluate, conditioning=_conditioning, guided=_guided, schedule=_schedule,
     # Images are decoded as videos of one frame; their opacity is dropped
-    decode=lambda p, z: p.pipe.vae.decode(common.restored(p, z).unsqueeze(2), return_dict=False)[0][:, :3, 0],
+    decode=lambda p, z: p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :3, 0],
     encode=_encode,
     # the prompt is causal: keys that are read differ from token to token
     attention=Attends(mask="bias"),

@@ -89,7 +89,7 @@ def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[st
         )
     ready = [processor.preprocess(image, height, width).to(p.device) for image in images]
     latents = torch.stack([p.family.encode(p, image) for image in ready], dim=1)
-    return {**qwen_image.padded(embeds.to(p.dtype), p.max_sequence_length), "sources": latents.to(p.dtype)}
+    return {**qwen_image.pad_embeddings(embeds.to(p.dtype), p.max_sequence_length), "sources": latents.to(p.dtype)}
 
 
 def seen_size(ratio: float) -> tuple[int, int]:

@@ -101,7 +101,7 @@ def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
 
 
 def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    clips: Tensor = p.pipe.vae.decode(common.restored(p, z), return_dict=False)[0]
+    clips: Tensor = p.pipe.vae.decode(common.restore(p, z), return_dict=False)[0]
     return clips
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines.arithmetic.attention import dispatched
+from flowrl.pipelines.arithmetic.attention import dispatch_joint_attention
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.cards import Grid, clip_context, given, sample_size
 from flowrl.pipelines.shared.common import Guidance
@@ -78,5 +78,5 @@ FAMILY = Family(
     guided=_guided, schedule=flow_levels_of(tokens=_image_tokens), check_scheduler=check_flow_scheduler,
     # CLIP's context, and T5's tokens behind it
     seen_tokens=lambda card, length: clip_context(card) + length,
-    prepare=lambda p: dispatched(p.pipe.transformer),
+    prepare=lambda p: dispatch_joint_attention(p.pipe.transformer),
 )  # fmt: skip

@@ -122,17 +122,17 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Rows of a batch go to the expert of their time."""
     high = timestep >= boundary(p)
-    called = [True, False] if len(p.experts) == 1 else _called(p, high)
+    called = [True, False] if len(p.experts) == 1 else _which_called(p, high)
     if all(called):
         rows = [high.nonzero().flatten(), (~high).nonzero().flatten()]
         parts = [_rows_of(p, x, timestep, cond, own, name) for name, own in zip(_EXPERTS, rows, strict=True)]
         velocity = torch.cat(parts)[torch.cat(rows).argsort()]
     else:
         velocity = p.call(x, timestep, cond, _EXPERTS[called.index(True)])
-    return _held(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond)
+    return _hold(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond)
 
 
-def _called(p: FamilyPipeline, high: Tensor) -> list[bool]:
+def _which_called(p: FamilyPipeline, high: Tensor) -> list[bool]:
     """Whether the first expert is called, and the second: for rows here or, where weights are split, anywhere."""
     return needed(p.experts[_EXPERTS[0]], [bool(high.any()), not bool(high.all())])
 
@@ -149,7 +149,7 @@ def boundary(p: FamilyPipeline) -> float:
     return float((p.card.index.get("boundary_ratio") or 0.0) * p.pipe.scheduler.config.num_train_timesteps)
 
 
-def _held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
+def _hold(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
     """The velocity that leads the first latent frame straight to the image's, where it is held there."""
     if "first_frame" not in cond.tensors:
         return velocity
@@ -166,7 +166,7 @@ def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
 
     def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
         high = timestep >= limit
-        called = [True, False] if below is above else _called(p, high)
+        called = [True, False] if below is above else _which_called(p, high)
         if called == [True, False]:
             found = above(x, sigma, timestep)
         elif called == [False, True]:
@@ -177,14 +177,14 @@ def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
             with uncounted(bool(high.all())):
                 second = below(x, sigma, timestep)
             found = torch.where(high.view(-1, 1, 1, 1, 1).to(x.device), first, second)
-        return _held(found, x, sigma, asked.cond)  # by the exact sigma: timesteps may be rounded
+        return _hold(found, x, sigma, asked.cond)  # by the exact sigma: timesteps may be rounded
 
     return velocity
 
 
 def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     """Normalised latents of clips."""
-    return common.normalised(p, p.pipe.vae.encode(x).latent_dist.mode())
+    return common.normalise(p, p.pipe.vae.encode(x).latent_dist.mode())
 
 
 def has_part(card: Card, name: str) -> bool:
@@ -256,7 +256,7 @@ FAMILY = Family(
     count_sources=lambda card, options: (1, 1) if card.stock == _IMAGE_TO_VIDEO else (0, 0), arguments=_arguments,
     conditioning=_conditioning, evaluate=_evaluate, guided=_guided, schedule=flow_levels_of(),
     constants=common.latent_statistics,
-    decode=lambda p, z: p.pipe.vae.decode(common.restored(p, z), return_dict=False)[0], encode=encode,
+    decode=lambda p, z: p.pipe.vae.decode(common.restore(p, z), return_dict=False)[0], encode=encode,
     seen_tokens=lambda card, length: length if card.network.added_kv_proj_dim is None else _IMAGE_TEXT,
     check_scheduler=check_flow_scheduler, refuse=_refuse, suits=_suits, stock_class=_stock_class, prepare=_prepare,
 )  # fmt: skip

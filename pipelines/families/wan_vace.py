@@ -63,7 +63,7 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     given = [source for source in sources if source.ndim == 4]
     if len(given) == len(_CLIPS):
         common.check_mask(given[0], given[1], "a control video")
-    clips = [_fitted(p, clip) for clip in given]
+    clips = [_fit(p, clip) for clip in given]
     images = [Image.fromarray(to_pixels(image)) for image in sources if image.ndim == 3]
     if len(images) != p.options.num_references or len(clips) > len(_CLIPS):
         raise ValueError(
@@ -79,12 +79,12 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     if len(clips) > 1:
         mask = clips[1]
     latents = p.pipe.prepare_video_latents(video, mask, references, None, p.device)
-    folded = _folded(mask, p.card.factors[0], p.grid_shape[1])
+    folded = _fold(mask, p.card.factors[0], p.grid_shape[1])
     folded = nn.functional.pad(folded, (0, 0, 0, 0, len(images), 0))
     return {"control": torch.cat([latents.float(), folded], dim=1).to(p.dtype)}
 
 
-def _fitted(p: FamilyPipeline, clip: Tensor) -> Tensor:
+def _fit(p: FamilyPipeline, clip: Tensor) -> Tensor:
     """As many frames of a clip as are drawn, at their size, `[1, 3, F, H, W]`."""
     frames, _rgb, height, width = p.image_shape
     if len(clip) < frames:
@@ -96,7 +96,7 @@ def _fitted(p: FamilyPipeline, clip: Tensor) -> Tensor:
     return torch.stack(fitted, dim=1)[None].to(p.device)
 
 
-def _folded(mask: Tensor, factor: int, frames: int) -> Tensor:
+def _fold(mask: Tensor, factor: int, frames: int) -> Tensor:
     """A mask `[1, 3, F, H, W]`, of its frames the nearest to latents, pixels as channels, `[1, f^2, F', h, w]`."""
     red = mask[0, 0]
     folded = nn.functional.pixel_unshuffle(red[:, None], factor).transpose(0, 1)[None]

@@ -15,7 +15,7 @@ from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
-from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refused
+from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, describe_error
 from flowrl.pipelines.generic.stock_classes import (
     GUIDER_PARTS,
     OTHER,
@@ -249,7 +249,7 @@ class GenericFamily:
         except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
             if out_of_memory(error):
                 raise
-            raise refused(name, error) from error
+            raise describe_error(name, error) from error
         return p
 
 

@@ -133,7 +133,7 @@ class GenericPipeline:
             one = [next(iter(self.texts.rows))]
             encode = self.texts.standing_in(one, one, self.device, heard)
             given = self.arguments(1, scale, negative=True, steps=num_steps)
-            self._asked[num_steps, scale] = stock_call.asked(
+            self._asked[num_steps, scale] = stock_call.probe(
                 self.pipe, encode, given, list(self.experts.values()), lambda: any(heard)
             )
         return self._asked[num_steps, scale]
@@ -147,7 +147,7 @@ class GenericPipeline:
         given = self.arguments(len(x), scale, negative=against is not None)
         given["latents"] = self.levels.latents(x, t).to(self.dtype)
         with common.autocast(self.device, self.dtype):
-            output = stock_call.evaluated(self.pipe, encode, given, t, float(self.levels.sigma(t)))
+            output = stock_call.evaluate(self.pipe, encode, given, t, float(self.levels.sigma(t)))
         if output.shape != x.shape:
             raise ValueError(
                 f"{type(self.pipe).__name__} was given latents {tuple(x.shape)} and hands {tuple(output.shape)} to its "
@@ -328,7 +328,7 @@ class GenericPipeline:
     def _decoded(self, latents: Tensor) -> Tensor:
         vae, b = self.pipe.vae, len(latents)
         nothing = torch.zeros(0, device=latents.device)
-        scheduler = stock_call.scheduler_like(self.pipe.scheduler, nothing, nothing.new_zeros(1), stock_call.reached)
+        scheduler = stock_call.scheduler_like(self.pipe.scheduler, nothing, nothing.new_zeros(1), stock_call.end_call)
         encode = self.texts.standing_in([next(iter(self.texts.rows))] * b, None, self.device, [], torch.float32)
         given = {**self.arguments(b, 1.0, negative=False), "latents": latents}
         stock = vae.decode

@@ -100,7 +100,7 @@ def _find_whether_encoders_are_read(p: Any, velocity: Any, x: Tensor, schedule: 
         p.keeps_encoders = True
 
 
-def refused(name: str, error: Exception) -> ValueError:
+def describe_error(name: str, error: Exception) -> ValueError:
     """What a user is told of an error that stock code raised where it was called in a way that it does not know."""
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ValueError(f"{name} cannot be trained by pipeline.name=generic: its own call says {said!r}")

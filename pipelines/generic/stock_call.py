@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines.generic.stock_classes import undecorated
+from flowrl.pipelines.generic.stock_classes import undecorate
 from flowrl.pipelines.shared import common
 
 POSITIVE, NEGATIVE = "the prompt", "the negative prompt"
@@ -105,23 +105,23 @@ def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
     with common.standing_in(pipe, **guider), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)  # of Mochi in float32
         try:
-            return undecorated(type(pipe).__call__)(pipe, **arguments)
+            return undecorate(type(pipe).__call__)(pipe, **arguments)
         except Reached as reached:
             return reached.found
 
 
-def reached(*found: Any, **_: Any) -> Any:
+def end_call(*found: Any, **_: Any) -> Any:
     """Ends the call with the first thing given."""
     raise Reached(found[0])
 
 
-def evaluated(
+def evaluate(
     pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], timestep: Tensor, sigma: float
 ) -> Tensor:
     """What the pipeline hands to its scheduler for latents at one level, guidance and all. Raises ValueError: it never
     came to a step."""
     levels = torch.tensor([sigma, 0.0], device=timestep.device)
-    scheduler = scheduler_like(pipe.scheduler, timestep, levels, reached)
+    scheduler = scheduler_like(pipe.scheduler, timestep, levels, end_call)
     with common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode):
         output = call(pipe, arguments)
     if not isinstance(output, Tensor):
@@ -131,7 +131,7 @@ def evaluated(
     return output
 
 
-def asked(
+def probe(
     pipe: Any,
     encode: Callable[..., Any],
     arguments: Mapping[str, Any],
@@ -169,7 +169,7 @@ def asked(
 
     with ExitStack() as stack, torch.no_grad():
         for network in denoisers:
-            hook = network.register_forward_pre_hook(partial(reached, None))
+            hook = network.register_forward_pre_hook(partial(end_call, None))
             stack.callback(hook.remove)
         stack.enter_context(
             common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared)

@@ -10,7 +10,7 @@ OTHER = "models that are trained have a family (docs/families.md), or are called
 _ASKED = ("prompt", "latents", "num_inference_steps", "output_type")
 
 
-def undecorated(call: Callable[..., Any]) -> Callable[..., Any]:
+def undecorate(call: Callable[..., Any]) -> Callable[..., Any]:
     """A function without decorators: stock's `no_grad` is one."""
     found: Callable[..., Any] = inspect.unwrap(call)
     return found
@@ -18,7 +18,7 @@ def undecorated(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def call_arguments(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Arguments of a stock class's call by name."""
-    return inspect.signature(undecorated(cls.__call__)).parameters
+    return inspect.signature(undecorate(cls.__call__)).parameters
 
 
 def scale_argument(taken: Mapping[str, inspect.Parameter]) -> str | None:
@@ -45,7 +45,7 @@ def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def _needed(taken: Mapping[str, inspect.Parameter]) -> list[str]:
+def _required_arguments(taken: Mapping[str, inspect.Parameter]) -> list[str]:
     """Arguments beside a prompt that a stock call cannot do without."""
     varying = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     needed = [key for key, one in taken.items() if one.default is one.empty and one.kind not in varying]
@@ -75,7 +75,7 @@ def stock_class(name: str, model: str) -> Any:
     wanted = [one for one in _ASKED if one not in taken]
     if not hasattr(cls, "encode_prompt"):
         wanted = wanted or ["encode_prompt"]
-    own = _needed(taken)
+    own = _required_arguments(taken)
     sounds = "audio_latents" in taken or hasattr(cls, "prepare_audio_latents")
     faults = {
         f"has no {', '.join(wanted)}": bool(wanted),

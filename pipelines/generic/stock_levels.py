@@ -28,7 +28,7 @@ def is_flow(name: str, config: Mapping[str, Any]) -> bool:
     return bool(flow or config.get("use_flow_sigmas"))
 
 
-def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _take_known(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of some arguments that a function takes."""
     taken = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
@@ -147,10 +147,10 @@ class Levels:
                 given["mu"] = math.log(shift)
             else:
                 changes = {key: shift for key in ("shift", "flow_shift") if key in config}
-        stock = stock_schedules.made("this pipeline", {**config, **changes, "_class_name": name})
+        stock = stock_schedules.make_scheduler("this pipeline", {**config, **changes, "_class_name": name})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # DPM-Solver hands tensors to NumPy the old way
-            stock.set_timesteps(**_accepted(stock.set_timesteps, given))
+            stock.set_timesteps(**_take_known(stock.set_timesteps, given))
         sigma, timestep = stock.sigmas.float().cpu(), stock.timesteps.float().cpu()
         if len(timestep) != num_steps or len(sigma) != num_steps + 1:
             raise ValueError(

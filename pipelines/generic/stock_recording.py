@@ -100,7 +100,7 @@ class Recorder:
         with torch.no_grad():
             made = p.pipe.vae.decode(*args, **named)
         made = made[0] if isinstance(made, (tuple, list)) else made.sample
-        size = _drawn(type(p.pipe).__name__, made, videos=p.videos)
+        size = _drawn_size(type(p.pipe).__name__, made, videos=p.videos)
         p.check_drawn(size[:2])
         return Recorded(
             call=call,
@@ -118,7 +118,7 @@ class Recorder:
             raise Reached([(on_meta(args), on_meta(named))])  # of which `_decoded` takes the first
 
         with common.standing_in(vae, decode=decode), torch.no_grad():
-            scheduler = stock_call.scheduler_like(p.pipe.scheduler, torch.zeros(0), torch.zeros(1), stock_call.reached)
+            scheduler = stock_call.scheduler_like(p.pipe.scheduler, torch.zeros(0), torch.zeros(1), stock_call.end_call)
             row = [next(iter(p.texts.rows))]
             encode = p.texts.standing_in(row, None, p.device, [], torch.float32)
             given = {**p.arguments(1, 1.0, negative=False), "latents": torch.zeros(1, *p.asked(2, 1.0).shape)}
@@ -201,7 +201,7 @@ def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> 
     signature = inspect.signature(type(network).forward)
 
     def called(*args: Any, **named: Any) -> Any:
-        given = _named(signature, network, on_meta(args), on_meta(named))
+        given = _bind_names(signature, network, on_meta(args), on_meta(named))
         if calls is not None:
             calls.append(given)
         with nullcontext() if calls is not None else EveryTokenRead():
@@ -214,7 +214,7 @@ def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> 
     return other
 
 
-def _named(signature: inspect.Signature, owner: Any, args: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+def _bind_names(signature: inspect.Signature, owner: Any, args: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by their names."""
     given = dict(list(signature.bind(owner, *args, **named).arguments.items())[1:])
     rest = next((key for key, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), None)
@@ -239,7 +239,7 @@ def _rows(call: Mapping[str, Any]) -> int:
     return len(first)
 
 
-def _drawn(name: str, made: Tensor, *, videos: bool) -> tuple[int, int, int | None]:
+def _drawn_size(name: str, made: Tensor, *, videos: bool) -> tuple[int, int, int | None]:
     if len(made) != 1 or made.ndim != (5 if videos else 4):
         raise ValueError(f"{name} decodes one sample as {list(made.shape)}, of which its size cannot be read")
     return made.shape[-2], made.shape[-1], made.shape[2] if videos else None

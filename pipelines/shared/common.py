@@ -133,7 +133,7 @@ def distilled_guidance(asked: Guidance, *, embeds: bool, model: str) -> Velocity
     return conditioned(asked.network, asked.cond)
 
 
-def embedded(p: Any, asked: Guidance) -> Velocity:
+def guide_by_input(p: Any, asked: Guidance) -> Velocity:
     """The scale as an input of the network, or none where it has no such input; no negative prompt is read."""
     return distilled_guidance(asked, embeds=bool(p.card.network.guidance_embeds), model=p.model)
 
@@ -180,14 +180,14 @@ def encode_slices(
     return torch.cat([encode(2 * part.to(device, torch.float32) - 1) for part in images.split(size)])
 
 
-def decoded(vae: Any, z: Tensor) -> Tensor:
+def decode(vae: Any, z: Tensor) -> Tensor:
     """What an autoencoder with a scale, and perhaps a shift, makes of latents as networks see them, in [-1, 1]."""
     images: Tensor = vae.decode(z / vae.config.scaling_factor + _shift(vae), return_dict=False)[0]
     return images
 
 
-def encoded(vae: Any, x: Tensor) -> Tensor:
-    """Latents of images or clips in [-1, 1]: the posterior's mode, shifted and scaled as `decoded` undoes it."""
+def encode(vae: Any, x: Tensor) -> Tensor:
+    """Latents of images or clips in [-1, 1]: the posterior's mode, shifted and scaled as `decode` undoes it."""
     latents: Tensor = (vae.encode(x).latent_dist.mode() - _shift(vae)) * vae.config.scaling_factor
     return latents
 
@@ -199,13 +199,13 @@ def latent_statistics(p: Any) -> dict[str, Tensor]:
     return {name: torch.tensor(values, device=p.device).view(-1, *ones) for name, values in stated.items()}
 
 
-def normalised(p: Any, latents: Tensor) -> Tensor:
+def normalise(p: Any, latents: Tensor) -> Tensor:
     """An autoencoder's latents as networks see them: by the mean and standard deviation among the constants."""
     return (latents - p.constants["mean"]) / p.constants["std"]
 
 
-def restored(p: Any, z: Tensor) -> Tensor:
-    """The inverse of `normalised`."""
+def restore(p: Any, z: Tensor) -> Tensor:
+    """The inverse of `normalise`."""
     return z * p.constants["std"] + p.constants["mean"]
 
 

@@ -78,7 +78,7 @@ def refuse_unsplit(
         for sources, count in ({} if size is None else image_tokens(family, model, options, size)).items():
             if count % context:
                 raise ValueError(
-                    f"{_drawn(size, sources)} is {count} tokens of {model}, which cannot be split evenly over "
+                    f"{_size_text(size, sources)} is {count} tokens of {model}, which cannot be split evenly over "
                     f"parallel.context={context} processes: choose another size{' of either' if sources else ''}, or "
                     "another number"
                 )
@@ -133,7 +133,7 @@ def _splits_text(network: Any) -> bool:
     )
 
 
-def _drawn(size: Any, sources: int) -> str:
+def _size_text(size: Any, sources: int) -> str:
     frames = f" x {size.num_frames} frames" if size.num_frames else ""
     beside = "" if not sources else " with a source image" if sources == 1 else f" with {sources} source images"
     return f"{size.width} x {size.height}{frames}{beside}"
@@ -173,14 +173,14 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _exchanged(x, group)
+        return _exchange(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _exchanged(gradients[0], ctx.group), None
+        return _exchange(gradients[0], ctx.group), None
 
 
-def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     flat: Tensor = wait_tensor(all_to_all_single(x.contiguous().flatten(), None, None, group))
     return flat.view(x.shape)
 

@@ -29,7 +29,7 @@ from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, Size, VideoO
 from flowrl.pipelines.shared.family_embeddings import FamilyEmbeddings
 from flowrl.pipelines.shared.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.shared.prompt_embeddings import Sources, num_cut
-from flowrl.pipelines.shared.sounds import Sound, decoded_sound
+from flowrl.pipelines.shared.sounds import Sound, decode_sound
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.later_parts import Later
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
@@ -42,7 +42,7 @@ from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 
-def evaluated(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+def predict_velocity(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
     return p.call(x, timestep, cond).float()
 
@@ -97,15 +97,15 @@ class Family:
 
     read: Callable[[FamilyPipeline, Any, Tensor], Tensor] = lambda p, output, x: output
     """The denoiser's answer as latents."""
-    evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = evaluated
+    evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = predict_velocity
     """Velocity in float32."""
     guided: Callable[[FamilyPipeline, common.Guidance], Velocity] = lambda p, asked: common.two_pass_guidance(asked)
     """Guidance of a network."""
     passes: Callable[[Card | None, float], int] = cards.two_passes
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
-    decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decoded(p.pipe.vae, z)
+    decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decode(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""
-    encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encoded(p.pipe.vae, x)
+    encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encode(p.pipe.vae, x)
     """Latents of images in [-1, 1] as the autoencoder takes them."""
     factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
@@ -479,7 +479,7 @@ class FamilyPipeline:
 
     def decode_sound(self, latents: Tensor) -> Tensor:
         """Sound float32 `[b, channels, samples]` of finished latents."""
-        return decoded_sound(self, latents)
+        return decode_sound(self, latents)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """What the autoencoder makes of images or clips, the mode of its posterior, scaled as `decode` undoes it."""

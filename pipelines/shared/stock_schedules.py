@@ -110,7 +110,7 @@ def check_euler_scheduler(model: str, config: Mapping[str, Any]) -> None:
             f"the scheduler of {model} is {name}, and this family visits the noise levels of {EULER}: take the "
             "scheduler folder of the published checkpoint"
         )
-    made(model, config)
+    make_scheduler(model, config)
     build_schedule(config, 4, mu=1.0 if config.get("use_dynamic_shifting") else None)
 
 
@@ -132,7 +132,7 @@ def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
     if moved := [key for key in _MOVED if config.get(key)]:
         raise ValueError(f"{what} with {', '.join(moved)}, which is not followed here: set it to false, or {cure}")
     try:
-        levels = flow_schedule(made(model, config), 4, "diffusers", mu=1.0)
+        levels = flow_schedule(make_scheduler(model, config), 4, "diffusers", mu=1.0)
         whole = len(levels.timestep) == 4
     except ValueError as error:
         raise ValueError(f"{what}, and its levels cannot be visited ({error}): {cure}") from error
@@ -140,7 +140,7 @@ def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
         raise ValueError(f"{what}, which visits {len(levels.timestep)} levels where 4 are asked for: {cure}")
 
 
-def made(model: str, config: Mapping[str, Any]) -> Any:
+def make_scheduler(model: str, config: Mapping[str, Any]) -> Any:
     """A stock scheduler of a configuration. Raises ValueError: diffusers has no such scheduler, or cannot make it."""
     import diffusers
 
@@ -198,7 +198,7 @@ def check_diffusion_scheduler(model: str, config: Mapping[str, Any]) -> None:
     `diffusion_levels`."""
     flow_levels(config)
     if "_class_name" in config:
-        diffusion_levels(model, made(model, config), _TRIED)
+        diffusion_levels(model, make_scheduler(model, config), _TRIED)
 
 
 def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "diffusers") -> Schedule:
@@ -212,7 +212,7 @@ def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "di
     if grid != "diffusers":
         return diffusion_schedule(config, num_steps, grid=grid)
     name = type(scheduler).__name__
-    stock = made(model, {**scheduler.config, "_class_name": name})
+    stock = make_scheduler(model, {**scheduler.config, "_class_name": name})
     diffusion_timesteps(num_steps, len(flow_levels(config)) - 1, "linspace")  # refuses a number that cannot be had
     try:
         with warnings.catch_warnings():

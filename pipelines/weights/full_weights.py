@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.weights.lora import check_same, endings_of
-from flowrl.pipelines.weights.trained_weights import changed, move_towards
+from flowrl.pipelines.weights.trained_weights import holding, move_towards
 
 
 def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str]:
@@ -129,7 +129,7 @@ class FullWeights:
         """
         if slot == "reference" and self._reference is None:
             raise ValueError("the weights before training were not kept: call keep_reference before they change")
-        with changed(self, slot):
+        with holding(self, slot):
             yield
 
     def change(self, old: str, new: str) -> None:

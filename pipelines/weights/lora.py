@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.lora_names import Stock
-from flowrl.pipelines.weights.trained_weights import changed, move_towards
+from flowrl.pipelines.weights.trained_weights import holding, move_towards
 from flowrl.placement import widest
 from flowrl.private_names import switch_adapters
 from flowrl.randomness import counter_normal
@@ -169,7 +169,7 @@ class Policy:
 
         Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no such slot.
         """
-        with changed(self, slot):
+        with holding(self, slot):
             yield
 
     def change(self, old: str, new: str) -> None:

@@ -128,9 +128,9 @@ def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
     if family in _UNET:
         return kohya_tensors(lora, family)
     if family == "sd3" or family in _FLUX or family in _QWEN:
-        return _folded(lora, lambda layer: f"transformer.{layer}")
+        return _fold(lora, lambda layer: f"transformer.{layer}")
     if family == "wan":
-        return _folded(lora, _wan_name)
+        return _fold(lora, _wan_name)
     raise ValueError(_refusal("comfyui", family, "take --format diffusers, or merge the LoRA with flowrl merge"))
 
 
@@ -170,7 +170,7 @@ def _kohya(name: str, down: Tensor, up: Tensor, scale: float) -> dict[str, Tenso
     }
 
 
-def _folded(lora: SavedLora, name_of: Callable[[str], str]) -> dict[str, Tensor]:
+def _fold(lora: SavedLora, name_of: Callable[[str], str]) -> dict[str, Tensor]:
     """A and B under PEFT's endings without an alpha: readers of this form take it for the rank."""
     tensors = {}
     for layer, (down, up) in lora.layers.items():
@@ -200,7 +200,7 @@ def _flux_kohya(lora: SavedLora) -> dict[str, Tensor]:
                 if single:  # its MLP has 4 times the width and no LoRA here: its rows and columns are zeros
                     fused.append((torch.zeros(rank, width), torch.zeros(4 * width, rank)))
                 name = f"single_blocks_{number}_linear1" if single else f"double_blocks_{number}_{side}_attn_qkv"
-                tensors |= _fused(f"lora_unet_{name}", fused, lora.scale(layers[0]))
+                tensors |= _fuse(f"lora_unet_{name}", fused, lora.scale(layers[0]))
             alone = f"{block}.attn.{_FLUX_ALONE[side]}"
             if alone in left and not single:
                 name = f"lora_unet_double_blocks_{number}_{side}_attn_proj"
@@ -213,7 +213,7 @@ def _flux_kohya(lora: SavedLora) -> dict[str, Tensor]:
     return tensors
 
 
-def _fused(name: str, parts: list[tuple[Tensor, Tensor]], scale: float) -> dict[str, Tensor]:
+def _fuse(name: str, parts: list[tuple[Tensor, Tensor]], scale: float) -> dict[str, Tensor]:
     down = torch.cat([one for one, _ in parts])
     up = torch.block_diag(*(two for _, two in parts)).to(down.dtype)
     return _kohya(name, down, up, scale)

@@ -84,7 +84,7 @@ def read_lora(place: Path, stock: Stock | None = None) -> Lora:
     """
     tensors, scales, alphas, variants = dict[str, Tensor](), dict[str, float](), set[float](), set[str]()
     for expert, path in lora_files(place).items():
-        own, stated = _tensors(path), _stated(path)
+        own, stated = _tensors(path), _read_card(path)
         _refuse_stated(stated, path)
         what = f"the LoRA in {path}"
         found, of_layers = portable(own, stock, what)
@@ -141,7 +141,7 @@ def _alpha(layer: str, rank: int, stated: Mapping[str, Any], of_layers: Mapping[
     return alpha
 
 
-def _stated(path: Path) -> dict[str, Any]:
+def _read_card(path: Path) -> dict[str, Any]:
     """What a card beside the file, or the file's own metadata, states."""
     card = path.with_name(CARD)
     if path.stem == "adapter_model" or (card.is_file() and not path.with_name(PEFT_FILE).exists()):

@@ -87,7 +87,7 @@ def plain_name(name: str) -> str:
     return name.removesuffix(".weight") if ".lora_magnitude_vector" in name else name
 
 
-def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by their plain names. Raises ValueError: two have the same one, and are not the same."""
     found: dict[str, Tensor] = {}
     whose: dict[str, str] = {}
@@ -126,7 +126,7 @@ def portable(
     _refuse_unread(tensors, what)
     _refuse_two(tensors, what)
     if any(_FOREIGN.match(plain_name(name)) for name in tensors):
-        found, alphas = _converted(tensors, stock, what)
+        found, alphas = _convert(tensors, stock, what)
         _check_own(found, what)
         return found, alphas
     found = _spelt(tensors)
@@ -143,7 +143,7 @@ def _spelt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Spellings of diffusers and PEFT, old and new, as PEFT's portable names."""
     from diffusers.utils import convert_unet_state_dict_to_peft
 
-    found = _renamed(tensors)
+    found = _rename(tensors)
     if any(_OLDER.search(name) for name in found):
         found = convert_unet_state_dict_to_peft(found)
     respelt = {".lora_down.": ".lora_A.", ".lora_up.": ".lora_B."}
@@ -152,11 +152,11 @@ def _spelt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _converted(
+def _convert(
     tensors: Mapping[str, Tensor], stock: Stock | None, what: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """By the stock class's own reader; see the head of this file."""
-    scale, given = _even(_renamed(tensors))
+    scale, given = _even(_rename(tensors))
     size, said = _size(given), ""
     reader = None if stock is None else _reader(stock)
     for attempt in _attempts(given) if reader is not None else ():

@@ -83,7 +83,7 @@ def merge(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | 
     )
 
 
-def merged_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
+def merge_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
     """W' in float32, not rounded yet."""
     down, up = lora.layers[layer]
     whole = weight.float() + lora.scale(layer) * (up.float() @ down.float())
@@ -166,7 +166,7 @@ def _merge_file(path: Path, place: Path, lora: SavedLora, squares: list[float], 
             tensor = file.get_tensor(name)
             layer = name.removesuffix(".weight")
             if name.endswith(".weight") and layer in lora.layers:
-                whole = merged_weight(tensor, lora, layer)
+                whole = merge_weight(tensor, lora, layer)
                 kept = whole.to(tensor.dtype)
                 squares[0] += float((kept.double() - whole.double()).square().sum())
                 squares[1] += float((whole.double() - tensor.double()).square().sum())

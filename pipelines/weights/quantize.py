@@ -77,12 +77,12 @@ def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device
             "blocks of this model: set pipeline.quantize=none"
         )
     for parent, name, layer in found:
-        setattr(parent, name, quantized(layer.requires_grad_(False).to(device), form))
+        setattr(parent, name, quantize_layer(layer.requires_grad_(False).to(device), form))
     return len(found)
 
 
 @torch.no_grad()
-def quantized(layer: nn.Linear, form: str) -> QuantizedLinear:
+def quantize_layer(layer: nn.Linear, form: str) -> QuantizedLinear:
     """A layer in another form, on its device; the layer's own weight is not kept."""
     weight = layer.weight.detach()
     if form in ("int8", "fp8"):

@@ -64,7 +64,7 @@ class Switching(Protocol):
 
 
 @contextmanager
-def changed(policy: Switching, slot: str) -> Iterator[None]:
+def holding(policy: Switching, slot: str) -> Iterator[None]:
     """Inside, the network holds a slot; see `TrainedWeights.under`. Raises ValueError: there is no such slot."""
     if slot not in ("policy", "reference", *policy.slots):
         raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(policy.slots)}")
