@@ -145,8 +145,8 @@ class Protocol:
     scores: tuple[Score, ...]
     judges: tuple[str, ...]
     folder: str
-    image_name: Callable[[Case], str]
     files: Callable[[Sequence[Judgement], str], Mapping[str, str]]
+    image_name: Callable[[Case], str] = lambda case: f"{case.key}.png"
     source_name: Callable[[Case], str] | None = None
     max_tokens: int = 1400
     resize: bool = False

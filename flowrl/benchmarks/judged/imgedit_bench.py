@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, first_file
 from flowrl.benchmarks.judged.score_replies import labelled_ratings
 from flowrl.files import parse_json, read_json, read_text
@@ -92,11 +92,6 @@ def image_score(ratings: Sequence[float]) -> float:
     return round(fmean(ratings), 2)
 
 
-def _score(case: Case, values: Values) -> float:
-    del case
-    return image_score([values[_EDIT][name] for name in _RATINGS])
-
-
 def remarks(judgements: Sequence[Judgement]) -> list[str]:
     """In how many images a later rating exceeds the first, where there are any."""
     read = [[one.values[_EDIT][name] for name in _RATINGS] for one in judgements if one.values is not None]
@@ -107,11 +102,6 @@ def remarks(judgements: Sequence[Judgement]) -> list[str]:
         f"In {broken} of {len(read)} images the second or third rating exceeds the first, which the words forbid; "
         f"they are taken as they are, as the published scripts do."
     ]
-
-
-def image_name(case: Case) -> str:
-    """`<key>.png`."""
-    return f"{case.key}.png"
 
 
 def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
@@ -125,8 +115,11 @@ IMGEDIT = Protocol(
     title="ImgEdit-Bench (basic)", number=737, judges=("gpt-4.1", "gpt-4o"),
     where="Benchmark/Basic/basic_edit.json of PKU-YuanGroup/ImgEdit",
     read=read_imgedit, words=imgedit_words, read_reply=read_ratings,
-    scores=(Score(name="overall", low=1.0, high=5.0, of=_score, shares="tasks"),),
-    folder="imgedit", image_name=image_name, files=result_files, max_tokens=1000, edits=True, images_dir=True,
+    scores=(
+        Score(name="overall", low=1.0, high=5.0, shares="tasks",
+              of=lambda case, values: image_score([values[_EDIT][name] for name in _RATINGS])),
+    ),
+    folder="imgedit", files=result_files, max_tokens=1000, edits=True, images_dir=True,
     remarks=remarks,
     note="Mean of three ratings of 1 to 5 of each image; means over kinds; compose is the leaderboard's Hybrid.",
 )  # fmt: skip
