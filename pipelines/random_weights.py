@@ -106,7 +106,7 @@ def fewer_blocks(card: Card, layers: int) -> dict[str, int]:
     kinds = block_kinds(vars(card.network))
     if not kinds:
         raise ValueError(
-            f"--layers {layers}: the network of {card.model} is no stack of equal blocks, so none can be left out"
+            f"`layers` {layers}: the network of {card.model} is no stack of equal blocks, so none can be left out"
         )
     return {kind: min(layers, count) for kind, count in kinds.items()}
 

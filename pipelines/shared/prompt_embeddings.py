@@ -159,7 +159,7 @@ def source_fault(count: int, allowed: tuple[int, int], family: str, option: str 
     loaded = "" if option is None else f" as loaded with pipeline.options.{option}={most}"
     other = "" if option is None else f"set pipeline.options.{option}={count}, "
     named = f" (under {key!r})" if key else ""
-    give = "give them with --source FILE, in a prompt file under 'source' or 'sources'"
+    give = "give them with `source` FILE, in a prompt file under 'source' or 'sources'"
     if count > most:
         give = f"take {key!r} out of the row" if key else "give fewer"
     return (

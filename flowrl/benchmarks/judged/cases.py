@@ -116,9 +116,9 @@ class Protocol:
 
     Attributes:
         title: as it is printed.
-        where: what `--prompts` names, for those who left it out.
+        where: what `prompts` names, for those who left it out.
         number: published cases.
-        read: cases from `--prompts` and, for benchmarks that keep them apart, the folder of source images.
+        read: cases from `prompts` and, for benchmarks that keep them apart, the folder of source images.
         words: the words of all names, from the first of some folders that holds them; it may hold other names too.
         read_reply: numbers of a reply by question and text; None where it cannot be read.
         fits: whether what was read of a case's replies is an answer to all that was asked; None: always.

@@ -38,8 +38,8 @@ RATINGS = ("Consistency", "Realism", "Aesthetic Quality")
 _FILES = ("cultural_common_sense", "spatio-temporal_reasoning", "natural_science")
 _NEEDED = ("prompt_id", "Prompt", "Explanation", "Category", "Subcategory")
 _OF_VERSION = {
-    False: "wise is of WISE_legacy/data and wise_verified of data_verified: --benchmark wise_verified takes the latter",
-    True: "wise_verified is of data_verified and wise of WISE_legacy/data: --benchmark wise takes the latter",
+    False: "wise is of WISE_legacy/data and wise_verified of data_verified: `benchmark` wise_verified takes the latter",
+    True: "wise_verified is of data_verified and wise of WISE_legacy/data: `benchmark` wise takes the latter",
 }
 
 

@@ -167,7 +167,7 @@ def test_peft_opens_its_own_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "form", "words"),
-    [("sd3", "kohya", "not written for sd3.*take --format comfyui"), ("sana", "comfyui", "not written for sana")],
+    [("sd3", "kohya", "not written for sd3.*take `format` comfyui"), ("sana", "comfyui", "not written for sana")],
 )
 def test_what_diffusers_cannot_read_back_is_refused(name: str, form: str, words: str) -> None:
     layers = {"transformer_blocks.0.attn.to_q": (torch.ones(1, 4), torch.ones(4, 1))}
