@@ -21,7 +21,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, adapters_of
-from flowrl.private_names import BaseTunerLayer, CacheMixin
+from flowrl.private_names import CacheMixin
 from flowrl.samplers.guidance import Scale, mix_outputs, needed, scale_at
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 
@@ -120,6 +120,13 @@ class _Guided:
         # An adapter that this denoiser does not have leaves it at the base's output: its term is zero.
         experts = [k for k, name in enumerate(self.names) if name in own]
 
+        def own(value: Any) -> Any:  # some forwards take things out of the containers they are given
+            return value.copy() if isinstance(value, (dict, list)) else value
+
+        def called(state: list[str], args: Any, kwargs: Any) -> Any:
+            with acting(layers, state):
+                return original(*map(own, args), **{key: own(value) for key, value in kwargs.items()})
+
         @wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
             if pipe.scheduler is not self.scheduler:
@@ -128,7 +135,7 @@ class _Guided:
             with_base, active = needed(weights)
             states = [others] if with_base else []
             states += [[*others, self.names[experts[k]]] for k in active]
-            outputs = [_run(original, layers, state, args, kwargs) for state in states]
+            outputs = [called(state, args, kwargs) for state in states]
             rest = [weights[k] for k in active][0 if with_base else 1 :]
             if self.true_cfg_scale is not None:
                 self.calls.append((outputs, rest))
@@ -183,18 +190,6 @@ class _Guided:
                 "rlg_pipeline the value that the pipeline is called with"
             )
         return mix_outputs(guided[0], guided[1:], rest).to(model_output.dtype)
-
-
-def _run(
-    original: Callable[..., Any], layers: Sequence[BaseTunerLayer], names: list[str], args: Any, kwargs: Any
-) -> Any:
-    """One call; some forwards take things out of the containers they are given, so each call has its own."""
-    with acting(layers, names):
-        return original(*[_own(value) for value in args], **{key: _own(value) for key, value in kwargs.items()})
-
-
-def _own(value: Any) -> Any:
-    return value.copy() if isinstance(value, (dict, list)) else value
 
 
 def _mix(outputs: Sequence[Any], weights: list[float]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.benchmarks.geneval.detections import MIN_SCORE, Detection
+from flowrl.benchmarks.geneval.detections import MIN_SCORE
 from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.benchmarks.geneval.wording import colors
 from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
@@ -84,17 +84,16 @@ def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) 
     asked = asked_objects(record)
     channels_first = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     cells = split_grid(channels_first[None], ROWS, COLUMNS)[0].permute(0, 2, 3, 1).numpy()
-    seen = tuple(_content(cell, found) for cell, found in zip(cells, detect_in_batch(cells), strict=True))
+    seen = tuple(
+        tuple(sorted((one.label, color_of(cell, one)) for one in found if one.score > MIN_SCORE))
+        for cell, found in zip(cells, detect_in_batch(cells), strict=True)
+    )
     pairs = cell_pairs(CELLS)
     return GridVerdict(
         cells=tuple(content == (wanted,) for content, wanted in zip(seen, asked, strict=True)),
         consistency=sum(bool(seen[i]) and seen[i] == seen[j] for i, j in pairs) / len(pairs),
         seen=seen,
     )
-
-
-def _content(cell: UInt8[np.ndarray, " h w 3"], found: Sequence[Detection]) -> Content:
-    return tuple(sorted((one.label, color_of(cell, one)) for one in found if one.score > MIN_SCORE))
 
 
 def asked_objects(record: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -347,7 +347,11 @@ def check_backward(
             f"pipeline.attention={word} cannot run forward and backward here, on {device} in {dtype} with heads of "
             f"{head_size} ({error}): choose auto"
         ) from error
-    wanted = _with_gradients(partial(_written_out, bias=bias), [x.float() for x in given])
+
+    def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.softmax(query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias, -1) @ value
+
+    wanted = _with_gradients(written_out, [x.float() for x in given])
     for name, own, true in zip(("output", "d query", "d key", "d value"), found, wanted, strict=True):
         if own is None or not bool(own.any()):
             raise ValueError(f"pipeline.attention={word} gives no {name}, so that nothing could be learnt: choose auto")
@@ -366,10 +370,6 @@ def _with_gradients(attend: Attend, given: list[Tensor]) -> list[Any]:
         return [out.detach(), *torch.autograd.grad(out, leaves, given[3].to(out.dtype), allow_unused=True)]
 
 
-def _written_out(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor) -> Tensor:
-    return torch.softmax(query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias, -1) @ value
-
-
 def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int, mask: Mask = "none") -> list[str]:
     """Words that this machine has for a head size and dtype, each run forward and backward.
 
@@ -378,7 +378,7 @@ def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int
     machine = this_machine(torch.device(device).type)
     found = []
     for word in usable(machine, dtype, Known(head_sizes=(head_size,), mask=mask)):
-        if word.endswith("_hub") and not _is_fetched(word):
+        if word.endswith("_hub") and HUB_KERNELS[AttentionBackendName(KERNELS[word].backend)].kernel_fn is None:
             continue
         try:
             check_backward(word, dtype=dtype, device=device, head_size=head_size, mask=mask)
@@ -386,9 +386,3 @@ def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int
             continue
         found.append(word)
     return found
-
-
-def _is_fetched(word: str) -> bool:
-    """Whether a kernel of the hub was loaded in this process."""
-    config = HUB_KERNELS[AttentionBackendName(KERNELS[word].backend)]
-    return config.kernel_fn is not None

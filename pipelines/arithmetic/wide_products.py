@@ -27,13 +27,11 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
 })  # fmt: skip
 
 
-def _missing() -> frozenset[torch.dtype]:
-    if not torch.backends.mkldnn.is_available():
-        return frozenset()
-    return frozenset(getattr(torch, dtype) for dtype, supported in products_by_dtype().items() if not supported)
-
-
-_MISSING = _missing()  # found once: compiled code cannot ask
+_MISSING = frozenset(
+    getattr(torch, dtype) for dtype, supported in products_by_dtype().items()
+    if not supported and torch.backends.mkldnn.is_available()
+)  # fmt: skip
+"""Found once: compiled code cannot ask."""
 
 
 def has_products(dtype: torch.dtype) -> bool:

@@ -76,16 +76,13 @@ def scheduler_like(scheduler: Any, timesteps: Tensor, sigmas: Tensor, step: Call
         result = step(given["model_output"], given["timestep"], given["sample"])
         return (result,) if given.get("return_dict") is False else _Stepped(prev_sample=result)
 
-    unscaled = {"scale_model_input": lambda sample, *args, **kwargs: sample} if _scales(scheduler) else {}
+    scales = hasattr(scheduler, "scale_model_input")
+    unscaled = {"scale_model_input": lambda sample, *args, **kwargs: sample} if scales else {}
     other = with_members(
         scheduler, set_timesteps=set_timesteps, step=stepped, init_noise_sigma=1.0, timesteps=timesteps, sigmas=sigmas,
         **unscaled,
     )  # fmt: skip
     return other
-
-
-def _scales(scheduler: Any) -> bool:
-    return hasattr(scheduler, "scale_model_input")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

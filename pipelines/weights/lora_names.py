@@ -124,7 +124,11 @@ def portable(
     _refuse_numbers(tensors, what)
     tensors = _without_encoders(tensors, what)
     _refuse_unread(tensors, what)
-    _refuse_two(tensors, what)
+    adapters = {match[2] for name in tensors if (match := _ADAPTER.search(name)) is not None}
+    if len(adapters) > 1:
+        raise ValueError(
+            f"{what} holds {len(adapters)} adapters ({', '.join(sorted(adapters))}): save one of them alone"
+        )
     if any(_FOREIGN.match(plain_name(name)) for name in tensors):
         found, alphas = _convert(tensors, stock, what)
         _check_own(found, what)
@@ -309,12 +313,6 @@ def _refuse_numbers(tensors: Mapping[str, Tensor], what: str) -> None:
                 f"{what} holds {name} as {kind}, and its matrices have to be floats and not empty (of rank 0): get or "
                 "save it again"
             )
-
-
-def _refuse_two(tensors: Mapping[str, Tensor], what: str) -> None:
-    names = {match[2] for name in tensors if (match := _ADAPTER.search(name)) is not None}
-    if len(names) > 1:
-        raise ValueError(f"{what} holds {len(names)} adapters ({', '.join(sorted(names))}): save one of them alone")
 
 
 def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
