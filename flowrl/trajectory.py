@@ -149,8 +149,6 @@ class Trajectory:
         mean: [b, K, *latent] means of the stochastic transitions, or None.
         velocity: [b, K, *latent] network output at the source of each stochastic step, guidance included, or None.
         final: [b, *latent] the latent at sigma = 0.
-
-    Raises ValueError: shapes or indexes contradict each other.
     """
 
     states: Float[Tensor, " b S *latent"]
@@ -210,8 +208,6 @@ class Rows:
         weight: [M] step weight, mean 1 over kept rows.
         clip_low, clip_high: [M] distances: the ratio is held within 1 - clip_low .. 1 + clip_high.
         keep: [M] rows that are trained.
-
-    Raises ValueError: the columns differ in length.
     """
 
     source: Int[Tensor, " M"]
@@ -260,8 +256,6 @@ class Sampled:
         finished: [F, *latent] latents at sigma = 0 whose images are scored.
         finished_group: [F] prompt group of each.
         finished_after: [F] transition after which the ODE alone was followed; -1 where that is so from the start.
-
-    Raises ValueError: columns of transitions or of finished latents differ in length.
     """
 
     states: Float[Tensor, " S *latent"]

@@ -157,9 +157,8 @@ def sample_branches(
 
     Returns `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path,
     and `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
-    the products in row order. What tells rows apart is on the host, as prompt_a and group_a are.
-
-    Raises ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
+    the products in row order. What tells rows apart is on the host, as prompt_a and group_a are. Raises ValueError: a
+    step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
     """
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(steps, schedule.num_steps, "steps")

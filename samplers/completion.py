@@ -49,9 +49,8 @@ def complete(
         trajectory: b samples of K stochastic steps with their velocities (`rollout(..., keep_velocity=True)`).
         batch_size: Most rows of one network call.
 
-    Returns [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states.
-
-    Raises ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
+    Returns [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states. Raises
+    ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
     batch_size is not as above.
     """
     velocity = _own_velocity(trajectory, schedule, batch_size)

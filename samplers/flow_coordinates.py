@@ -157,8 +157,6 @@ def velocity_from_prediction(
     Args:
         x: latent in flow coordinates; the network saw c x.
         sigma: a number, a 0-d tensor or [b]; below 1 for epsilon, above 0 for sample.
-
-    Raises ValueError: shapes do not fit, or the prediction is unknown.
     """
     x, output = raise_pair(x, output, "output")
     s = torch.as_tensor(sigma, dtype=torch.float64)
@@ -175,11 +173,9 @@ def velocity_from_prediction(
 def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset: int = 0) -> list[int]:
     """Integer timesteps of T denoising steps, falling, as diffusers' DDIM spaces them (arXiv 2305.08891, table 2).
 
-        leading    offset + (n // T) (T - 1, ..., 1, 0)
-        trailing   n, n - n / T, ..., n / T, rounded, less 1
-        linspace   T points from n - 1 to 0, rounded
-
-    Raises ValueError: unknown spacing, or T steps do not fit.
+    leading    offset + (n // T) (T - 1, ..., 1, 0)
+    trailing   n, n - n / T, ..., n / T, rounded, less 1
+    linspace   T points from n - 1 to 0, rounded
     """
     if not 1 <= num_steps <= num_train:
         raise ValueError(f"num_steps must lie in 1 .. {num_train}, the training timesteps, got {num_steps}")
@@ -213,8 +209,6 @@ def diffusion_schedule(
         config: the scheduler's, see `alpha_bars`; also timestep_spacing and steps_offset.
         grid: "diffusers" (the scheduler's own spacing), or "linspace" (evenly over all timesteps).
         timesteps: T falling ones, in place of those of the grid.
-
-    Raises ValueError: unknown grid, T steps do not fit, or a setting that is not supported.
     """
     if grid not in ("diffusers", "linspace"):
         raise ValueError(f"unknown grid {grid!r} of a diffusion model: choose diffusers or linspace")

@@ -90,8 +90,6 @@ def classifier_free_guidance(
         network: As in `conditioned`; sees a batch of 2b or two of b, except at scale 1.
         rule: Another family's way of guiding (`flowrl.samplers.guidance_rules`); its scale means what that says.
         apart: Two calls of b rows with True too, for networks that are better off with prompts of one length.
-
-    Raises ValueError: scale is not finite, or the two conditionings do not fit together.
     """
     if not math.isfinite(scale):
         raise ValueError(f"guidance scale must be finite, got {scale}: 1 means no guidance")
@@ -201,8 +199,6 @@ def rlg(base: Velocity, rl: Velocity, scale: Scale) -> Velocity:
 
     Returns `velocity(x, sigma, timestep)`. At scale 0 it is `base` and at scale 1 `rl`, bit for bit and without calling
     the other one. Otherwise 4 network rows per sample and step, 3 if one of the two is not guided, 2 if neither is.
-
-    Raises ValueError: scale is not finite.
     """
     return rlg_experts(base, [rl], [scale])
 
@@ -214,8 +210,6 @@ def rlg_experts(base: Velocity, experts: Sequence[Velocity], scales: Sequence[Sc
         base: Velocity of the base model, guided as `rlg` says.
         experts: Velocities of models tuned from this base, at least one.
         scales: One for each: a number, or a function of sigma.
-
-    Raises ValueError: there is no expert, numbers differ, or a scale is not finite.
     """
     if not experts or len(experts) != len(scales):
         raise ValueError(

@@ -31,8 +31,6 @@ def column(value: Sigma, x: Tensor, name: str = "sigma") -> Tensor:
 
     Returns a 0-d tensor on the CPU, which combines with tensors of any device without a copy; or [b, 1, ...] on the
     device of x, with as many dimensions as x.
-
-    Raises ValueError: the value is neither a scalar nor [b].
     """
     # A Python number becomes float64 first: the default, float32, would round it before it is used.
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)

@@ -61,10 +61,9 @@ def rollout(
         solver: How the deterministic steps after the last stochastic one are taken: "euler", or "dpm2" for
             DPM-Solver++(2M), started afresh there (see `solve`). Those before and between are Euler steps always.
 
-    Returns the trajectory, states, means and velocities in the working dtype, float32 unless x is float64.
-
-    Raises ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong;
-    the solver is unknown.
+    Returns the trajectory, states, means and velocities in the working dtype, float32 unless x is float64. Raises
+    ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong; the
+    solver is unknown.
     """
     steps = _check_steps(stochastic, schedule.num_steps, solver)
     kept = sorted({state for step in steps for state in (step, step + 1)})

@@ -131,9 +131,8 @@ def build_schedule(
             FLUX, Qwen-Image and most training code use), or "unipc_flow" (Wan).
         mu: Logarithm of the shift; needed with use_dynamic_shifting and refused without.
 
-    Returns a schedule whose timesteps are num_train_timesteps * sigma, truncated to integers for "unipc_flow".
-
-    Raises ValueError: unknown grid; dynamic shifting without mu, or mu without it; a setting that is not supported.
+    Returns a schedule whose timesteps are num_train_timesteps * sigma, truncated to integers for "unipc_flow". Raises
+    ValueError: unknown grid; dynamic shifting without mu, or mu without it; a setting that is not supported.
     """
     _check_followed(config, grid, mu)
     num_train = int(_number(config, "num_train_timesteps", 1000))

@@ -153,8 +153,6 @@ def search(
             asked for at the start and after each cut.
         x: standard normal start noise; candidate n of group p is row `p N + n`.
         score: `score(clean, rows) -> [b]`, of predicted or finished clean latents [b, *latent]; NaN: failed.
-
-    Raises ValueError: the plan does not fit x or the schedule, or a score has another shape.
     """
     groups, count = x.shape[:2]
     plan.check_steps(schedule.num_steps)

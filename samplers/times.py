@@ -66,8 +66,6 @@ def training_times(
         shift: Static shift of logit_normal and uniform, towards noise above 1 (3 for SD3).
 
     Returns levels [b, T].
-
-    Raises ValueError: unknown kind, no key, a count that does not fit, or fraction or shift out of range.
     """
     if kind not in get_args(TimeKind):
         raise ValueError(f"unknown kind of training times {kind!r}: choose one of {', '.join(get_args(TimeKind))}")
@@ -94,8 +92,6 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
         kind: schedule, or one of the kinds discrete.
         fraction: In (0, 1]; None takes all steps for schedule (DiffusionNFT) and 0.99 of them for the kinds discrete
             (AWM), which leaves out the last.
-
-    Raises ValueError: fraction is out of range.
     """
     if fraction is None:
         fraction = 1.0 if kind == "schedule" else 0.99

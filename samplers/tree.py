@@ -145,8 +145,6 @@ def sibling_noise(
         shared: Noise of the nodes that split, from counters of its own.
         splits, children: As in `sample_tree`.
         scale: Not negative; 0 makes siblings equal.
-
-    Raises ValueError: scale is negative.
     """
     if not scale >= 0:
         raise ValueError(f"scale is the size of a sibling's own noise and must not be negative, got {scale}")

@@ -49,9 +49,8 @@ def mixgrpo_window(
             moves on to T-2, so windows shrink at the end of a round, and the last of the round is empty. The released
             random starts come from an unseeded generator and only their range is reproduced.
 
-    Returns ascending consecutive steps; empty only with published_off_by_one, where the caller skips the update.
-
-    Raises ValueError: unknown strategy, a window that does not fit, a negative iteration or stride, or interval < 1.
+    Returns ascending consecutive steps; empty only with published_off_by_one, where the caller skips the update. Raises
+    ValueError: unknown strategy, a window that does not fit, a negative iteration or stride, or interval < 1.
     """
     if strategy not in get_args(Strategy):
         raise ValueError(f"unknown window strategy {strategy!r}: choose one of {', '.join(get_args(Strategy))}")
@@ -98,8 +97,6 @@ def flash_points(num_steps: int, last: int, ratio: float) -> int:
     Args:
         last: Last step of the window, 0 .. T-2.
         ratio: Share that is kept, in (0, 1].
-
-    Raises ValueError: last or ratio is out of range.
     """
     if not 0 <= last <= num_steps - 2:
         raise ValueError(f"the window's last step must lie in 0 .. {num_steps - 2} of {num_steps} steps, got {last}")
@@ -121,8 +118,6 @@ def flash_tail(
     Args:
         shift: Static shift; exp(mu) for a dynamic one.
         num_train_timesteps: Timesteps are this times sigma.
-
-    Raises ValueError: as `flash_points`; shift is not positive.
     """
     points = max(flash_points(num_steps, last, ratio), 2)
     kept = linspace_sigmas(num_steps, shift)[: last + 2]  # as in the full grid, to the bit
@@ -143,8 +138,6 @@ def thinned_steps(num_steps: int, k: int, stride: int) -> tuple[int, ...]:
         stride: Granularity, at least 1.
 
     Returns ascending steps; empty for k = T-1, whose product is finished.
-
-    Raises ValueError: k or stride is out of range.
     """
     if not 0 <= k < num_steps or stride < 1:
         raise ValueError(f"need a branch step k in 0 .. {num_steps - 1} and stride >= 1, got {k} and {stride}")

@@ -78,9 +78,8 @@ def group_advantages(
         valid_B: [B] bool. Statistics are taken over valid members; an invalid sample, and every sample of a group with
             fewer than two valid members, gets 0. Take invalid samples out of the loss denominator too.
 
-    Returns [B] in the dtype of the rewards.
-
-    Raises ValueError: group_size < 2 or does not divide B; a valid reward is not finite; an option is unknown.
+    Returns [B] in the dtype of the rewards. Raises ValueError: group_size < 2 or does not divide B; a valid reward is
+    not finite; an option is unknown.
     """
     value, group = _contiguous(reward_B, group_size, valid_B)
     z = normalise(value, group, scope=scope, eps=eps, correction=correction, baseline=baseline)[0]

@@ -76,8 +76,6 @@ def update_history(history: RewardHistory, reward_B: Float[Tensor, " B"], prompt
         history: Of P prompts; is not changed.
         reward_B: [B] float; NaN takes no part, and a prompt with nothing else is not visited.
         prompt_B: [B] integers in 0 .. P-1.
-
-    Raises ValueError: shapes differ or a prompt is unknown.
     """
     _check_prompts(history, prompt_B, reward_B=reward_B)
     pooled, device = history.merge == "pooled", history.mean.device
@@ -152,8 +150,6 @@ def dcpo_clip(
         eps_low, eps_high: Not negative; published .16 and .20 for words.
 
     Returns lower and upper bound of the ratio itself, not distances from 1.
-
-    Raises ValueError: a probability is outside (0, 1], or an eps is negative.
     """
     q = probability.double()
     if not bool(((q > 0) & (q <= 1)).all()):
@@ -205,8 +201,6 @@ class AGrae:
             advantage_M: [M], normalised within groups.
             success_M: [M] p, the success rate of the row's group in [0, 1], see `set_means`.
             omega: Mean success of the whole batch, in [0, 1].
-
-        Raises ValueError: shapes differ, or p or omega is out of range.
         """
         check_columns(advantage_M=advantage_M, success_M=success_M)
         p = success_M.double()
@@ -236,9 +230,7 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n:
     Args:
         n: Even, at least 2 and no more than the smallest group.
 
-    Returns [B] bool.
-
-    Raises ValueError: n is odd, below 2, or greater than a group; shapes differ.
+    Returns [B] bool. Raises ValueError: n is odd, below 2, or greater than a group; shapes differ.
     """
     check_columns(advantage_B=advantage_B, group_B=group_B)
     if n < 2 or n % 2:
@@ -280,10 +272,8 @@ def aggregation_weights(
         group_M: [M] integers: "balanced" within each group, groups weighted by their samples; None takes all rows as
             one group.
 
-    Returns [M] in the dtype of the advantages.
-
-    Raises ValueError: shapes differ, the kind is unknown, a kept row has no sample of its own though samples count, or
-    the advantage of a kept row is NaN though it counts.
+    Returns [M] in the dtype of the advantages. Raises ValueError: shapes differ, the kind is unknown, a kept row has no
+    sample of its own though samples count, or the advantage of a kept row is NaN though it counts.
     """
     group_M = torch.zeros_like(sample_M) if group_M is None else group_M
     check_columns(sample_M=sample_M, advantage_M=advantage_M, keep_M=keep_M, group_M=group_M)

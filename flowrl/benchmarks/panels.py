@@ -109,8 +109,6 @@ def panel_means(values: Mapping[str, ArrayLike], prompts: Sequence[Hashable]) ->
     Args:
         values: [N] by scorer, NaN where it failed: such an image is in no mean, and is counted.
         prompts: [N] what tells the prompts apart.
-
-    Raises ValueError: another number of values than of prompts.
     """
     return {name: _mean(name, given, prompts, VERDICTS) for name, given in values.items()}
 

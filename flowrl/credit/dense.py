@@ -60,8 +60,6 @@ def calibrate_noise(
         gains_NT: [N, T] gains of N samples sampled with psi; NaN where a value failed, which counts on neither side.
 
     Returns [T] the next table. A level stays where no sample had a valid gain, and where it would fall to 0 or below.
-
-    Raises ValueError: shapes do not fit, a level is not positive, or eps1 or eps2 is not.
     """
     if psi.ndim != 1 or gains_NT.ndim != 2 or gains_NT.shape[1] != len(psi):
         raise ValueError(

@@ -39,9 +39,8 @@ def turning_points(
         local_flip: For steps j >= 1 ask only that neighbouring gains have opposite signs, whatever the trend.
         positive_only: Flag steps j >= 1 only where the trajectory ends higher than it began; step 0 is as it was.
 
-    Returns [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN.
-
-    Raises ValueError: values_NT is not a float table of at least two columns.
+    Returns [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN. Raises
+    ValueError: values_NT is not a float table of at least two columns.
     """
     values = _check(values_NT)
     first, last = values[:, :1], values[:, -1:]
@@ -71,8 +70,6 @@ def balance(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) -
     Args:
         flags_NT: [N, T] from `turning_points`.
         values_NT: [N, T+1].
-
-    Raises ValueError: the shapes do not fit.
     """
     values = _check(values_NT)
     if flags_NT.shape != (len(values), values.shape[1] - 1):

@@ -56,8 +56,6 @@ def grid(
         columns: cells in a row; None takes the squarest arrangement.
         captions: one text per image; a row of cells is as tall as its longest caption needs.
         scale: whole factor by which pixels are repeated, so that tiny images can be seen (no smoothing).
-
-    Raises ValueError: no images, a wrong shape or range, another number of captions, or options below their minimum.
     """
     count = _check_grid(images, columns, padding, captions, scale)
     columns = min(columns or math.ceil(math.sqrt(count)), count)
@@ -91,8 +89,6 @@ def beside(
             the result, or smaller where they would be wider than twice that. A result without one stands alone.
         results: [3, H, W], all of one size, drawn pixel by pixel.
         captions: one text per result, usually the instruction.
-
-    Raises ValueError: no results, results of several sizes, or another number of lists or texts.
     """
     if not results or len(sources) != len(results):
         raise ValueError(

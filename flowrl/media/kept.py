@@ -55,8 +55,6 @@ def write_samples(
             alone. They are the same at every evaluation, and are kept once.
         fps: frames per second of videos; None for images.
         sounds: one for each video, or None where they are silent.
-
-    Raises ValueError: numbers that do not match, videos without a rate, or images with one.
     """
     _check(kept, captions, sources, fps)
     if not kept:

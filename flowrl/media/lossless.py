@@ -33,8 +33,6 @@ def save_lossless(video: Tensor, path: str | Path, fps: float, sound: tuple[Tens
         video: [F, 3, H, W] float in [0, 1].
         path: the file; missing folders are made.
         sound: [channels, samples] float in [-1, 1] and samples per second; it becomes a track of 16-bit PCM.
-
-    Raises ValueError: another shape or range, or a rate that is not above 0.
     """
     import av
 

@@ -66,8 +66,6 @@ def contact_sheet(
 
     Args:
         videos: [B, F, 3, H, W] float in [0, 1], or a list of [F, 3, H, W] of one size.
-
-    Raises ValueError: no videos, a wrong shape or range, or another number of captions.
     """
     if len(videos) == 0:
         raise ValueError("a contact sheet needs at least one video, got none")

@@ -71,8 +71,6 @@ def backprop_sample(
         checkpoint: Recompute trained calls in the backward pass instead of keeping their activations.
 
     Returns [b, *latent] with its graph, in at least float32.
-
-    Raises ValueError: no step is trained, or a step is out of range.
     """
     last = schedule.num_steps - 1 if last_step is None else last_step
     if not 0 <= last < schedule.num_steps:

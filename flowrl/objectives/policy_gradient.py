@@ -254,10 +254,9 @@ def sequence_coefficients(
         advantage_M: [M]; equal within a sample for "sequence".
         clip_low_M, clip_high_M: [M] distances below and above 1.
 
-    Returns coefficient [M] and loss [M], detached, in the dtype of the log-ratio.
-
-    Raises ValueError: shapes differ, kind is unknown, a sample is negative (a transition that several paths share), or
-    advantages or ranges differ within a sample under "sequence".
+    Returns coefficient [M] and loss [M], detached, in the dtype of the log-ratio. Raises ValueError: shapes differ,
+    kind is unknown, a sample is negative (a transition that several paths share), or advantages or ranges differ within
+    a sample under "sequence".
     """
     check_columns(
         log_ratio_M=log_ratio_M,

@@ -31,9 +31,8 @@ def pairs_of_groups(
         valid: [b], images that may be chosen; all if None.
 
     Returns winner [p] and loser [p], ordered by group number. Groups whose valid values are all equal, or with fewer
-    than two, have none: a pair without a difference is noise. Among equals the first is taken.
-
-    Raises ValueError: shapes differ, or a valid value is not finite.
+    than two, have none: a pair without a difference is noise. Among equals the first is taken. Raises ValueError:
+    shapes differ, or a valid value is not finite.
     """
     check_columns(value=value, group=group)
     usable = torch.ones_like(value, dtype=torch.bool) if valid is None else valid
@@ -60,8 +59,6 @@ def preference_loss(
         score: [b] implicit rewards, with their graph.
 
     Returns the loss [p], and metrics margin (z), accuracy (1 where z > 0), winner_reward, loser_reward [p].
-
-    Raises ValueError: winner and loser differ in shape.
     """
     check_columns(winner=winner, loser=loser)
     wide = widened(score)
@@ -95,8 +92,6 @@ def diffusion_dpo(
         beta: Positive; 100 to 5000 in use.
 
     Returns the loss [p], and the metrics of `preference_loss`; the rewards are `-(beta / 2) (e - eref)`.
-
-    Raises ValueError: shapes differ, or beta is not positive.
     """
     if not beta > 0:
         raise ValueError(f"beta of dpo must be positive, got {beta}: 100 to 5000 are usual for mean squared errors")
@@ -124,8 +119,6 @@ def d3po(
         clip: Distance below 1 at which the ratio is held, without gradient beyond; None for no clipping.
 
     Returns the loss [p], and the metrics of `preference_loss`.
-
-    Raises ValueError: shapes differ, beta is not positive, or clip is not in [0, 1).
     """
     if not beta > 0 or (clip is not None and not 0 <= clip < 1):
         raise ValueError(f"d3po needs beta > 0 and clip None or in [0, 1), got {beta} and {clip}")
@@ -175,8 +168,6 @@ def centred_distillation(
     Args:
         group: [b]; centred within a group, where the published code centres whatever is in the micro-batch.
         temperature: Positive, or None.
-
-    Raises ValueError: shapes differ, the distance is unknown, or the temperature is not positive.
     """
     check_columns(implicit=implicit, target=target, group=group)
     if temperature is not None and not temperature > 0:

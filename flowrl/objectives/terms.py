@@ -49,8 +49,6 @@ def clipped_surrogate(
         clip_low, clip_high: Distances, one number or [b].
 
     Returns [b], unreduced.
-
-    Raises ValueError: shapes differ, or a clip distance is negative.
     """
     _check_clip(log_ratio, advantage, clip_low, clip_high)
     ratio = log_ratio.exp()

@@ -34,8 +34,6 @@ def family_factor(models: Sequence[Rows], *, by_task: bool) -> float:
     Args:
         models: [M] the same images (task, prompt, sample) of every model.
         by_task: the score is the mean over tasks of the mean over a task's images; else over all images.
-
-    Raises ValueError: no rows, or rows of different images.
     """
     parts, _ = strata(models)
     if len(models) < 3:

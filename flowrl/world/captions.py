@@ -29,8 +29,6 @@ def neighbour(record: Record, rng: np.random.Generator) -> Record:
 
     Args:
         rng: source of the choice where a prompt has two neighbours.
-
-    Raises ValueError: a record of another task.
     """
     tag, clauses = record["tag"], record["include"]
     names = [clause["class"] for clause in clauses]

@@ -111,8 +111,6 @@ def motion_verdict(clip: np.ndarray, record: Mapping[str, Any]) -> MotionVerdict
     Args:
         clip: uint8 `[F, H, W, 3]`, RGB; F at least 3.
         record: with shape, color and direction.
-
-    Raises ValueError: fewer than 3 frames, or an unknown direction.
     """
     if len(clip) < 3:
         raise ValueError(f"motion needs at least 3 frames, this clip has {len(clip)}")

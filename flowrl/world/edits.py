@@ -152,8 +152,6 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
         image: uint8 `[H, W, 3]`, the result.
         source: uint8 `[H, W, 3]`, of the same size.
         record: an edit record, in coordinates of 64 x 64 pixels.
-
-    Raises ValueError: the two images differ in size.
     """
     if image.shape != source.shape:
         raise ValueError(f"the result {image.shape} and its source {source.shape} must have one size")

@@ -210,9 +210,8 @@ def give_kernel(
 ) -> str:
     """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at.
 
-    Returns the kernel's word, what "auto" became.
-
-    Raises ValueError: the word is refused, the kernel cannot be loaded or gives no right gradient, or nothing attends.
+    Returns the kernel's word, what "auto" became. Raises ValueError: the word is refused, the kernel cannot be loaded
+    or gives no right gradient, or nothing attends.
     """
     machine = this_machine(torch.device(device).type)
     check_word(word, dtype, known)

@@ -114,8 +114,6 @@ class Levels:
         Args:
             shift: in place of the scheduler's own; None leaves it.
             named: what the stock call hands to `set_timesteps`.
-
-        Raises ValueError: a grid, shift or scheduler that this cannot follow.
         """
         config, name = dict(self.scheduler.config), type(self.scheduler).__name__
         if shift is not None and not (self.flow and shift > 0):

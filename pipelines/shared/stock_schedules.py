@@ -269,8 +269,6 @@ def flow_schedule(
         shift: replaces the scheduler's own.
         sigmas: which grid of FlowMatchEulerDiscreteScheduler the stock pipeline visits.
         mu: logarithm of the shift, for schedulers that shift by resolution.
-
-    Raises ValueError: unknown grid, or a setting that the grid cannot follow.
     """
     config = dict(scheduler.config)
     if not config.get("use_flow_sigmas"):

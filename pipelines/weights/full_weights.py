@@ -62,8 +62,6 @@ class FullWeights:
         Args:
             network: loaded; what is not trained of it is frozen.
             offload: whether masters and copies lie in the host's memory.
-
-        Raises ValueError: a target matches nothing.
         """
         chosen, own = trained_names(network, targets), dict(network.named_parameters())
         network.requires_grad_(False)

@@ -66,9 +66,7 @@ def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device
 
     At no time does the device hold more than one of them as it was read; the rest of the network is left where it is.
 
-    Returns how many layers there were.
-
-    Raises ValueError: none, so that nothing would be saved.
+    Returns how many layers there were. Raises ValueError: none, so that nothing would be saved.
     """
     found = [entry for block in blocks for entry in large_layers(block)]
     if form != "none" and not found:
