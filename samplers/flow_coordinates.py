@@ -173,9 +173,11 @@ def velocity_from_prediction(
 def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset: int = 0) -> list[int]:
     """Integer timesteps of T denoising steps, falling, as diffusers' DDIM spaces them (arXiv 2305.08891, table 2).
 
-    leading    offset + (n // T) (T - 1, ..., 1, 0)
-    trailing   n, n - n / T, ..., n / T, rounded, less 1
-    linspace   T points from n - 1 to 0, rounded
+        leading    offset + (n // T) (T - 1, ..., 1, 0)
+        trailing   n, n - n / T, ..., n / T, rounded, less 1
+        linspace   T points from n - 1 to 0, rounded
+
+    Raises ValueError: unknown spacing, or T steps do not fit.
     """
     if not 1 <= num_steps <= num_train:
         raise ValueError(f"num_steps must lie in 1 .. {num_train}, the training timesteps, got {num_steps}")
