@@ -44,9 +44,16 @@ _MOST_GRAPHS = 128
 one row or more, are 96."""
 
 
+def experts_of(denoiser: nn.Module | None) -> list[nn.Module]:
+    """The networks that denoise: one, several, or none."""
+    if isinstance(denoiser, nn.ModuleDict):
+        return list(denoiser.values())
+    return [] if denoiser is None else [denoiser]
+
+
 def first_expert(denoiser: nn.Module) -> nn.Module:
     """The network that one evaluation calls: the denoiser, or one of its experts, which are alike."""
-    return next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser
+    return experts_of(denoiser)[0]
 
 
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:

@@ -12,7 +12,7 @@ from torch import nn
 from flowrl.config.options import build_options
 from flowrl.failures import out_of_memory
 from flowrl.pipelines.arithmetic.attention_words import Known
-from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, experts_of
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, describe_error
@@ -45,13 +45,6 @@ def denoiser_parts(index: Mapping[str, Any]) -> dict[str, str]:
         if part.startswith(("transformer", "unet")) and isinstance(entry, (list, tuple)) and entry[0] is not None:
             found[part] = str(entry[1])
     return found
-
-
-def _experts(denoiser: nn.Module | None) -> list[nn.Module]:
-    """The networks that denoise: one, several, or none."""
-    if isinstance(denoiser, nn.ModuleDict):
-        return list(denoiser.values())
-    return [] if denoiser is None else [denoiser]
 
 
 class GenericFamily:
@@ -111,7 +104,7 @@ class GenericFamily:
             levels = cards.read_part(model, "scheduler/scheduler_config.json")
             if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
                 check_diffusion_scheduler(model, levels)
-        for network in _experts(self.meta_denoiser(model)):
+        for network in experts_of(self.meta_denoiser(model)):
             check_targets(network, targets or found_targets(network), rank)
 
     def sampling(self, model: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from flowrl.config.options import build_options
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
-from flowrl.pipelines.arithmetic.compiling import check_compile
+from flowrl.pipelines.arithmetic.compiling import check_compile, experts_of
 from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.places.model_folders import check_parts, no_pipeline
 from flowrl.pipelines.shared import cards, common, stock_schedules
@@ -205,10 +205,8 @@ class Family:
             return
         self.refuse(card)
         few = {} if names_a_block(targets or ()) else fewest(self.block_kinds(model))
-        denoiser = self.meta_denoiser(model, few) if targets is not None else None
-        for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-            if expert is not None:
-                check_targets(expert, targets or (), rank)
+        for expert in experts_of(self.meta_denoiser(model, few) if targets is not None else None):
+            check_targets(expert, targets or (), rank)
 
     def _check_parts(self, card: Card) -> None:
         """Refuses another stock class, a folder that lacks parts, and a scheduler that is not followed."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.arithmetic.compiling import experts_of
 from flowrl.pipelines.places.single_files import is_single_file
 from flowrl.pipelines.shared.contract import ModelFamily
 from flowrl.pipelines.weights.full_weights import trained_names
@@ -45,7 +44,5 @@ def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
             f"as a folder first (from_single_file and save_pretrained in stock diffusers), or {ready}"
         )
     known.check(location, None)
-    denoiser = None if policy.target_modules is None else known.meta_denoiser(location)
-    for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-        if expert is not None:
-            trained_names(expert, policy.target_modules)
+    for expert in experts_of(None if policy.target_modules is None else known.meta_denoiser(location)):
+        trained_names(expert, policy.target_modules)
