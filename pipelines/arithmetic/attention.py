@@ -109,6 +109,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     Args:
         query: not negative, `[b, heads, d, n]`.
         key: not negative, `[b, heads, d, m]`.
+        value: `[b, heads, e, m]`.
 
     Returns float32 `[b, heads, e, n]`.
     """
@@ -138,28 +139,13 @@ def _output(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
     return tokens
 
 
-class LinearAttention:
-    """Processor of one linear attention."""
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
-        given = (x.permute(0, 2, 3, 1) for x in _project(attn, hidden_states, encoder_hidden_states))
-        tokens = _output(attn, linear_attention(*given), hidden_states.dtype)
-        return tokens.clip(-65504, 65504) if tokens.dtype == torch.float16 else tokens  # the largest that it holds
-
-
 def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     """`sum_j v_j (R_j k_j . R_i q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says.
 
     Args:
         query: not negative, `[b, n, heads, d]`.
         key: not negative, `[b, n, heads, d]`.
+        value: `[b, n, heads, e]`.
         rotary: cosines and sines of the rotations R, `[1, n, 1, d]`, each twice.
 
     Returns float32 `[b, heads, e, n]`.
@@ -178,31 +164,26 @@ def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: t
         return v @ rotated_k.transpose(-1, -2) @ rotated_q * inverse
 
 
-class RotaryLinearAttention:
-    """Processor of one linear attention of videos, with rotations of tokens."""
+class LinearAttention:
+    """Processor of one linear attention; with rotations of tokens that of videos."""
 
     def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        rotary_emb: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None, rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
-        assert rotary_emb is not None
         given = _project(attn, hidden_states, encoder_hidden_states)
-        return _output(attn, rotary_linear_attention(*given, rotary_emb), hidden_states.dtype)
+        if rotary_emb is not None:
+            return _output(attn, rotary_linear_attention(*given, rotary_emb), hidden_states.dtype)
+        tokens = _output(attn, linear_attention(*(x.permute(0, 2, 3, 1) for x in given)), hidden_states.dtype)
+        return tokens.clip(-65504, 65504) if tokens.dtype == torch.float16 else tokens  # the largest that it holds
 
 
 def exact_linear(transformer: nn.Module) -> None:
     """Gives every linear attention of a Sana transformer, of images or videos, its own processor."""
     for module in transformer.modules():
-        processor = getattr(module, "processor", None)
-        if isinstance(processor, SanaLinearAttnProcessor2_0):
+        if isinstance(getattr(module, "processor", None), SanaLinearAttnProcessor2_0 | SanaLinearAttnProcessor3_0):
             module.set_processor(LinearAttention())  # type: ignore[operator]
-        elif isinstance(processor, SanaLinearAttnProcessor3_0):
-            module.set_processor(RotaryLinearAttention())  # type: ignore[operator]
 
 
 def give_kernel(
@@ -251,7 +232,7 @@ def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
         if not isinstance(module, Attention | AttentionModuleMixin):
             continue
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
-        if isinstance(processor, LinearAttention | RotaryLinearAttention):
+        if isinstance(processor, LinearAttention):
             continue
         reads = isinstance(processor, ReadsBackend) and not isinstance(processor, QwenImage21AttnProcessor)
         direct = kernel.torchs and not kernel.casts and (word == "native" or not within)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -52,57 +53,34 @@ class AttentionKernel:
 _AMPERE, _HOPPER, _NEWEST = (8, 0), (9, 0), (99, 0)
 _HUB = ("kernels", "0.12", "pip install -U kernels; the first load fetches the kernel from the Hugging Face Hub")
 _FLASH = ("flash-attn", "2.6.3", "pip install flash-attn --no-build-isolation, which compiles for a while")
+_XFORMERS = ("xformers", "0.0.34", "in flowrl's folder, pip install -e '.[gpu]'")
 _FLASH_3 = ("flash_attn_3", "3.0", "build FlashAttention 3 from its source, or take flash_3_hub")
+
+_any = partial(AttentionKernel, capability=(_AMPERE, _NEWEST), low=True)
+_flash = partial(_any, torchs=False, largest=256, mask="none")
+_hopper = partial(_flash, capability=(_HOPPER, _HOPPER))
+_VERSION_4 = ("kernels", "0.12.3", _HUB[2])
 
 KERNELS: Mapping[str, AttentionKernel] = {
     "native": AttentionKernel(backend="native", gpu=False),
     "float32": AttentionKernel(backend="native", casts=True, gpu=False),
     "math": AttentionKernel(backend="_native_math", gpu=False),
     "efficient": AttentionKernel(backend="_native_efficient", multiple=8),
-    "flash": AttentionKernel(
-        backend="_native_flash", capability=(_AMPERE, _NEWEST), low=True, largest=256, mask="none",
-    ),
+    "flash": _any(backend="_native_flash", largest=256, mask="none"),
     # Up to 256 numbers of a head on Hopper with newer versions of cuDNN; 128 is what all that have it take.
-    "cudnn": AttentionKernel(
-        backend="_native_cudnn", capability=(_AMPERE, _NEWEST), low=True, largest=128, multiple=8,
+    "cudnn": _any(backend="_native_cudnn", largest=128, multiple=8),
+    "xformers": AttentionKernel(backend="xformers", torchs=False, multiple=8, package=_XFORMERS),
+    "flash_attn": _flash(backend="flash", package=_FLASH),
+    "flash_attn_varlen": _flash(backend="flash_varlen", package=_FLASH, mask="keys"),
+    "flash_hub": _flash(backend="flash_hub", package=_HUB),
+    "flash_varlen_hub": _flash(backend="flash_varlen_hub", package=_HUB, mask="keys"),
+    "flash_3_varlen": _hopper(backend="_flash_varlen_3", package=_FLASH_3, mask="keys"),
+    "flash_3_hub": _hopper(backend="_flash_3_hub", package=_HUB),
+    "flash_3_varlen_hub": _hopper(backend="_flash_3_varlen_hub", package=_HUB, mask="keys"),
+    "flash_4_hub": _flash(
+        backend="flash_4_hub", capability=(_HOPPER, _NEWEST), package=_VERSION_4, largest=128, mask="none"
     ),
-    "xformers": AttentionKernel(
-        backend="xformers", torchs=False, multiple=8,
-        package=("xformers", "0.0.34", "in flowrl's folder, pip install -e '.[gpu]'"),
-    ),
-    "flash_attn": AttentionKernel(
-        backend="flash", torchs=False, capability=(_AMPERE, _NEWEST), package=_FLASH, low=True, largest=256,
-        mask="none",
-    ),
-    "flash_attn_varlen": AttentionKernel(
-        backend="flash_varlen", torchs=False, capability=(_AMPERE, _NEWEST), package=_FLASH, low=True, largest=256,
-        mask="keys",
-    ),
-    "flash_hub": AttentionKernel(
-        backend="flash_hub", torchs=False, capability=(_AMPERE, _NEWEST), package=_HUB, low=True, largest=256,
-        mask="none",
-    ),
-    "flash_varlen_hub": AttentionKernel(
-        backend="flash_varlen_hub", torchs=False, capability=(_AMPERE, _NEWEST), package=_HUB, low=True, largest=256,
-        mask="keys",
-    ),
-    "flash_3_varlen": AttentionKernel(
-        backend="_flash_varlen_3", torchs=False, capability=(_HOPPER, _HOPPER), package=_FLASH_3, low=True,
-        largest=256, mask="keys",
-    ),
-    "flash_3_hub": AttentionKernel(
-        backend="_flash_3_hub", torchs=False, capability=(_HOPPER, _HOPPER), package=_HUB, low=True, largest=256,
-        mask="none",
-    ),
-    "flash_3_varlen_hub": AttentionKernel(
-        backend="_flash_3_varlen_hub", torchs=False, capability=(_HOPPER, _HOPPER), package=_HUB, low=True,
-        largest=256, mask="keys",
-    ),
-    "flash_4_hub": AttentionKernel(
-        backend="flash_4_hub", torchs=False, capability=(_HOPPER, _NEWEST), package=("kernels", "0.12.3", _HUB[2]),
-        low=True, largest=128, mask="none",
-    ),
-}  # fmt: skip
+}
 """Word of `pipeline.attention` -> kernel; all have a backward pass."""
 
 _INT8 = "multiplies in 8 bits and has no backward pass, so that no gradient would pass through attention"
