@@ -146,22 +146,15 @@ def _attend(
     """Attention of this process's tokens `[b, n / c, h, d]` to those of all; `attn_mask` is of its own keys."""
     group = mesh_of(_parallel_config).get_group()
     mask = None if attn_mask is None else _whole_mask(attn_mask, key.shape[1], query.shape[2], group)
-    query, key, value = (_heads(x, group) for x in (query, key, value))
+    query, key, value = (_trade(x, group) for x in (query, key, value))
     attended = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
     )
-    return _tokens(attended, group)
+    return _trade(attended, group)
 
 
-def _heads(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Own tokens `[b, n, h, d]` of all heads -> own heads of all tokens `[b, h / c, c * n, d]`."""
-    by_process = x.unflatten(2, (group.size(), -1)).permute(2, 1, 0, 3, 4)
-    found: Tensor = _Exchange.apply(by_process, group)
-    return found.flatten(0, 1).permute(1, 2, 0, 3)
-
-
-def _tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Own heads of all tokens `[b, h / c, c * n, d]` -> own tokens of all heads `[b, n, h, d]`."""
+def _trade(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Own tokens `[b, n, h, d]` of all heads -> own heads of all tokens `[b, h / c, c * n, d]`; and the other way."""
     by_process = x.unflatten(2, (group.size(), -1)).permute(2, 1, 0, 3, 4)
     found: Tensor = _Exchange.apply(by_process, group)
     return found.flatten(0, 1).permute(1, 2, 0, 3)
