@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, embedding, given, square
 from flowrl.pipelines.shared.common import Guidance
-from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline, predict_by_kind
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -80,7 +80,7 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Samples with different numbers of references are evaluated apart, as many calls as there are numbers."""
     counts = cond.tensors["num_references_on_host"].tolist() if p.num_sources[1] else [0]
-    return predict_by_kind(p, x, timestep, cond, counts)
+    return common.predict_by_kind(p, x, timestep, cond, counts)
 
 
 def two_passes(card: Card | None) -> bool:

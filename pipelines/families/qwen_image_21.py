@@ -26,7 +26,7 @@ from flowrl.pipelines.families.qwen_image import pad_embeddings
 from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Grid, Size
 from flowrl.pipelines.shared.common import Guidance
-from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline, predict_by_kind
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -73,7 +73,7 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """A call for each length of prompts that is among the rows."""
-    return predict_by_kind(p, x, timestep, cond, cond.tensors["length_on_host"].tolist())
+    return common.predict_by_kind(p, x, timestep, cond, cond.tensors["length_on_host"].tolist())
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:

@@ -138,6 +138,22 @@ def guide_by_input(p: Any, asked: Guidance) -> Velocity:
     return distilled_guidance(asked, embeds=bool(p.card.network.guidance_embeds), model=p.model)
 
 
+def predict_velocity(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+    """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
+    return p.call(x, timestep, cond).float()
+
+
+def predict_by_kind(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning, kinds: Sequence[Any]) -> Tensor:
+    """As `predict_velocity`, in a call for each kind of rows; `kinds` says of which one each row is."""
+    if len(set(kinds)) == 1:
+        return predict_velocity(p, x, timestep, cond)
+    groups = [[row for row, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
+    places = [torch.tensor(rows, device=x.device) for rows in groups]
+    times = timestep.expand(len(x))
+    parts = [predict_velocity(p, x[at], times[at], cond[rows]) for at, rows in zip(places, groups, strict=True)]
+    return torch.cat(parts)[torch.cat(places).argsort()]
+
+
 def pack(x: Tensor) -> Tensor:
     """Latents `[b, c, h, w]` as tokens of 2 x 2 pixels, row by row, `[b, h/2 * w/2, 4c]`."""
     b, channels, height, width = x.shape

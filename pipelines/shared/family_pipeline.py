@@ -42,22 +42,6 @@ from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 
-def predict_velocity(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-    """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
-    return p.call(x, timestep, cond).float()
-
-
-def predict_by_kind(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning, kinds: Sequence[Any]) -> Tensor:
-    """As `predict_velocity`, in a call for each kind of rows; `kinds` says of which one each row is."""
-    if len(set(kinds)) == 1:
-        return predict_velocity(p, x, timestep, cond)
-    groups = [[row for row, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
-    places = [torch.tensor(rows, device=x.device) for rows in groups]
-    times = timestep.expand(len(x))
-    parts = [predict_velocity(p, x[at], times[at], cond[rows]) for at, rows in zip(places, groups, strict=True)]
-    return torch.cat(parts)[torch.cat(places).argsort()]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """A model family: its data, and the functions in which it differs from others. Stands in its file as `FAMILY`."""
@@ -108,7 +92,7 @@ class Family:
 
     read: Callable[[FamilyPipeline, Any, Tensor], Tensor] = lambda p, output, x: output
     """The denoiser's answer as latents."""
-    evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = predict_velocity
+    evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = common.predict_velocity
     """Velocity in float32."""
     guided: Callable[[FamilyPipeline, common.Guidance], Velocity] = lambda p, asked: common.two_pass_guidance(asked)
     """Guidance of a network."""
