@@ -120,12 +120,12 @@ class _Guided:
         # An adapter that this denoiser does not have leaves it at the base's output: its term is zero.
         experts = [k for k, name in enumerate(self.names) if name in own]
 
-        def own(value: Any) -> Any:  # some forwards take things out of the containers they are given
+        def copied(value: Any) -> Any:  # some forwards take things out of the containers they are given
             return value.copy() if isinstance(value, (dict, list)) else value
 
         def called(state: list[str], args: Any, kwargs: Any) -> Any:
             with acting(layers, state):
-                return original(*map(own, args), **{key: own(value) for key, value in kwargs.items()})
+                return original(*map(copied, args), **{key: copied(value) for key, value in kwargs.items()})
 
         @wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from diffusers import Krea2Transformer2DModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families.flux import packed_grid, read
-from flowrl.pipelines.families.qwen_image import decode, encode, factors
+from flowrl.pipelines.families.qwen_image import decode, encode, factors, pad_embeddings, padded_meta
 from flowrl.pipelines.families.z_image import guided_from_zero
 from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Card, Size
@@ -45,13 +45,7 @@ DISTILLED_MU = 1.15
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     length = p.max_sequence_length
     embeds, mask = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=length)
-    read, n = embeds[:, mask[0]].to(p.dtype), int(mask.sum())
-    filled = nn.functional.pad(read, (0, 0, 0, 0, 0, length - n))
-    return {
-        "embeds": filled,
-        "mask": torch.arange(length, device=p.device)[None] < n,
-        "length_on_host": torch.tensor([n]),
-    }
+    return pad_embeddings(embeds[:, mask[0]].to(p.dtype), length)
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -72,8 +66,7 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     config = p.card.network
-    embeds = common.meta(1, tokens, config.num_text_layers, config.text_hidden_dim)
-    return {"embeds": embeds, "mask": torch.ones(1, tokens, dtype=torch.bool), "length_on_host": torch.tensor([tokens])}
+    return padded_meta(tokens, config.num_text_layers, config.text_hidden_dim)
 
 
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:

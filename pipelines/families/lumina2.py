@@ -25,12 +25,11 @@ from torch import Tensor
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families.sana import prepare_gemma
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Grid, ImageOptions, sample_size
+from flowrl.pipelines.shared.cards import Grid, ImageOptions, embedding, sample_size
 from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg, qwen_norm_rescale
-from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 """All projections of attention, refiners included."""
@@ -46,27 +45,12 @@ class Lumina2Options(ImageOptions):
     """Bring guided outputs back to the norms of the positive ones (stock's `cfg_normalization`)."""
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """Embeddings `[1, length, d]` and the mask `[1, length]` of those that are the prompt's, on its left."""
-    length = p.max_sequence_length
     if prompt and p.options.system_prompt:
-        embeds, mask, *_none = p.pipe.encode_prompt(
-            [prompt], do_classifier_free_guidance=False, device=p.device, max_sequence_length=length
-        )
-    else:  # as stock reads a negative prompt, for which it asks a positive one
-        _yes, _mask, embeds, mask = p.pipe.encode_prompt(
-            [""], negative_prompt=[prompt], device=p.device, max_sequence_length=length
-        )
-    return {"embeds": embeds.to(p.dtype), "mask": mask}
-
-
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    return {
-        "hidden_states": x,
-        "timestep": 1 - timestep / 1000,
-        "encoder_hidden_states": cond.tensors["embeds"],
-        "encoder_attention_mask": cond.tensors["mask"],
-    }
+        return embedding("embeds", "mask", do_classifier_free_guidance=False)(p, prompt, sources)
+    # As stock reads a negative prompt, for which it asks a positive one.
+    return embedding("", "", "embeds", "mask", negative_prompt=[prompt])(p, "", sources)
 
 
 class AllRead(Tensor):
@@ -96,8 +80,8 @@ FAMILY = Family(
     options=Lumina2Options, encoders=("text_encoder",), length=256, own_size=sample_size,
     # Positions are looked up in tables of so many rows and columns of tokens
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, most=min(config.axes_lens[1:])),
-    embed=_embed,
-    arguments=_arguments, read=lambda p, output, x: -output, conditioning=_conditioning, guided=_guided,
+    embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, 1 - timestep / 1000, cond),
+    read=lambda p, output, x: -output, conditioning=_conditioning, guided=_guided,
     # Where a scheduler shifts by size, stock tells it the number of channels: published ones do not
     schedule=stock_schedules.shifted_by(lambda p: p.latent_shape[0]),
     # An image's position comes after its prompt's, in a table of so many

@@ -45,11 +45,11 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 
 
 def pad_embeddings(embeds: Tensor, length: int) -> dict[str, Tensor]:
-    """One prompt's embeddings `[1, n, d]` padded to a fixed length, the mask `[1, length]` of its tokens, and n."""
+    """One prompt's embeddings `[1, n, ...]` padded to a fixed length, the mask `[1, length]` of its tokens, and n."""
     n = embeds.shape[1]
     mask = (torch.arange(length, device=embeds.device) < n)[None]
     return {
-        "embeds": nn.functional.pad(embeds, (0, 0, 0, length - n)),
+        "embeds": nn.functional.pad(embeds, (*(0, 0) * (embeds.ndim - 2), 0, length - n)),
         "mask": mask,
         "length_on_host": torch.tensor([n]),
     }
@@ -79,13 +79,15 @@ def _rows_and_columns(x: Tensor) -> tuple[int, int, int]:
     return 1, x.shape[-2] // 2, x.shape[-1] // 2
 
 
+def padded_meta(tokens: int, *widths: int) -> dict[str, Tensor]:
+    """What `pad_embeddings` gives, without numbers but with its mask and length."""
+    mask, length = torch.ones(1, tokens, dtype=torch.bool), torch.tensor([tokens])
+    return {"embeds": common.meta(1, tokens, *widths), "mask": mask, "length_on_host": length}
+
+
 def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     """What a prompt gives, without numbers but with its mask and length."""
-    return {
-        "embeds": common.meta(1, tokens, p.card.network.joint_attention_dim),
-        "mask": torch.ones(1, tokens, dtype=torch.bool),
-        "length_on_host": torch.tensor([tokens]),
-    }
+    return padded_meta(tokens, p.card.network.joint_attention_dim)
 
 
 def rescale_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:

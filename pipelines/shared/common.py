@@ -154,6 +154,14 @@ def predict_by_kind(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning, kin
     return torch.cat(parts)[torch.cat(places).argsort()]
 
 
+def masked_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """What a denoiser is called with that reads a prompt's embeddings and a mask of them."""
+    return {
+        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"],
+        "encoder_attention_mask": cond.tensors["mask"],
+    }  # fmt: skip
+
+
 def pack(x: Tensor) -> Tensor:
     """Latents `[b, c, h, w]` as tokens of 2 x 2 pixels, row by row, `[b, h/2 * w/2, 4c]`."""
     b, channels, height, width = x.shape
