@@ -8,7 +8,7 @@ import torch
 from flowrl.config.base import find_config
 from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_path
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.lora import Policy, check_targets
+from flowrl.pipelines.weights.lora import Policy, check_targets
 from flowrl.prompts.loading import read_prompts
 from flowrl.rewards.base.specs import validate_reward_specs
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from flowrl.generation.models import Source
 from flowrl.pipelines import ModelFamily, family_for
-from flowrl.pipelines.family_pipeline import Family
-from flowrl.pipelines.prompt_embeddings import source_fault
+from flowrl.pipelines.shared.family_pipeline import Family
+from flowrl.pipelines.shared.prompt_embeddings import source_fault
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.prompt_files import REFERENCES, SOURCES

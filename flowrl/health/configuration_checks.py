@@ -16,8 +16,8 @@ from flowrl.health.machine_checks import disk_check
 from flowrl.health.real_step import step_checks
 from flowrl.health.spoken import divided, faulty
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
+from flowrl.pipelines.places.known_checkpoints import published
 from flowrl.planning.published_models import in_cache, licence_of
 from flowrl.planning.refusals import Obstacles, obstacles
 from flowrl.prompts.identity import distinct

@@ -33,11 +33,11 @@ from flowrl.config.train import TrainConfig
 from flowrl.media.kept import LATEST, write_latest
 from flowrl.media.terminal_images import HEIGHT, protocol_here, show
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.known_checkpoints import precision_note
-from flowrl.pipelines.lora import Policy, refuse_not_finite
-from flowrl.pipelines.weights.context_parallel import share_tokens
+from flowrl.pipelines.places.known_checkpoints import precision_note
+from flowrl.pipelines.shared.context_parallel import share_tokens
+from flowrl.pipelines.shared.saved_model import save_model
+from flowrl.pipelines.weights.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
-from flowrl.pipelines.weights.saved_model import save_model
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.progress import progress

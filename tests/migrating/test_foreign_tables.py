@@ -12,7 +12,7 @@ from flowrl.config.source_syntax import table_of
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.migrating.foreign_files import Kind
-from flowrl.pipelines.known_checkpoints import published
+from flowrl.pipelines.places.known_checkpoints import published
 
 WORDS = foreign_words()
 OURS = set(dotted_keys(TrainConfig))

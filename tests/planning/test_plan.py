@@ -15,7 +15,7 @@ from flowrl import cli
 from flowrl.commands.plan.run import run as plan
 from flowrl.config.base import config_files, find_config
 from flowrl.config.train import load_config
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.planning.memory import GIB
 from flowrl.planning.network import FewBlocks, Network, measure
 from flowrl.planning.published_models import in_cache

@@ -22,10 +22,10 @@ from flowrl.config.sections import OptimConfig
 from flowrl.config.train import load_config, resolve_path
 from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
-from flowrl.pipelines.cards import Size
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.cards import Size
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.quantize import LIBRARIES, quantize_blocks
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.planning import gather as gathering

@@ -26,7 +26,7 @@ from origin import origin
 from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import compile_blocks
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.samplers.guidance import TrainNegative
 
 sys.path[:0] = [str(Path(__file__).parents[1] / place) for place in ("pipelines", "helpers", "helpers/families")]

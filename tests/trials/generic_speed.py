@@ -22,7 +22,7 @@ from origin import origin
 from tiny_folders import SETTINGS, save_tiny
 
 from flowrl.pipelines import family
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.runtime.randomness import counter_normal
 
 FAMILIES = ("sd3", "flux", "qwen_image", "wan", "sana")

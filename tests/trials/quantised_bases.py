@@ -25,8 +25,8 @@ from flowrl.config.train import resolve_path
 from flowrl.pipelines import family, family_name
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.quantize import LIBRARIES, large_layers
 from flowrl.runtime.randomness import counter_normal
 

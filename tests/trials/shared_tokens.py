@@ -40,8 +40,8 @@ from video_family import image  # noqa: E402
 
 from flowrl.cli import main as flowrl  # noqa: E402
 from flowrl.pipelines import family  # noqa: E402
-from flowrl.pipelines.lora import Policy  # noqa: E402
-from flowrl.pipelines.weights.context_parallel import share_tokens  # noqa: E402
+from flowrl.pipelines.shared.context_parallel import share_tokens  # noqa: E402
+from flowrl.pipelines.weights.lora import Policy  # noqa: E402
 from flowrl.runtime.randomness import counter_normal  # noqa: E402
 from flowrl.training.processes.mesh import Layout, device_mesh  # noqa: E402
 

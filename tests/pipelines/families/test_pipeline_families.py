@@ -23,7 +23,7 @@ from flowrl.commands.train.run import train
 from flowrl.config.base import config_files
 from flowrl.config.train import load_config
 from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.runtime.randomness import counter_normal
 from flowrl.trajectory import Conditioning
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.generation.models import find_source, fingerprint
-from flowrl.pipelines.lora import add_saved_lora, refuse_other_network
 from flowrl.pipelines.places.lora_places import is_lora, lora_files
+from flowrl.pipelines.weights.lora import add_saved_lora, refuse_other_network
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 

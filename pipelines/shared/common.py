@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.wide_products import WideProducts, has_products
-from flowrl.pipelines.lora import lora_ready_for_diffusers
 from flowrl.pipelines.places.lora_places import LORA_FILE
+from flowrl.pipelines.weights.lora import lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning
-
-# ---- sizes -----------------------------------------------------------------------------------------------------------
 
 _SAME_SHAPE = 0.01
 """Relative difference of ratios of height to width that rounding of a smaller mask's sides explains."""
 
 
 def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | None = None) -> None:
-    """Refuses a height or width that the model cannot draw.
-
-    Raises:
-        ValueError: names the key.
-    """
+    """Refuses a height or width that the model cannot draw."""
     for name, pixels in zip(("height", "width"), size, strict=True):
         if pixels % multiple or pixels <= 0 or (largest is not None and pixels > largest):
             limit = "" if largest is None else f" and at most {largest}"
@@ -37,11 +32,8 @@ def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | 
 
 
 def check_frames(model: str, num_frames: int, factor: int, multiple: int = 1) -> int:
-    """Latent frames of a clip: the first frame and then `factor` to one, `multiple` of them to a patch.
-
-    Raises:
-        ValueError: no whole number of latent frames or patches; names the nearest numbers of frames.
-    """
+    """Latent frames of a clip: the first frame and then `factor` to one, `multiple` of them to a patch. Raises
+    ValueError: no whole number of latent frames or patches; names the nearest numbers of frames."""
     latent, rest = divmod(num_frames - 1, factor)
     if num_frames >= 1 and rest == 0 and (latent + 1) % multiple == 0:
         return latent + 1
@@ -70,20 +62,13 @@ def covering(image: Tensor, height: int, width: int) -> Tensor:
 
 def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
     """Refuses a mask `[..., h, w]` of another shape than its image or clip: cut to the drawn size, it would lie beside
-    what it masks.
-
-    Raises:
-        ValueError: names both sizes.
-    """
+    what it masks."""
     (h, w), (height, width) = mask.shape[-2:], source.shape[-2:]
     if abs(h * width / (w * height) - 1) > _SAME_SHAPE:
         raise ValueError(
             f"a mask of {h} x {w} pixels (height x width) does not fit {what} of {height} x {width}: give it the same "
             "ratio of height to width"
         )
-
-
-# ---- the network and its guidance ------------------------------------------------------------------------------------
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
@@ -105,61 +90,76 @@ def _with_wide_products(region: AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-def two_pass_guidance(
-    network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative = True, *, rule: Rule = linear_cfg, apart: bool = False,
-) -> Velocity:  # fmt: skip
-    """Classifier-free guidance by a rule; scale 1 is the positive alone, for every rule.
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """What is asked of a family's guidance, as `Pipeline.guided` takes it."""
 
-    `train_negative` and `apart` are those of `flowrl.samplers.guidance.classifier_free_guidance`.
+    network: Network
+    cond: Conditioning
+    negative: Conditioning | None
+    scale: float
+    train_negative: TrainNegative = True
 
-    Raises:
-        ValueError: the scale asks for a negative prompt and there is none.
-    """
-    if scale == 1:
-        return conditioned(network, cond)
-    if negative is None:
-        raise ValueError(f"guidance at scale {scale} reads a negative prompt, and none was encoded")
+
+def two_pass_guidance(asked: Guidance, *, rule: Rule = linear_cfg, apart: bool = False) -> Velocity:
+    """Classifier-free guidance by a rule, as `flowrl.samplers.guidance.classifier_free_guidance`; scale 1 is the
+    positive alone, for every rule. Raises ValueError: the scale asks for a negative prompt and there is none."""
+    if asked.scale == 1:
+        return conditioned(asked.network, asked.cond)
+    if asked.negative is None:
+        raise ValueError(f"guidance at scale {asked.scale} reads a negative prompt, and none was encoded")
+    return halves(asked, rule=rule, apart=apart)
+
+
+def halves(asked: Guidance, *, rule: Rule, apart: bool = False) -> Velocity:
+    """Classifier-free guidance at any scale, of a positive and a negative half that are there."""
+    assert asked.negative is not None
     return classifier_free_guidance(
-        network, cond, negative, scale, rule=rule, train_negative=train_negative, apart=apart
-    )
+        asked.network, asked.cond, asked.negative, asked.scale, rule=rule, train_negative=asked.train_negative,
+        apart=apart,
+    )  # fmt: skip
 
 
-def distilled_guidance(network: Network, cond: Conditioning, scale: float, *, embeds: bool, model: str) -> Velocity:
-    """Guidance of a distilled model: the scale is an input of its network, or has to be 1.
-
-    Raises:
-        ValueError: the network has no input for the scale, and would ignore it.
-    """
+def distilled_guidance(asked: Guidance, *, embeds: bool, model: str) -> Velocity:
+    """Guidance of a distilled model: the scale is an input of its network, or has to be 1. Raises ValueError: the
+    network has no input for the scale, and would ignore it."""
     if embeds:
-        return conditioned(network, embedded_guidance(cond, scale))
-    if scale != 1:
+        return conditioned(asked.network, embedded_guidance(asked.cond, asked.scale))
+    if asked.scale != 1:
         raise ValueError(
-            f"{model} is distilled and has no guidance, got scale {scale:g}: set sampler.guidance_scale=1 and "
+            f"{model} is distilled and has no guidance, got scale {asked.scale:g}: set sampler.guidance_scale=1 and "
             "eval.guidance_scale=1"
         )
-    return conditioned(network, cond)
+    return conditioned(asked.network, asked.cond)
 
 
-Guided = Callable[[Any, Network, Conditioning, Conditioning | None, float, TrainNegative], Velocity]
-"""A family's guidance: pipeline, network, positive and negative conditioning, scale, training of the negative."""
-
-
-def two_pass(
-    p: Any, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
-    """Classifier-free guidance in two passes; scale 1 is one pass."""
-    return two_pass_guidance(network, cond, negative, scale, train_negative)
-
-
-def embedded(
-    p: Any, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def guide_by_input(p: Any, asked: Guidance) -> Velocity:
     """The scale as an input of the network, or none where it has no such input; no negative prompt is read."""
-    embeds = bool(p.card.network.guidance_embeds)
-    return distilled_guidance(network, cond, scale, embeds=embeds, model=p.model)
+    return distilled_guidance(asked, embeds=bool(p.card.network.guidance_embeds), model=p.model)
+
+
+def predict_velocity(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+    """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
+    return p.call(x, timestep, cond).float()
+
+
+def predict_by_kind(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning, kinds: Sequence[Any]) -> Tensor:
+    """As `predict_velocity`, in a call for each kind of rows; `kinds` says of which one each row is."""
+    if len(set(kinds)) == 1:
+        return predict_velocity(p, x, timestep, cond)
+    groups = [[row for row, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
+    places = [torch.tensor(rows, device=x.device) for rows in groups]
+    times = timestep.expand(len(x))
+    parts = [predict_velocity(p, x[at], times[at], cond[rows]) for at, rows in zip(places, groups, strict=True)]
+    return torch.cat(parts)[torch.cat(places).argsort()]
+
+
+def masked_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """What a denoiser is called with that reads a prompt's embeddings and a mask of them."""
+    return {
+        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"],
+        "encoder_attention_mask": cond.tensors["mask"],
+    }  # fmt: skip
 
 
 def pack(x: Tensor) -> Tensor:
@@ -181,9 +181,6 @@ def meta(*shape: int) -> Tensor:
     return torch.empty(shape, device="meta")
 
 
-# ---- autoencoders ----------------------------------------------------------------------------------------------------
-
-
 def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:
     """Images in [0, 1] of latents, `size` at a time in float32; without gradient memory does not grow with the batch.
 
@@ -197,11 +194,8 @@ def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor]
 def encode_slices(
     images: Tensor, wanted: tuple[int, ...], size: int, encode: Callable[[Tensor], Tensor], device: torch.device
 ) -> Tensor:
-    """Latents of images in [0, 1], `size` at a time in float32; `encode` takes images in [-1, 1].
-
-    Raises:
-        ValueError: images have another shape than `wanted`, that which is drawn.
-    """
+    """Latents of images in [0, 1], `size` at a time in float32; `encode` takes images in [-1, 1]. Raises ValueError:
+    images have another shape than `wanted`, that which is drawn."""
     if tuple(images.shape[1:]) != wanted:
         raise ValueError(
             f"images must have the shape [b, {', '.join(map(str, wanted))}], the size that is drawn, got "
@@ -210,14 +204,14 @@ def encode_slices(
     return torch.cat([encode(2 * part.to(device, torch.float32) - 1) for part in images.split(size)])
 
 
-def decoded(vae: Any, z: Tensor) -> Tensor:
+def decode(vae: Any, z: Tensor) -> Tensor:
     """What an autoencoder with a scale, and perhaps a shift, makes of latents as networks see them, in [-1, 1]."""
     images: Tensor = vae.decode(z / vae.config.scaling_factor + _shift(vae), return_dict=False)[0]
     return images
 
 
-def encoded(vae: Any, x: Tensor) -> Tensor:
-    """Latents of images or clips in [-1, 1]: the posterior's mode, shifted and scaled as `decoded` undoes it."""
+def encode(vae: Any, x: Tensor) -> Tensor:
+    """Latents of images or clips in [-1, 1]: the posterior's mode, shifted and scaled as `decode` undoes it."""
     latents: Tensor = (vae.encode(x).latent_dist.mode() - _shift(vae)) * vae.config.scaling_factor
     return latents
 
@@ -229,13 +223,13 @@ def latent_statistics(p: Any) -> dict[str, Tensor]:
     return {name: torch.tensor(values, device=p.device).view(-1, *ones) for name, values in stated.items()}
 
 
-def normalised(p: Any, latents: Tensor) -> Tensor:
+def normalise(p: Any, latents: Tensor) -> Tensor:
     """An autoencoder's latents as networks see them: by the mean and standard deviation among the constants."""
     return (latents - p.constants["mean"]) / p.constants["std"]
 
 
-def restored(p: Any, z: Tensor) -> Tensor:
-    """The inverse of `normalised`."""
+def restore(p: Any, z: Tensor) -> Tensor:
+    """The inverse of `normalise`."""
     return z * p.constants["std"] + p.constants["mean"]
 
 
@@ -247,9 +241,6 @@ def pixels_per_latent(vae: Mapping[str, Any], key: str = "block_out_channels", u
     """Pixels of a latent's side: each level of an autoencoder but the first halves an image."""
     levels = vae.get(key)
     return int(2 ** ((usual if levels is None else len(levels)) - 1))
-
-
-# ---- stock pipelines -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -264,9 +255,6 @@ def standing_in(owner: Any, **members: Any) -> Iterator[None]:
         for name in members:
             own.pop(name)
         own.update(before)
-
-
-# ---- LoRA ------------------------------------------------------------------------------------------------------------
 
 
 def takes_lora(cls: Any, part: str) -> bool:
@@ -302,11 +290,6 @@ def save_lora(
     for name, own in split_experts(tensors, names):
         write_lora(cls, folder if name == part else folder / name, own, config, part=part)
     return folder / LORA_FILE
-
-
-def first_expert(denoiser: nn.Module) -> nn.Module:
-    """The network that one evaluation calls: the denoiser, or one of its experts, which are alike."""
-    return next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser
 
 
 def split_experts(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:

@@ -20,30 +20,26 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
-from flowrl.pipelines import cards, common, known_checkpoints, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
-from flowrl.pipelines.arithmetic.compiling import check_compile
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
-from flowrl.pipelines.family_embeddings import FamilyEmbeddings
-from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.arithmetic.compiling import check_compile, experts_of
+from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.places.model_folders import check_parts, no_pipeline
-from flowrl.pipelines.prompt_embeddings import Sources, num_cut
-from flowrl.pipelines.sounds import Sound, decoded_sound
+from flowrl.pipelines.shared import cards, common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, Size, VideoOptions
+from flowrl.pipelines.shared.family_embeddings import FamilyEmbeddings
+from flowrl.pipelines.shared.like_blocks import block_kinds, fewest, names_a_block, with_blocks
+from flowrl.pipelines.shared.prompt_embeddings import Sources, num_cut
+from flowrl.pipelines.shared.sounds import Sound, decode_sound
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.later_parts import Later
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.lora import check_targets
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.pipelines.weights.stock_loading import Read
 from flowrl.runtime.placement import Resting, awake
 from flowrl.runtime.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
-
-
-def evaluated(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-    """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
-    return p.call(x, timestep, cond).float()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,15 +92,15 @@ class Family:
 
     read: Callable[[FamilyPipeline, Any, Tensor], Tensor] = lambda p, output, x: output
     """The denoiser's answer as latents."""
-    evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = evaluated
+    evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = common.predict_velocity
     """Velocity in float32."""
-    guided: common.Guided = common.two_pass
+    guided: Callable[[FamilyPipeline, common.Guidance], Velocity] = lambda p, asked: common.two_pass_guidance(asked)
     """Guidance of a network."""
     passes: Callable[[Card | None, float], int] = cards.two_passes
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
-    decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decoded(p.pipe.vae, z)
+    decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decode(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""
-    encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encoded(p.pipe.vae, x)
+    encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encode(p.pipe.vae, x)
     """Latents of images in [-1, 1] as the autoencoder takes them."""
     factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
@@ -195,13 +191,21 @@ class Family:
         """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
 
         A hub id of which nothing can be known is left to `load`.
-
-        Raises:
-            ValueError: says what is wrong and what to change.
         """
         card = self.card(model)
         if card is None:
             return
+        self._check_parts(card)
+        if card.network is None:
+            return
+        self.refuse(card)
+        few = {} if names_a_block(targets or ()) else fewest(self.block_kinds(model))
+        for expert in experts_of(self.meta_denoiser(model, few) if targets is not None else None):
+            check_targets(expert, targets or (), rank)
+
+    def _check_parts(self, card: Card) -> None:
+        """Refuses another stock class, a folder that lacks parts, and a scheduler that is not followed."""
+        model = card.model
         if Path(model).is_dir() and not card.index:
             raise ValueError(no_pipeline(model))
         cards.check_class(card, self.name, self.stock)
@@ -212,14 +216,6 @@ class Family:
         if scheduler is not None:
             named = dict(zip(("", "_class_name"), card.index.get("scheduler") or (), strict=False))
             self.check_scheduler(model, scheduler | named)  # stock goes by the index
-        if card.network is None:
-            return
-        self.refuse(card)
-        few = {} if names_a_block(targets or ()) else fewest(self.block_kinds(model))
-        denoiser = self.meta_denoiser(model, few) if targets is not None else None
-        for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-            if expert is not None:
-                check_targets(expert, targets or (), rank)
 
     def chosen(self, options: Mapping[str, Any]) -> Any:
         """The family's options from plain values; a ValueError names one that is unknown or makes no sense."""
@@ -232,7 +228,8 @@ class Family:
 
     def attends(self, model: str) -> Known:
         """What is known of a checkpoint's attention before weights load."""
-        return self.attention.known(self.card(model))
+        card = self.card(model)
+        return self.attention.known(None if card is None else card.network)
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
@@ -241,10 +238,8 @@ class Family:
         """Loads a checkpoint from a folder or the hub.
 
         `dtype` is that of denoiser and text encoders (autoencoders are float32), `attention` a word of `KERNELS` or
-        "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call.
-
-        Raises:
-            ValueError: nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
+        "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call. Raises ValueError:
+        nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
         """
         check_compile(compile, device)
         check_quantize(how.quantize, device, compile=compile)
@@ -286,11 +281,7 @@ class Family:
         self.prompt_tokens(card, options)
 
     def prompt_tokens(self, card: Card, options: Any) -> int:
-        """Tokens that prompts are cut or padded to.
-
-        Raises:
-            ValueError: another number than the checkpoint takes.
-        """
+        """Tokens that prompts are cut or padded to. Raises ValueError: another number than the checkpoint takes."""
         if self.tokens is not None:
             return self.tokens(card, options)
         length = self.length if options.max_sequence_length is None else options.max_sequence_length
@@ -305,9 +296,11 @@ class Family:
         own = self.own_size(card)
         frames, fps = (options.num_frames, options.fps) if self.videos else (None, None)
         return Size(
-            height=options.height or own.height, width=options.width or own.width,
-            num_frames=own.num_frames if frames is None else frames, fps=fps or own.fps,
-        )  # fmt: skip
+            height=options.height or own.height,
+            width=options.width or own.width,
+            num_frames=own.num_frames if frames is None else frames,
+            fps=fps or own.fps,
+        )
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
         """What a checkpoint draws with these options; None where nothing is known of it."""
@@ -326,11 +319,8 @@ class Family:
         return self.passes(self.card(model), scale)
 
     def meta_call(self, model: str, size: Size, text_tokens: int) -> dict[str, Any]:
-        """Keyword arguments of one evaluation of one sample, without numbers in them.
-
-        Raises:
-            ValueError: the model cannot draw this size, or nothing is known of it.
-        """
+        """Keyword arguments of one evaluation of one sample, without numbers in them. Raises ValueError: the model
+        cannot draw this size, or nothing is known of it."""
         card, device = self.card(model), torch.device("meta")
         if card is None or card.network is None:
             raise ValueError(f"nothing is known of {model} without its download")
@@ -462,7 +452,7 @@ class FamilyPipeline:
         train_negative: TrainNegative = True,
     ) -> Velocity:  # fmt: skip
         """The family's guidance of a network."""
-        return self.family.guided(self, network, cond, negative, scale, train_negative)
+        return self.family.guided(self, common.Guidance(network, cond, negative, scale, train_negative))
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Noise levels; grid "diffusers" is what the stock pipeline visits."""
@@ -482,7 +472,7 @@ class FamilyPipeline:
 
     def decode_sound(self, latents: Tensor) -> Tensor:
         """Sound float32 `[b, channels, samples]` of finished latents."""
-        return decoded_sound(self, latents)
+        return decode_sound(self, latents)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """What the autoencoder makes of images or clips, the mode of its posterior, scaled as `decode` undoes it."""

@@ -7,7 +7,6 @@ linked, so that a run takes no room for it.
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -17,15 +16,11 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flowrl.config.locations import split_revision
-from flowrl.pipelines import Pipeline
+from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.pipelines.places.model_folders import SMALL, stock_folder, take_frozen
+from flowrl.pipelines.shared.contract import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
-from flowrl.runtime.digests import files_below
-from flowrl.runtime.files import read_json, sync, sync_tree
-
-INDEX = "model_index.json"
-SMALL = 2**28
-"""Bytes of frozen parts that are copied rather than linked."""
+from flowrl.runtime.files import sync, sync_tree
 
 
 def save_model(folder: Path, pipeline: Pipeline) -> None:
@@ -62,10 +57,7 @@ def put_back(folder: Path) -> None:
 
 def load_saved(pipeline: Pipeline, folder: Path) -> FullWeights:
     """The network of a pipeline as a policy with the weights of a folder; its slot "reference" is what it was before.
-
-    Raises:
-        ValueError: there is no model in the folder, or another one.
-    """
+    Raises ValueError: there is no model in the folder, or another one."""
     policy, found = FullWeights(pipeline.denoiser), dict[str, Tensor]()
     policy.keep_reference()
     for name in pipeline.experts:
@@ -78,47 +70,6 @@ def load_saved(pipeline: Pipeline, folder: Path) -> FullWeights:
     buffers = found.keys() - policy.parameters.keys()
     policy.load({name: tensor for name, tensor in found.items() if name not in buffers})
     return policy
-
-
-def stock_folder(model: str) -> Path:
-    """The folder of a model's files: itself, or that of a hub id in this machine's cache.
-
-    Raises:
-        ValueError: a hub id whose files are not in the cache.
-    """
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import try_to_load_from_cache
-
-    repo, revision = split_revision(model)
-    index = try_to_load_from_cache(repo, INDEX, revision=revision)
-    if not isinstance(index, str):
-        raise ValueError(
-            f"policy.train=full saves a folder with all parts of {model}, and its files are not in this machine's "
-            "cache: download it to a folder, and set pipeline.model to that"
-        )
-    return Path(index).parent
-
-
-def take_frozen(source: Path, target: Path, trained: set[str], *, small: int) -> None:
-    """Links the parts that the index of a stock folder names, or copies them where they have no more bytes than
-    `small`; but for those that are trained."""
-    parts = [name for name in read_json(source / INDEX, finite=False) if (source / name).is_dir()]
-    files = [path for name in parts if name not in trained for path in files_below(source / name).values()]
-    take = shutil.copyfile if sum(path.stat().st_size for path in files) <= small else _link
-    shutil.copyfile(source / INDEX, target / INDEX)
-    for path in files:
-        place = target / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        take(path.resolve(), place)
-
-
-def _link(source: Path, target: Path) -> None:
-    """A second name of a file, or on another file system a symbolic link to it."""
-    try:
-        os.link(source, target)
-    except OSError:
-        target.symlink_to(source)
 
 
 def _staged(folder: Path) -> Path:

@@ -7,7 +7,7 @@ own switch, which costs microseconds per layer; the base weights are never touch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.lora_names import Stock
-from flowrl.pipelines.weights.trained_weights import changed, move_towards
+from flowrl.pipelines.weights.trained_weights import holding, move_towards
 from flowrl.runtime.placement import widest
 from flowrl.runtime.private_names import switch_adapters
 from flowrl.runtime.randomness import counter_normal
@@ -46,28 +46,31 @@ SELF_AND_CROSS_ATTENTION = tuple(
 """LoRA targets: the projections of self-attention and of attention to the text."""
 
 
+def endings_of(names: Iterable[str]) -> str:
+    """What names of modules end in, numbers of blocks left out, for a message."""
+    endings = {".".join(part for part in name.split(".")[-3:] if not part.isdigit()) for name in names}
+    return ", ".join(sorted(endings)[:24])
+
+
 def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None = None) -> None:
     """Refuses LoRA targets that bind to nothing, and a rank that no layer among them has.
 
     Args:
         network: any copy of the network, also one on the meta device.
         targets: name endings, as PEFT takes them: "attn.to_q" fits every module whose name ends in ".attn.to_q".
-        rank: of the LoRA.
 
-    Raises:
-        ValueError: a target matches no linear layer; names the closest that exist. Or the rank is above the width of
-            every layer that would get it, where more of it says nothing more.
+    Raises ValueError: a target matches no linear layer; names the closest that exist. Or the rank is above the width of
+    every layer that would get it, where more of it says nothing more.
     """
     linear = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     widest = 0
     for target in targets:
-        bound = [module for name, module in linear.items() if name == target or name.endswith("." + target)]
+        bound = [module for name, module in linear.items() if f".{name}".endswith(f".{target}")]
         widest = max([widest, *(min(module.in_features, module.out_features) for module in bound)])
         if not bound:
-            endings = sorted({".".join(p for p in name.split(".")[-3:] if not p.isdigit()) for name in linear})
             raise ValueError(
                 f"LoRA target {target!r} matches no linear layer of {type(network).__name__}, so nothing would be "
-                f"trained there. Layers end in: {', '.join(endings[:24])}"
+                f"trained there. Layers end in: {endings_of(linear)}"
             )
     if rank is not None and targets and rank > widest:
         raise ValueError(
@@ -147,11 +150,7 @@ class Policy:
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors into the trained ones.
-
-        Raises:
-            ValueError: names or shapes differ.
-        """
+        """Copies tensors into the trained ones. The ValueError names or shapes differ."""
         check_same(self.parameters, tensors)
         for name, parameter in self.parameters.items():
             parameter.data.copy_(tensors[name])
@@ -168,12 +167,9 @@ class Policy:
     def under(self, slot: str) -> Iterator[None]:
         """Runs the network under a slot: "policy", "reference" (LoRA off) or one that was added; may be nested.
 
-        Do not enter or leave it between a forward pass and its backward pass.
-
-        Raises:
-            ValueError: there is no such slot.
+        Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no such slot.
         """
-        with changed(self, slot):
+        with holding(self, slot):
             yield
 
     def change(self, old: str, new: str) -> None:
@@ -196,11 +192,8 @@ class Policy:
         return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
     def initialise_from(self, lora: Lora) -> None:
-        """Continues from a LoRA that was read.
-
-        Raises:
-            ValueError: it binds to other layers, its variant, rank or alpha differ, or it is not finite.
-        """
+        """Continues from a LoRA that was read. Raises ValueError: it binds to other layers, its variant, rank or alpha
+        differ, or it is not finite."""
         from peft import get_peft_model_state_dict
 
         refuse_other_variant(lora, self.variant)
@@ -219,11 +212,7 @@ class Policy:
 
 
 def refuse_other_variant(lora: Lora, variant: str) -> None:
-    """Refuses a LoRA that acts in another way than the policy's.
-
-    Raises:
-        ValueError: names both variants and the key.
-    """
+    """Refuses a LoRA that acts in another way than the policy's."""
     if lora.variant != variant:
         raise ValueError(
             f"policy.lora_variant is {variant}, and the LoRA in {lora.place} is a {lora.variant}, which acts otherwise "
@@ -236,10 +225,6 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
 
     Args:
         network: any copy of it, also one on the meta device, also one of few blocks of which the LoRA has all.
-        lora: that is to be added.
-
-    Raises:
-        ValueError: names the first layer and both shapes.
     """
     from flowrl.runtime.private_names import LoraLayer
 
@@ -270,11 +255,7 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
 
 
 def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
-    """Refuses tensors of other names or shapes than those wanted.
-
-    Raises:
-        ValueError: says what differs, and what to set.
-    """
+    """Refuses tensors of other names or shapes than those wanted."""
     missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     if missing or extra:
         raise ValueError(
@@ -291,11 +272,7 @@ def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: 
 
 
 def refuse_not_finite(tensors: Mapping[str, Tensor], what: str, advice: str) -> None:
-    """Refuses weights that draw nothing.
-
-    Raises:
-        ValueError: a tensor holds NaN or infinity.
-    """
+    """Refuses weights that draw nothing. Raises ValueError: a tensor holds NaN or infinity."""
     if broken := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
         raise ValueError(
             f"{what} holds NaN or infinity ({broken}): the run that wrote it had diverged, or the file is damaged; "
@@ -305,15 +282,7 @@ def refuse_not_finite(tensors: Mapping[str, Tensor], what: str, advice: str) -> 
 
 def add_saved_lora(network: nn.Module, place: Path, stock: Stock | None = None) -> Policy:
     """Adds the LoRA of a file, a folder or a run to a network, with the rank, alpha and layers it was saved with.
-
-    Args:
-        network: that it was trained on.
-        place: as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
-        stock: likewise.
-
-    Raises:
-        ValueError: no LoRA there, or it does not bind to this network.
-    """
+    Raises ValueError: no LoRA there, or it does not bind to this network."""
     lora = read_lora(place, stock)
     refuse_other_network(network, lora)
     policy = Policy(network, rank=lora.rank, alpha=lora.alpha, targets=lora.layers, seed=0, variant=lora.variant)

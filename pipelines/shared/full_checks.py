@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.arithmetic.compiling import experts_of
 from flowrl.pipelines.places.single_files import is_single_file
+from flowrl.pipelines.shared.contract import ModelFamily
 from flowrl.pipelines.weights.full_weights import trained_names
 
 
 def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
-    """Refuses settings that do not go with training a network's own weights.
-
-    Args:
-        config: a run's settings, with `policy.train: full`.
-        known: the family of its model.
-        location: folder or hub id of its model.
-
-    Raises:
-        ValueError: says what was given, and what to change.
-    """
+    """Refuses settings that do not go with training a network's own weights."""
     policy, pipeline = config.policy, config.pipeline
     if policy.init_lora is not None:
         raise ValueError(
@@ -44,7 +34,7 @@ def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
         "pipeline.dtype": (pipeline.dtype == "float16", "float16", "which takes bfloat16 or float32"),
         "pipeline.compile": (pipeline.compile != "none", pipeline.compile, "which was never tried together"),
         "keep_graphs": (config.keep_graphs, "true", "which was never tried together"),
-    }  # fmt: skip
+    }
     for key, (given, value, why) in refused.items():
         if given:
             raise ValueError(f"policy.train=full does not go with {key}={value}, {why}: remove it, or {ready}")
@@ -54,7 +44,5 @@ def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
             f"as a folder first (from_single_file and save_pretrained in stock diffusers), or {ready}"
         )
     known.check(location, None)
-    denoiser = None if policy.target_modules is None else known.meta_denoiser(location)
-    for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-        if expert is not None:
-            trained_names(expert, policy.target_modules)
+    for expert in experts_of(None if policy.target_modules is None else known.meta_denoiser(location)):
+        trained_names(expert, policy.target_modules)

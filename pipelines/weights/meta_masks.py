@@ -57,20 +57,27 @@ class EveryTokenRead(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is Tensor.__bool__ and args[0].is_meta:
-            return True
+        first = args[0] if args else None
         if func is Tensor.__getitem__ and _is_mask(args[1]):
-            return args[0][:0] if getattr(args[1], _NONE, False) else args[0]
-        if func is torch.nonzero and args[0].is_meta:
-            return torch.empty(args[0].numel(), args[0].ndim, dtype=torch.int64, device="meta")
-        if func is Tensor.tolist and (length := getattr(args[0], _ROW, None)) is not None:
+            return args[0][:0] if getattr(args[1], _NONE, False) else first
+        if func is Tensor.tolist and (length := getattr(first, _ROW, None)) is not None:
             return [length] * len(args[0])
+        if isinstance(first, Tensor) and first.is_meta:
+            if func is Tensor.__bool__:
+                return True
+            if func is torch.nonzero:
+                return torch.empty(first.numel(), first.ndim, dtype=torch.int64, device="meta")
         found = func(*args, **(kwargs or {}))
-        if func is Tensor.sum and args[0].is_meta and args[0].ndim == 2 and not args[0].is_floating_point():
-            setattr(found, _ROW, args[0].shape[1])
-        if func is Tensor.__invert__ and _is_mask(found):
-            setattr(found, _NONE, True)
+        _note(func, first, found)
         return found
+
+
+def _note(func: Any, first: Any, found: Any) -> None:
+    """Marks what was made of a mask without numbers: its opposite, and the sums of its rows."""
+    if func is Tensor.__invert__ and _is_mask(found):
+        setattr(found, _NONE, True)
+    if func is Tensor.sum and first.is_meta and first.ndim == 2 and not first.is_floating_point():
+        setattr(found, _ROW, first.shape[1])
 
 
 def _is_mask(index: Any) -> bool:

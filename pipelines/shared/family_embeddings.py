@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources
+from flowrl.pipelines.shared.prompt_embeddings import Embedded, Sources, check_sources
 from flowrl.pipelines.weights.embedding_cache import cache_of
 from flowrl.trajectory import Conditioning
 
@@ -64,11 +64,7 @@ class FamilyEmbeddings:
         return Conditioning(found)
 
     def _check_widths(self, found: dict[str, Tensor]) -> None:
-        """Refuses embeddings of another width than the denoiser reads.
-
-        Raises:
-            ValueError: says both.
-        """
+        """Refuses embeddings of another width than the denoiser reads."""
         tokens = self.p.family.seen_tokens(self.p.card, self.p.max_sequence_length)
         for name, wanted in self.p.family.conditioning(self.p, tokens).items():
             if name in ("embeds", "pooled") and name in found and found[name].shape[-1] != wanted.shape[-1]:

@@ -29,8 +29,8 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from flowrl.pipelines.arithmetic.attention import give_within
-from flowrl.pipelines.cards import Size, tokens
-from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.arithmetic.compiling import first_expert
+from flowrl.pipelines.shared.cards import Size, tokens
 from flowrl.runtime.private_names import (
     ContextParallelConfig,
     ParallelConfig,
@@ -48,7 +48,7 @@ from flowrl.runtime.private_names import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from flowrl.pipelines import ModelFamily
+    from flowrl.pipelines.shared.contract import ModelFamily
 
 SPLIT_FAMILIES = ("flux", "kontext", "flux2", "ltx_video", "qwen_image", "qwen_image_edit", "wan")
 """Families whose networks diffusers knows how to split."""
@@ -57,18 +57,7 @@ SPLIT_FAMILIES = ("flux", "kontext", "flux2", "ltx_video", "qwen_image", "qwen_i
 def refuse_unsplit(
     family: ModelFamily, model: str, options: Mapping[str, Any], context: int, sizes: Sequence[Size | None]
 ) -> None:
-    """Refuses models whose tokens or heads do not divide by a number of processes, before weights load.
-
-    Args:
-        family: of the model.
-        model: folder or hub id.
-        options: of the family, `flowrl.training.parts.family_options`.
-        context: processes that share an image's tokens.
-        sizes: what is drawn; None where nothing is known.
-
-    Raises:
-        ValueError: says what does not divide, and what to change.
-    """
+    """Refuses models whose tokens or heads do not divide by a number of processes, before weights load."""
     if family.name not in SPLIT_FAMILIES:
         raise ValueError(
             f"parallel.context is {context}, but diffusers has no plan how to split the tokens of family "
@@ -89,24 +78,15 @@ def refuse_unsplit(
         for sources, count in ({} if size is None else image_tokens(family, model, options, size)).items():
             if count % context:
                 raise ValueError(
-                    f"{_drawn(size, sources)} is {count} tokens of {model}, which cannot be split evenly over "
+                    f"{_size_text(size, sources)} is {count} tokens of {model}, which cannot be split evenly over "
                     f"parallel.context={context} processes: choose another size{' of either' if sources else ''}, or "
                     "another number"
                 )
 
 
 def image_tokens(family: Any, model: str, options: Mapping[str, Any], size: Size) -> dict[int, int]:
-    """Tokens of what is drawn and of its source images, by the number of source images that a prompt may have.
-
-    Args:
-        family: a `Family`.
-        model: folder or hub id of which something is known.
-        options: of the family.
-        size: what is drawn.
-
-    Raises:
-        ValueError: the model cannot draw this size.
-    """
+    """Tokens of what is drawn and of its source images, by the number of source images that a prompt may have. Raises
+    ValueError: the model cannot draw this size."""
     card, chosen, source = family.card(model), family.chosen(options), 0
     grid = family.grid(card.network)
     drawn = tokens(grid, card, size, videos=family.videos)
@@ -118,15 +98,8 @@ def image_tokens(family: Any, model: str, options: Mapping[str, Any], size: Size
 
 
 def share_tokens(pipeline: Any, mesh: DeviceMesh) -> None:
-    """Has the processes of a mesh with one dimension share the tokens of every image; LoRA is added before.
-
-    Args:
-        pipeline: a loaded `FamilyPipeline`.
-        mesh: this process's group.
-
-    Raises:
-        ValueError: the network's heads do not divide.
-    """
+    """Has the processes of a mesh with one dimension share the tokens of every image; LoRA is added before. Raises
+    ValueError: the network's heads do not divide."""
     for one in pipeline.sizes:
         one.context = mesh.size()
     settings = ContextParallelConfig(ulysses_degree=mesh.size())
@@ -160,13 +133,10 @@ def _splits_text(network: Any) -> bool:
     )
 
 
-def _drawn(size: Any, sources: int) -> str:
+def _size_text(size: Any, sources: int) -> str:
     frames = f" x {size.num_frames} frames" if size.num_frames else ""
     beside = "" if not sources else " with a source image" if sources == 1 else f" with {sources} source images"
     return f"{size.width} x {size.height}{frames}{beside}"
-
-
-# ---- attention -------------------------------------------------------------------------------------------------------
 
 
 def _attend(
@@ -176,22 +146,15 @@ def _attend(
     """Attention of this process's tokens `[b, n / c, h, d]` to those of all; `attn_mask` is of its own keys."""
     group = mesh_of(_parallel_config).get_group()
     mask = None if attn_mask is None else _whole_mask(attn_mask, key.shape[1], query.shape[2], group)
-    query, key, value = (_heads(x, group) for x in (query, key, value))
+    query, key, value = (_trade(x, group) for x in (query, key, value))
     attended = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
     )
-    return _tokens(attended, group)
+    return _trade(attended, group)
 
 
-def _heads(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Own tokens `[b, n, h, d]` of all heads -> own heads of all tokens `[b, h / c, c * n, d]`."""
-    by_process = x.unflatten(2, (group.size(), -1)).permute(2, 1, 0, 3, 4)
-    found: Tensor = _Exchange.apply(by_process, group)
-    return found.flatten(0, 1).permute(1, 2, 0, 3)
-
-
-def _tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Own heads of all tokens `[b, h / c, c * n, d]` -> own tokens of all heads `[b, n, h, d]`."""
+def _trade(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Own tokens `[b, n, h, d]` of all heads -> own heads of all tokens `[b, h / c, c * n, d]`; and the other way."""
     by_process = x.unflatten(2, (group.size(), -1)).permute(2, 1, 0, 3, 4)
     found: Tensor = _Exchange.apply(by_process, group)
     return found.flatten(0, 1).permute(1, 2, 0, 3)
@@ -203,24 +166,21 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _exchanged(x, group)
+        return _exchange(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _exchanged(gradients[0], ctx.group), None
+        return _exchange(gradients[0], ctx.group), None
 
 
-def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     flat: Tensor = wait_tensor(all_to_all_single(x.contiguous().flatten(), None, None, group))
     return flat.view(x.shape)
 
 
 def _whole_mask(mask: Tensor, keys: int, heads: int, group: dist.ProcessGroup) -> Tensor:
     """A mask of own keys `[b, 1 or h, 1, n]` as one of all keys `[b, 1 or h / c, 1, c * n]`, in the order of tokens.
-
-    Raises:
-        ValueError: the mask differs from query to query, which families with a plan have none of.
-    """
+    Raises ValueError: the mask differs from query to query, which families with a plan have none of."""
     if mask.ndim != 4 or mask.shape[2] != 1 or mask.shape[-1] != keys:
         raise ValueError(f"a mask of shape {tuple(mask.shape)} cannot be shared by processes: set parallel.context=1")
     own = mask.contiguous().to(torch.uint8) if mask.dtype == torch.bool else mask.contiguous()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,9 +16,12 @@ from flowrl.trajectory import Schedule
 
 EULER = "FlowMatchEulerDiscreteScheduler"
 _MULTISTEP = (
-    "UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "DEISMultistepScheduler",
+    "UniPCMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "DEISMultistepScheduler",
     "SASolverScheduler",
-)  # fmt: skip
+)
 """Schedulers that can have the sigmas of a flow, and visit each once."""
 _MOVED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas", "thresholding")
 """Settings of theirs that move levels or change predictions."""
@@ -45,10 +47,37 @@ def own_mu(config: Mapping[str, Any], num_tokens: int) -> float:
     )
 
 
-def by_image_size(p: Any, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """`stock_schedule` of a pipeline whose latents `[c, h, w]` are read as tokens of 2 x 2 pixels."""
-    config, (height, width) = p.pipe.scheduler.config, p.latent_shape[-2:]
-    return stock_schedule(config, num_steps, grid, own_mu(config, (height // 2) * (width // 2)), shift)
+Levels = Callable[[Any, int, str, float | None], Schedule]
+"""A family's noise levels, of its pipeline, a number of steps, a grid and a shift."""
+
+
+def shifted_by(tokens: Callable[[Any], int]) -> Levels:
+    """`stock_schedule` of a pipeline whose shift depends on a number of tokens."""
+
+    def schedule(p: Any, num_steps: int, grid: str, shift: float | None) -> Schedule:
+        config = p.pipe.scheduler.config
+        return stock_schedule(config, num_steps, grid, own_mu(config, tokens(p)), shift)
+
+    return schedule
+
+
+def squares(p: Any) -> int:
+    """Tokens of 2 x 2 pixels of latents `[c, h, w]`."""
+    return int((p.latent_shape[-2] // 2) * (p.latent_shape[-1] // 2))
+
+
+by_image_size = shifted_by(squares)
+
+
+def flow_levels_of(*, sigmas: str = "diffusers", tokens: Callable[[Any], int] | None = None) -> Levels:
+    """`flow_schedule` of a pipeline's own scheduler, whose shift may depend on a number of tokens."""
+
+    def schedule(p: Any, num_steps: int, grid: str, shift: float | None) -> Schedule:
+        scheduler = p.pipe.scheduler
+        mu = None if tokens is None else own_mu(scheduler.config, tokens(p))
+        return flow_schedule(scheduler, num_steps, grid, shift, sigmas=sigmas, mu=mu)
+
+    return schedule
 
 
 def stock_schedule(
@@ -56,18 +85,9 @@ def stock_schedule(
     *, visited: str = "linspace",
 ) -> Schedule:  # fmt: skip
     """The grid of a stock pipeline that hands `linspace(1, 1/T, T)` to its scheduler, under the name "diffusers" too.
-
-    Args:
-        config: of the scheduler.
-        num_steps: T.
-        grid: "diffusers" or "linspace".
-        mu: logarithm of the shift, where the scheduler shifts by resolution.
-        shift: takes the place of exp(mu), or of the scheduler's static shift.
-        visited: the grid that "diffusers" stands for, where the stock pipeline hands over something else or nothing.
-
-    Raises:
-        ValueError: another grid, or a shift that is not positive.
-    """
+    `mu` is the logarithm of the shift where the scheduler shifts by resolution, `shift` takes its place; `visited` is
+    the grid that "diffusers" stands for where the stock pipeline hands over something else or nothing. Raises
+    ValueError: another grid, or a shift that is not positive."""
     if shift is not None and not shift > 0:
         raise ValueError(
             f"shift must be positive, got {shift}: 1 leaves the grid unshifted, null takes the model's own"
@@ -90,16 +110,12 @@ def check_euler_scheduler(model: str, config: Mapping[str, Any]) -> None:
             f"the scheduler of {model} is {name}, and this family visits the noise levels of {EULER}: take the "
             "scheduler folder of the published checkpoint"
         )
-    made(model, config)
+    make_scheduler(model, config)
     build_schedule(config, 4, mu=1.0 if config.get("use_dynamic_shifting") else None)
 
 
 def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler whose levels `flow_schedule` does not have.
-
-    Raises:
-        ValueError: says what the scheduler is, or which of its settings is not followed.
-    """
+    """Refuses the configuration of a scheduler whose levels `flow_schedule` does not have."""
     name = str(config.get("_class_name"))
     if name == EULER:
         check_euler_scheduler(model, config)
@@ -116,7 +132,7 @@ def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
     if moved := [key for key in _MOVED if config.get(key)]:
         raise ValueError(f"{what} with {', '.join(moved)}, which is not followed here: set it to false, or {cure}")
     try:
-        levels = flow_schedule(made(model, config), 4, "diffusers", mu=1.0)
+        levels = flow_schedule(make_scheduler(model, config), 4, "diffusers", mu=1.0)
         whole = len(levels.timestep) == 4
     except ValueError as error:
         raise ValueError(f"{what}, and its levels cannot be visited ({error}): {cure}") from error
@@ -124,12 +140,8 @@ def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
         raise ValueError(f"{what}, which visits {len(levels.timestep)} levels where 4 are asked for: {cure}")
 
 
-def made(model: str, config: Mapping[str, Any]) -> Any:
-    """A stock scheduler of a configuration.
-
-    Raises:
-        ValueError: diffusers has no such scheduler, or cannot make it.
-    """
+def make_scheduler(model: str, config: Mapping[str, Any]) -> Any:
+    """A stock scheduler of a configuration. Raises ValueError: diffusers has no such scheduler, or cannot make it."""
     import diffusers
 
     name = str(config.get("_class_name"))
@@ -182,40 +194,36 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_diffusion_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler of a diffusion model whose levels are not visited one by one.
-
-    Raises:
-        ValueError: as `diffusion_levels`.
-    """
+    """Refuses the configuration of a scheduler of a diffusion model whose levels are not visited one by one. Raises as
+    `diffusion_levels`."""
     flow_levels(config)
     if "_class_name" in config:
-        diffusion_levels(model, made(model, config), _TRIED)
+        diffusion_levels(model, make_scheduler(model, config), _TRIED)
 
 
 def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "diffusers") -> Schedule:
     """The levels that a stock scheduler of a diffusion model visits, or ("linspace") evenly spaced ones.
 
     The scheduler itself is asked for its timesteps, since classes space them differently under the same settings. A
-    solver that goes back to a level has it once here.
-
-    Raises:
-        ValueError: it visits levels that are between or beside those of the training timesteps.
+    solver that goes back to a level has it once here. Raises ValueError: it visits levels that are between or beside
+    those of the training timesteps.
     """
     config = plain_config(scheduler.config)
     if grid != "diffusers":
         return diffusion_schedule(config, num_steps, grid=grid)
     name = type(scheduler).__name__
-    stock = made(model, {**scheduler.config, "_class_name": name})
+    stock = make_scheduler(model, {**scheduler.config, "_class_name": name})
     diffusion_timesteps(num_steps, len(flow_levels(config)) - 1, "linspace")  # refuses a number that cannot be had
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # schedulers hand tensors to NumPy the old way
             stock.set_timesteps(num_steps)
-        asked, ratios = (torch.as_tensor(one).double().cpu() for one in (stock.timesteps, _ratios(stock)))
+        ratios = torch.as_tensor(vars(stock).get("sigmas", [])).double().cpu()  # noise over data, of classes with such
+        asked = torch.as_tensor(stock.timesteps).double().cpu()
     except Exception as error:  # classes refuse settings of theirs with errors of every kind
         raise ValueError(_not_followed(model, name, num_steps, str(error))) from error
-    times = [float(one) for one, before in zip(asked, [None, *asked], strict=False) if before is None or one != before]
-    falling = all(one > other for one, other in pairwise(times))
+    times = torch.unique_consecutive(asked).tolist()
+    falling = times == sorted(set(times), reverse=True)
     if len(times) != num_steps or not falling or times[0] >= len(flow_levels(config)) - 1 or times[-1] < 0:
         raise ValueError(_not_followed(model, name, num_steps, f"it visits timesteps {times[:3]} .. {times[-1]}"))
     found = diffusion_schedule(config, num_steps, timesteps=times)
@@ -229,11 +237,6 @@ def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "di
     if len(away) and float(away.max()) > _SAME:
         raise ValueError(_not_followed(model, name, num_steps, "its levels lie between those of training timesteps"))
     return found
-
-
-def _ratios(stock: Any) -> Any:
-    """Noise over data at each level, of schedulers that have them; empty of others."""
-    return vars(stock).get("sigmas", [])
 
 
 def _not_followed(model: str, name: str, num_steps: int, why: str) -> str:
@@ -262,15 +265,10 @@ def flow_schedule(
     evenly spaced and shifted once.
 
     Args:
-        scheduler: stock scheduler.
-        num_steps: T.
         grid: "diffusers", "linspace" or "unipc_flow".
         shift: replaces the scheduler's own.
         sigmas: which grid of FlowMatchEulerDiscreteScheduler the stock pipeline visits.
         mu: logarithm of the shift, for schedulers that shift by resolution.
-
-    Raises:
-        ValueError: unknown grid, or a setting that the grid cannot follow.
     """
     config = dict(scheduler.config)
     if not config.get("use_flow_sigmas"):

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from flowrl.config.locations import is_path
 from flowrl.config.sections import Precision
-from flowrl.pipelines import common
-from flowrl.pipelines.known_checkpoints import AGAIN, published
 from flowrl.pipelines.places.hub_files import small_json
+from flowrl.pipelines.places.known_checkpoints import AGAIN, published
 from flowrl.pipelines.places.single_files import is_single_file, small_part
+from flowrl.pipelines.shared import common
 from flowrl.runtime.files import read_json
 
 
@@ -54,11 +54,7 @@ class VideoOptions(ImageOptions):
 
 
 def check_no_keys(options: Mapping[str, Any]) -> None:
-    """Refuses `pipeline.options` that have a key of their own.
-
-    Raises:
-        ValueError: names the key.
-    """
+    """Refuses `pipeline.options` that have a key of their own."""
     for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
         if name in options:
             raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
@@ -119,9 +115,6 @@ class Size:
     fps: float | None = None
 
 
-# ---- own sizes and factors that most families have -------------------------------------------------------------------
-
-
 def square(side: int) -> Callable[[Card], Size]:
     """An own size of so many latent pixels in height and width."""
     return lambda card: Size(height=side * card.factors[0], width=side * card.factors[0])
@@ -145,11 +138,8 @@ def clip_context(card: Card) -> int:
 
 
 def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one latent and of the image or clip that it is decoded to.
-
-    Raises:
-        ValueError: the model cannot draw this size.
-    """
+    """Shapes of one latent and of the image or clip that it is decoded to. Raises ValueError: the model cannot draw
+    this size."""
     _check_autoencoder(grid, card)
     factor, frame_factor = card.factors
     multiple = max(grid.multiple, factor * grid.patch)
@@ -165,11 +155,7 @@ def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[i
 
 
 def _check_autoencoder(grid: Grid, card: Card) -> None:
-    """Refuses an autoencoder of other latents than the denoiser's, or whose scales are no numbers.
-
-    Raises:
-        ValueError: names the entry of its config.json.
-    """
+    """Refuses an autoencoder of other latents than the denoiser's, or whose scales are no numbers."""
     where, channels = f"{card.model}/vae/config.json", card.vae.get("latent_channels") or card.vae.get("z_dim")
     if channels is not None and grid.channels not in (channels, 4 * channels):  # a token of 2 x 2 latent pixels
         raise ValueError(
@@ -188,16 +174,9 @@ def _check_autoencoder(grid: Grid, card: Card) -> None:
 
 
 def tokens(grid: Grid, card: Card, size: Size, *, videos: bool) -> int:
-    """Tokens of one image or video.
-
-    Raises:
-        ValueError: the model cannot draw this size.
-    """
+    """Tokens of one image or video. Raises ValueError: the model cannot draw this size."""
     latent, _ = shapes(grid, card, size, videos=videos)
     return math.prod(latent[1:]) // (grid.patch**2 * (grid.frame_patch if videos else 1))
-
-
-# ---- guidance and conditioning that most families have ---------------------------------------------------------------
 
 
 def two_passes(card: Card | None, scale: float) -> int:
@@ -208,6 +187,10 @@ def two_passes(card: Card | None, scale: float) -> int:
 def one_pass(card: Card | None, scale: float) -> int:
     """One at every scale."""
     return 1
+
+
+Embed = Callable[[Any, str, Sequence[Tensor]], dict[str, Tensor]]
+"""Tensors of one row for a prompt and its source images, of a pipeline."""
 
 
 def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Callable[[Any, int], dict[str, Tensor]]:
@@ -230,7 +213,15 @@ def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Call
     return conditioning
 
 
-# ---- what can be read ------------------------------------------------------------------------------------------------
+def embedding(*names: str, cast: Sequence[str] = ("embeds", "pooled"), **options: Any) -> Embed:
+    """An `embed` by stock's `encode_prompt`: what it returns, in order, under these names; "" leaves a thing out."""
+
+    def embed(p: Any, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+        found = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length, **options)
+        named = {name: one for name, one in zip(names, found, strict=False) if name}
+        return {name: one.to(p.dtype) if name in cast else one for name, one in named.items()}
+
+    return embed
 
 
 def usual(network: Any) -> dict[str, Any]:
@@ -240,11 +231,8 @@ def usual(network: Any) -> dict[str, Any]:
 
 
 def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
-    """Refuses a checkpoint of another family.
-
-    Raises:
-        ValueError: its stock class is not among those that the family loads.
-    """
+    """Refuses a checkpoint of another family. Raises ValueError: its stock class is not among those that the family
+    loads."""
     if card.stock not in stock:
         raise ValueError(
             f"{card.model} is a {card.stock}, and pipeline.name={family} loads {' or '.join(stock)}: leave "

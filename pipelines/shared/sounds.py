@@ -29,12 +29,9 @@ class Sound:
 
 
 @torch.no_grad()
-def decoded_sound(p: Any, latents: Tensor) -> Tensor:
+def decode_sound(p: Any, latents: Tensor) -> Tensor:
     """Sound float32 `[b, channels, samples]` of finished latents, as many clips at once as are decoded of videos.
-
-    Raises:
-        ValueError: the family is silent.
-    """
+    Raises ValueError: the family is silent."""
     if p.family.sound is None:
         raise ValueError(f"videos of {p.model} are silent: take a family with sound, such as ltx2")
     with p.awake("vae"):

@@ -43,11 +43,7 @@ class Embedded:
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], sources: Sources, device: torch.device) -> Conditioning:
-        """Conditioning of prompts, one row each.
-
-        Raises:
-            ValueError: a prompt is new and the text encoders are gone.
-        """
+        """Conditioning of prompts, one row each. Raises ValueError: a prompt is new and the text encoders are gone."""
         keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
         for key, images in zip(keys, sources, strict=True):
             self.rows[key] = self.rows.pop(key) if key in self.rows else self._row(key, images)
@@ -113,11 +109,6 @@ def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int
 
     Where a CLIP encoder with its short context stands beside another one, the other's tokens are counted; where a
     processor of words and images stands in place of tokenizers, those of its own.
-
-    Args:
-        parts: of a stock pipeline, by name.
-        limit: tokens that are read.
-        prompts: texts.
     """
     found = [part for name, part in parts.items() if name.startswith("tokenizer") and part is not None]
     found = found or [part for part in (getattr(parts.get("processor"), "tokenizer", None),) if part is not None]
@@ -141,13 +132,10 @@ def check_sources(
 
     Args:
         sources: those of each prompt, if any.
-        prompts: that are embedded.
         allowed: least and most source images of a prompt.
-        family: for the message.
         option: of `pipeline.options` that sets how many there are; None where nothing does.
 
-    Raises:
-        ValueError: a prompt has more or fewer images than the loaded pipeline takes.
+    Raises ValueError: a prompt has more or fewer images than the loaded pipeline takes.
     """
     given = [()] * len(prompts) if sources is None else sources
     for prompt, images in zip(prompts, given, strict=True):
@@ -161,8 +149,6 @@ def source_fault(count: int, allowed: tuple[int, int], family: str, option: str 
 
     Args:
         count: source images of the prompt.
-        allowed: least and most of them.
-        family: for the message.
         option: of `pipeline.options` that sets how many there are; None where nothing does.
         key: of the prompt's row that names them.
     """
@@ -173,7 +159,7 @@ def source_fault(count: int, allowed: tuple[int, int], family: str, option: str 
     loaded = "" if option is None else f" as loaded with pipeline.options.{option}={most}"
     other = "" if option is None else f"set pipeline.options.{option}={count}, "
     named = f" (under {key!r})" if key else ""
-    give = "give them with --source FILE, in a prompt file under 'source' or 'sources'"
+    give = "give them with `source` FILE, in a prompt file under 'source' or 'sources'"
     if count > most:
         give = f"take {key!r} out of the row" if key else "give fewer"
     return (
