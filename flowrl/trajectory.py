@@ -56,8 +56,7 @@ class Schedule:
             not all noise.
         timestep_of: network input at any noise level up to that, for methods that train between the steps.
 
-    Raises:
-        ValueError: shapes do not fit, or sigma does not decrease strictly within [0, 1] to 0.
+    Raises ValueError: shapes do not fit, or sigma does not decrease strictly within [0, 1] to 0.
     """
 
     sigma: Float[Tensor, " T1"]
@@ -100,8 +99,7 @@ class Conditioning:
     Attributes:
         tensors: Name to [b, ...]; at least one. Names that end in `_on_host` are of numbers that stay on the host.
 
-    Raises:
-        ValueError: there is no tensor, one has no batch dimension, or the batch sizes differ.
+    Raises ValueError: there is no tensor, one has no batch dimension, or the batch sizes differ.
     """
 
     tensors: dict[str, Tensor]
@@ -124,22 +122,14 @@ class Conditioning:
         return Conditioning(moved)
 
     def expand(self, b: int) -> Conditioning:
-        """Repeat a batch of one b times without copying.
-
-        Raises:
-            ValueError: the batch is neither 1 nor b.
-        """
+        """Repeat a batch of one b times without copying. Raises ValueError: the batch is neither 1 nor b."""
         if len(self) not in (1, b):
             raise ValueError(f"only a batch of 1 can be expanded to {b}, this one holds {len(self)}")
         return Conditioning({name: t.expand(b, *t.shape[1:]) for name, t in self.tensors.items()})
 
     @staticmethod
     def cat(parts: Sequence[Conditioning]) -> Conditioning:
-        """Join batches.
-
-        Raises:
-            ValueError: no part was given, or names or trailing shapes differ.
-        """
+        """Join batches. Raises ValueError: no part was given, or names or trailing shapes differ."""
         kinds = [{name: tuple(t.shape[1:]) for name, t in part.tensors.items()} for part in parts]
         if not kinds or any(kind != kinds[0] for kind in kinds):
             raise ValueError(f"only conditioning with equal names and shapes [b, ...] can be joined, got {kinds}")
@@ -159,9 +149,6 @@ class Trajectory:
         mean: [b, K, *latent] means of the stochastic transitions, or None.
         velocity: [b, K, *latent] network output at the source of each stochastic step, guidance included, or None.
         final: [b, *latent] the latent at sigma = 0.
-
-    Raises:
-        ValueError: shapes or indexes contradict each other.
     """
 
     states: Float[Tensor, " b S *latent"]
@@ -190,18 +177,17 @@ class Trajectory:
 
     @staticmethod
     def cat(parts: Sequence[Trajectory]) -> Trajectory:
-        """Join rollouts of the same steps along the batch.
-
-        Raises:
-            ValueError: no part was given, or the parts kept different states, steps, means or velocities.
-        """
+        """Join rollouts of the same steps along the batch. Raises ValueError: no part was given, or the parts kept
+        different states, steps, means or velocities."""
         kinds = {(part.kept, part.steps, part.mean is None, part.velocity is None) for part in parts}
         if len(kinds) != 1:
             raise ValueError(
                 f"only trajectories with equal (kept, steps, mean is None, velocity is None) can be joined, got {kinds}"
             )
-        columns = {name: [getattr(part, name) for part in parts] for name in
-                   ("states", "log_prob", "final", "mean", "velocity")}  # fmt: skip
+        columns = {
+            name: [getattr(part, name) for part in parts]
+            for name in ("states", "log_prob", "final", "mean", "velocity")
+        }
         joined: dict[str, Any] = {
             name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
         }
@@ -222,9 +208,6 @@ class Rows:
         weight: [M] step weight, mean 1 over kept rows.
         clip_low, clip_high: [M] distances: the ratio is held within 1 - clip_low .. 1 + clip_high.
         keep: [M] rows that are trained.
-
-    Raises:
-        ValueError: the columns differ in length.
     """
 
     source: Int[Tensor, " M"]
@@ -273,9 +256,6 @@ class Sampled:
         finished: [F, *latent] latents at sigma = 0 whose images are scored.
         finished_group: [F] prompt group of each.
         finished_after: [F] transition after which the ODE alone was followed; -1 where that is so from the start.
-
-    Raises:
-        ValueError: columns of transitions or of finished latents differ in length.
     """
 
     states: Float[Tensor, " S *latent"]
@@ -292,8 +272,10 @@ class Sampled:
     mean: Float[Tensor, " M *latent"] | None = None
 
     def __post_init__(self) -> None:
-        columns = {name: tuple(getattr(self, name).shape) for name in
-                   ("source", "produced", "step", "sample", "group", "parent", "log_prob")}  # fmt: skip
+        columns = {
+            name: tuple(getattr(self, name).shape)
+            for name in ("source", "produced", "step", "sample", "group", "parent", "log_prob")
+        }
         ends = {name: tuple(getattr(self, name).shape) for name in ("finished_group", "finished_after")}
         if set(columns.values()) != {(len(self.step),)} or set(ends.values()) != {(len(self.finished),)}:
             raise ValueError(f"columns of transitions, and of finished latents, have equal lengths: {columns}, {ends}")
@@ -320,11 +302,8 @@ class Sampled:
 
     @staticmethod
     def cat(parts: Sequence[Sampled]) -> Sampled:
-        """Join rollouts, renumbering pool, transitions and samples.
-
-        Raises:
-            ValueError: no part was given, or only some recorded means.
-        """
+        """Join rollouts, renumbering pool, transitions and samples. Raises ValueError: no part was given, or only some
+        recorded means."""
         if not parts or len({part.mean is None for part in parts}) != 1:
             raise ValueError("rollouts can be joined when there is one and all or none recorded means")
         columns: dict[str, list[Tensor]] = {field.name: [] for field in fields(Sampled)}

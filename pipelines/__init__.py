@@ -7,192 +7,25 @@ It wraps diffusers' own classes, so any checkpoint of the family loads from a fo
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor, nn
+from typing import Any
 
 from flowrl.config.locations import is_path
 from flowrl.config.options import entry_of
-from flowrl.pipelines.cards import read_part
 from flowrl.pipelines.generic.stock_classes import stock_class
-from flowrl.pipelines.known_checkpoints import published, tables
 from flowrl.pipelines.places.hub_files import INDEX, ask, refusal, small_json
+from flowrl.pipelines.places.known_checkpoints import published, tables
 from flowrl.pipelines.places.model_folders import no_pipeline, read_index
 from flowrl.pipelines.places.single_files import check_plain, config_of, is_single_file, small_part
+from flowrl.pipelines.shared.cards import read_part
+from flowrl.pipelines.shared.contract import ModelFamily as ModelFamily
+from flowrl.pipelines.shared.contract import Pipeline as Pipeline
 from flowrl.pipelines.weights.lora_names import Stock
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
-from flowrl.trajectory import Conditioning, Schedule
 
 PIPELINES = {name: f"flowrl.pipelines.families.{name}" for name in tables()["families"]}
 """Family name -> module with `FAMILY`, a `ModelFamily`; the table of families is `published.json`."""
 GENERIC = {"generic": "flowrl.pipelines.generic.generic_family"}
 """The family of stock classes that no other family loads, and its module."""
-
-
-class Pipeline(Protocol):
-    """What recipes need of a model family."""
-
-    model: str
-    """Folder or hub id that was loaded."""
-    denoiser: nn.Module
-    """The denoising network, or a ModuleDict of several; LoRA is added to it."""
-    experts: dict[str, Any]
-    """The networks of `denoiser` by the names of their parts in a stock folder."""
-    lora_targets: tuple[str, ...]
-    """The family's published LoRA targets."""
-    latent_shape: tuple[int, ...]
-    """Shape of one latent, without batch and unpacked: [C, h, w] of an image, [C, F, h, w] of a video; of a video with
-    sound [tokens, C], those of the video and then those of the sound."""
-    attention: str
-    """The kernel that computes its attention, a word of `KERNELS`."""
-    image_shape: tuple[int, ...]
-    """Shape of what `decode` makes of one latent: [3, H, W], or [F, 3, H, W]."""
-
-    @property
-    def num_sources(self) -> tuple[int, int]:
-        """Least and most source images of a prompt; (0, 0) where images come from text alone."""
-
-    @property
-    def fps(self) -> float | None:
-        """Frames per second of videos; None for images."""
-
-    def encode(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> Conditioning:
-        """Embeds prompts with their source images (float32 [3, h, w] in [0, 1]), each once, on the own device."""
-
-    def keeps(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> bool:
-        """Whether `encode` of these needs no text encoder, since it was done before or lies in a cache."""
-
-    def keep_embeddings(self, folder: Path, encoders: str) -> None:
-        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
-
-    def load_text_encoders(self) -> None:
-        """Loads text encoders that are not there."""
-
-    def awake(self, *parts: str) -> AbstractContextManager[None]:
-        """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
-
-    def load_denoiser(self) -> None:
-        """Loads the denoiser where it was left for later."""
-
-    def num_cut(self, prompts: Sequence[str]) -> int:
-        """How many prompts are longer than what is read of them; before the text encoders are freed."""
-
-    def free_text_encoders(self) -> None:
-        """Drops the text encoders; only prompts that were encoded before can be asked for afterwards."""
-
-    def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        """Velocity `noise - clean` in float32 of latents `x` `[b, *latent]` at `timestep` `[b]`."""
-
-    def passes(self, scale: float) -> int:
-        """Network rows that guidance needs per sample and step: 2 where a negative prompt is read, else 1."""
-
-    def guided(
-        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-        train_negative: TrainNegative = True,
-    ) -> Velocity:  # fmt: skip
-        """The family's guidance of a network; `negative` may be None where `passes(scale)` is 1.
-
-        How the half with the negative prompt is trained (`flowrl.samplers.guidance.classifier_free_guidance`) has no
-        meaning there either: the one half is always trained.
-        """
-
-    def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
-        """The model's own noise levels for a number of steps; `shift` replaces the model's own shift."""
-
-    def resized(self, height: int | None, width: int | None) -> Pipeline:
-        """The same networks drawing another size; None is the checkpoint's own."""
-
-    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
-        """Images float32 `[b, 3, H, W]` or videos `[b, F, 3, H, W]` in [0, 1] of finished latents.
-
-        With `gradient` they carry that of `latents`.
-        """
-
-    @property
-    def sound_rate(self) -> int | None:
-        """Samples per second of the sound that videos come with; None where they are silent."""
-
-    def decode_sound(self, latents: Tensor) -> Tensor:
-        """Sound float32 `[b, channels, samples]` in [-1, 1] of finished latents; not of silent families."""
-
-    def encode_images(self, images: Tensor) -> Tensor:
-        """Latents float32 `[b, *latent]` of what `decode` would give, in [0, 1] and of the drawn size."""
-
-    def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
-        """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""
-
-
-class ModelFamily(Protocol):
-    """What commands ask of a family: before weights load, to load them, and what `flowrl plan` counts."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def lora_targets(self) -> tuple[str, ...]:
-        """The family's published LoRA targets."""
-
-    @property
-    def num_sources(self) -> tuple[int, int] | None:
-        """Least and most source images of a prompt; None where checkpoint and options say."""
-
-    @property
-    def clips(self) -> tuple[str, ...]:
-        """Keys of a prompt's row whose clips are sources too, before its images."""
-
-    @property
-    def denoisers(self) -> tuple[str, ...]:
-        """Parts of a checkpoint that denoise."""
-
-    @property
-    def videos(self) -> bool:
-        """Whether it makes videos."""
-
-    @property
-    def sound(self) -> Any:
-        """How its videos sound (`sounds.Sound`); None of silent ones."""
-
-    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
-        """Refuses a model of another family, and a LoRA that binds to nothing or is too wide, before weights load."""
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Refuses `pipeline.options` that the family does not have."""
-
-    def attends(self, model: str) -> Any:
-        """Head sizes and masks of a model's attention (`attention_words.Known`), as far as they are known."""
-
-    def load(
-        self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., attention: str = ...,
-        compile: str = ..., how: Any = ..., **options: Any,
-    ) -> Pipeline:  # fmt: skip
-        """Loads a folder or a hub id; `how` (`stock_loading.Loading`) says what of it at once, `options` are fields of
-        the family's options class."""
-
-    def block_kinds(self, model: str) -> dict[str, int]:
-        """Blocks of the denoiser that are alike, by kind (`like_blocks.block_kinds`); none where nothing is known."""
-
-    def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser without weights, or experts by name; None where nothing is known of the model.
-
-        With `kinds` it has so many blocks of each kind.
-        """
-
-    def planned_size(self, model: str, options: Mapping[str, Any]) -> Any:
-        """Height, width and frames (`cards.Size`) that a model draws with options; None where nothing is known."""
-
-    def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
-        """Tokens of text that the denoiser reads with options."""
-
-    def rows(self, model: str, scale: float) -> int:
-        """Network rows that guidance at a scale needs per sample and step."""
-
-    def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
-        """Keyword arguments of one evaluation of one sample, on the meta device."""
 
 
 STOCK = {stock: name for name, entry in tables()["families"].items() for stock in entry["stock"]}
@@ -201,11 +34,8 @@ STOCK = {stock: name for name, entry in tables()["families"].items() for stock i
 
 def family_of(model: str) -> str:
     """The family of a model: of a folder by its model_index.json, of a hub id by the published checkpoints or by that
-    file, which is fetched.
-
-    Raises:
-        ValueError: a class that no family loads, a hub id that does not exist, or one of which nothing can be known.
-    """
+    file, which is fetched. Raises ValueError: a class that no family loads, a hub id that does not exist, or one of
+    which nothing can be known."""
     found = known_family(model)
     if found is None:
         raise ValueError(refusal(model, ask(model), list(PIPELINES)))
@@ -213,11 +43,8 @@ def family_of(model: str) -> str:
 
 
 def known_family(model: str) -> str | None:
-    """As `family_of`; None of a hub id that is not in the hub's cache while the hub cannot be asked.
-
-    Raises:
-        ValueError: as `family_of`.
-    """
+    """As `family_of`; None of a hub id that is not in the hub's cache while the hub cannot be asked. Raises as
+    `family_of`."""
     if Path(model).is_dir() and (Path(model) / INDEX).is_file():
         return family_of_class(read_index(model)["_class_name"], model)
     if is_single_file(model):
@@ -250,11 +77,8 @@ def stock_of(family: str, model: str) -> Stock | None:
 
 
 def family_of_class(stock: Any, model: str) -> str:
-    """The family that loads a stock class: the one place where a class finds its family.
-
-    Raises:
-        ValueError: no family loads it, and the call of the class, if there is one, cannot be stepped from outside.
-    """
+    """The family that loads a stock class: the one place where a class finds its family. Raises ValueError: no family
+    loads it, and the call of the class, if there is one, cannot be stepped from outside."""
     if isinstance(stock, str) and stock in STOCK:
         return STOCK[stock]
     if isinstance(stock, str) and stock.isidentifier():
@@ -264,11 +88,8 @@ def family_of_class(stock: Any, model: str) -> str:
 
 
 def family_name(name: str | None, model: str) -> str:
-    """The family that a configuration means: the one it names, or that of its model.
-
-    Raises:
-        ValueError: no family has the name, the model is of another one, or it has no known family.
-    """
+    """The family that a configuration means: the one it names, or that of its model. Raises ValueError: no family has
+    the name, the model is of another one, or it has no known family."""
     if name is None:
         return family_of(model)
     entry_of(PIPELINES | GENERIC, name, "pipeline.name")
@@ -283,21 +104,14 @@ def family_name(name: str | None, model: str) -> str:
 
 
 def family(name: str) -> ModelFamily:
-    """A model family.
-
-    Raises:
-        ValueError: no family has this name.
-    """
+    """A model family. Raises ValueError: no family has this name."""
     found: ModelFamily = importlib.import_module(entry_of(PIPELINES | GENERIC, name, "pipeline.name")).FAMILY
     return found
 
 
 def family_for(name: str, model: str) -> ModelFamily:
     """A model family as it is for a model: stock pipelines without one make images or videos each by its own class.
-
-    Raises:
-        ValueError: no family has this name, or the stock class of the model cannot be called from outside.
-    """
+    Raises ValueError: no family has this name, or the stock class of the model cannot be called from outside."""
     found: Any = family(name)
     known: ModelFamily = found.of(model) if name in GENERIC else found
     return known

@@ -17,13 +17,14 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import cards, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
-from flowrl.pipelines.cards import Card
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.like_blocks import block_kinds, with_blocks
+from flowrl.pipelines.places import known_checkpoints
+from flowrl.pipelines.shared import cards
+from flowrl.pipelines.shared.cards import Card
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.like_blocks import block_kinds, with_blocks
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.quantize import check_quantize, quantize_blocks
 from flowrl.runtime.private_names import TorchDispatchMode, kept_in_float32, part_types
@@ -34,9 +35,11 @@ _BIAS_STD = 0.02
 _PERIOD = 1_000_003
 """Normal numbers that are drawn; they repeat, from a place that depends on the weight. A prime: no rows agree."""
 _IMAGE_VAE = {
-    "down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2,
-}  # fmt: skip
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "block_out_channels": (128, 256, 512, 512),
+    "layers_per_block": 2,
+}
 _DEEP_VAE = {  # of Sana, 32 pixels to a latent's side
     "latent_channels": 32, "scaling_factor": 0.41407,
     "encoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
@@ -55,22 +58,8 @@ def random_pipeline(
     family: Family, model: str, *, dtype: torch.dtype, device: torch.device, layers: int | None = None,
     attention: str = "auto", compile: str = "none", quantize: str = "none", options: Mapping[str, Any],
 ) -> FamilyPipeline:  # fmt: skip
-    """A pipeline of a published checkpoint, or of a folder, on random weights.
-
-    Args:
-        family: of the checkpoint.
-        model: folder or hub id.
-        dtype: of the denoiser; the autoencoder is float32.
-        device: where everything lives.
-        layers: blocks of each kind that stay, fewer than the checkpoint's; None leaves all.
-        attention: a word of `KERNELS`, or "auto".
-        compile: as of `Family.load`.
-        quantize: as of `Family.load`.
-        options: fields of the family's options class.
-
-    Raises:
-        ValueError: nothing is known of the model, or it has no blocks that could be left out.
-    """
+    """A pipeline of a published checkpoint, or of a folder, on random weights. `layers` blocks of each kind stay, None
+    leaves all. Raises ValueError: nothing is known of the model, or it has no blocks that could be left out."""
     check_compile(compile, device)
     check_quantize(quantize, device, compile=compile)
     stock_loading.quiet_libraries()
@@ -80,14 +69,14 @@ def random_pipeline(
             f"nothing is known of {model} without its download, so it cannot be built on random weights: download it, "
             f"or take one of {', '.join(known_checkpoints.checkpoints())}"
         )
-    card = card if layers is None else shortened(card, layers)
+    card = card if layers is None else shorten(card, layers)
     cards.shapes(family.grid(card.network), card, family.size_of(card, chosen), videos=family.videos)  # refuses some
     stock = getattr(diffusers, family.stock_class(card, chosen) or family.stock[0])
     types, network = part_types(stock), vars(card.network)
     there = [name for place, name in enumerate(family.denoisers) if place == 0 or card.index.get(name)]
-    denoisers = {name: drawn(_made(family.network, network, device, dtype), f"{model}/{name}") for name in there}
+    denoisers = {name: draw_weights(_make(family.network, network, device, dtype), f"{model}/{name}") for name in there}
     kind = getattr(diffusers, known_checkpoints.tables()["families"][family.name]["autoencoder"])
-    vae = drawn(_made(kind, vae_config(family, card), device, torch.float32), f"{model}/vae")
+    vae = draw_weights(_make(kind, vae_config(family, card), device, torch.float32), f"{model}/vae")
     given = dict.fromkeys(types) | dict(family.stock_options or {}) | denoisers
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
     for part in denoisers.values() if quantize != "none" else ():
@@ -99,37 +88,30 @@ def random_pipeline(
     own = replace(family, embed=_embedding, embed_sources=None, num_sources=(0, 0), count_sources=None)
     p = FamilyPipeline(own, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=device)
     family.prepare(p)
-    p.attention = give_kernel(denoisers.values(), attention, family.attention.known(card), dtype, device)
+    p.attention = give_kernel(denoisers.values(), attention, family.attention.known(card.network), dtype, device)
     if compile == "blocks":
         compile_blocks(p.denoiser)
     return p
 
 
-def shortened(card: Card, layers: int) -> Card:
-    """A card of the same network with at most so many blocks of each kind.
-
-    Raises:
-        ValueError: its blocks are not alike.
-    """
+def shorten(card: Card, layers: int) -> Card:
+    """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks are not
+    alike."""
     network = vars(card.network)
     return replace(card, network=SimpleNamespace(**with_blocks(network, fewer_blocks(card, layers))))
 
 
 def fewer_blocks(card: Card, layers: int) -> dict[str, int]:
-    """Kind of block -> how many of them are left, of at most so many.
-
-    Raises:
-        ValueError: the blocks are not alike.
-    """
+    """Kind of block -> how many of them are left, of at most so many. Raises ValueError: the blocks are not alike."""
     kinds = block_kinds(vars(card.network))
     if not kinds:
         raise ValueError(
-            f"--layers {layers}: the network of {card.model} is no stack of equal blocks, so none can be left out"
+            f"`layers` {layers}: the network of {card.model} is no stack of equal blocks, so none can be left out"
         )
     return {kind: min(layers, count) for kind, count in kinds.items()}
 
 
-def drawn(module: nn.Module, name: str) -> nn.Module:
+def draw_weights(module: nn.Module, name: str) -> nn.Module:
     """A network with random weights, a function of its name: matrices with std 1 / sqrt(fan_in), norms 1."""
     normals = counter_normal((_PERIOD,), "weights", name).to(next(module.parameters()).device)
     with torch.no_grad():
@@ -172,7 +154,7 @@ def _scheduler(kind: Any) -> Any:
     return kind()
 
 
-def _made(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _make(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> nn.Module:
     """A network in a dtype as `from_pretrained` loads it: saved buffers too, not the parts that stay float32."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

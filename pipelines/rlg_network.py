@@ -15,7 +15,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
-from flowrl.pipelines.lora import VARIANTS, Policy, check_same, portable_name, refuse_other_network
+from flowrl.pipelines.weights.lora import VARIANTS, Policy, check_same, portable_name, refuse_other_network
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.runtime.private_names import BaseTunerLayer, adapter_names, choose_adapters, switch_adapters
@@ -60,16 +60,9 @@ def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[N
 def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None = None) -> None:
     """Adds the LoRA of a file, a folder or a run under a name, beside those the network has; for sampling alone.
 
-    Adapters may differ in rank, alpha, variant and layers. Weights are float32, whatever the base's dtype.
-
-    Args:
-        network: The network that the LoRA was trained on.
-        place: As `flowrl.pipelines.weights.lora_files.read_lora` takes it.
-        name: Of the adapter, without a dot; not yet in use.
-        stock: As `read_lora` takes it.
-
-    Raises:
-        ValueError: the name is in use, there is no LoRA, or it does not bind to this network.
+    Adapters may differ in rank, alpha, variant and layers. Weights are float32, whatever the base's dtype. A name has
+    no dot and is not yet in use. Raises ValueError: the name is in use, there is no LoRA, or it does not bind to this
+    network.
     """
     if "." in name or name in adapters_of(adapter_layers(network)):
         raise ValueError(f"an adapter's name must be new and without a dot, got {name!r}")
@@ -80,9 +73,10 @@ def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None 
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several adapters are meant
         add_lora(network, config, name)
     own = {
-        portable_name(key.replace(f".{name}.", ".")): parameter for key, parameter in network.named_parameters()
+        portable_name(key.replace(f".{name}.", ".")): parameter
+        for key, parameter in network.named_parameters()
         if "lora_" in key and f".{name}." in key
-    }  # fmt: skip
+    }
     check_same(own, lora.tensors, what=f"the LoRA in {place}")
     for key, parameter in own.items():
         parameter.requires_grad_(False)
@@ -95,11 +89,8 @@ def adapter_network(network: Network, layers: Sequence[BaseTunerLayer], names: S
 
 
 def slot_network(network: Network, policy: Policy, slot: str) -> Network:
-    """A network that runs under a weight slot of its policy ("reference", "policy", "ema", ...).
-
-    Raises:
-        ValueError: at the first call, if there is no such slot.
-    """
+    """A network that runs under a weight slot of its policy ("reference", "policy", "ema", ...). Raises ValueError at
+    the first call, if there is no such slot."""
     return _within(network, lambda: policy.under(slot))
 
 

@@ -21,7 +21,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, adapters_of
-from flowrl.runtime.private_names import BaseTunerLayer, CacheMixin
+from flowrl.runtime.private_names import CacheMixin
 from flowrl.samplers.guidance import Scale, mix_outputs, needed, scale_at
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 
@@ -58,9 +58,8 @@ def rlg_pipeline(
         true_cfg_scale: Of Qwen-Image pipelines, the value that the calls within pass to the pipeline; 1 without
             guidance.
 
-    Raises:
-        ValueError: the adapter is not there, is fused, or also changes a text encoder; the denoiser caches; a scale is
-            missing; a Qwen-Image pipeline without its true_cfg_scale, or another with.
+    Raises ValueError: the adapter is not there, is fused, or also changes a text encoder; the denoiser caches; a scale
+    is missing; a Qwen-Image pipeline without its true_cfg_scale, or another with.
     """
     names = [adapter] if isinstance(adapter, str) else list(adapter)
     scales = [scale] if isinstance(scale, (int, float)) or callable(scale) else list(scale)
@@ -72,10 +71,10 @@ def rlg_pipeline(
     guided = _Guided(pipe.scheduler, names, scales, by, true_cfg_scale)
     with ExitStack() as stack:
         scheduler = pipe.scheduler
-        stack.enter_context(_replaced(scheduler, "set_timesteps", guided.counting_from_zero(scheduler.set_timesteps)))
-        stack.enter_context(_replaced(scheduler, "step", guided.counting(scheduler.step)))
+        stack.enter_context(_replace(scheduler, "set_timesteps", guided.counting_from_zero(scheduler.set_timesteps)))
+        stack.enter_context(_replace(scheduler, "step", guided.counting(scheduler.step)))
         for denoiser in denoisers.values():
-            stack.enter_context(_replaced(denoiser, "forward", guided.mixing(denoiser, pipe)))
+            stack.enter_context(_replace(denoiser, "forward", guided.mixing(denoiser, pipe)))
         yield pipe
 
 
@@ -121,6 +120,13 @@ class _Guided:
         # An adapter that this denoiser does not have leaves it at the base's output: its term is zero.
         experts = [k for k, name in enumerate(self.names) if name in own]
 
+        def copied(value: Any) -> Any:  # some forwards take things out of the containers they are given
+            return value.copy() if isinstance(value, (dict, list)) else value
+
+        def called(state: list[str], args: Any, kwargs: Any) -> Any:
+            with acting(layers, state):
+                return original(*map(copied, args), **{key: copied(value) for key, value in kwargs.items()})
+
         @wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
             if pipe.scheduler is not self.scheduler:
@@ -129,11 +135,11 @@ class _Guided:
             with_base, active = needed(weights)
             states = [others] if with_base else []
             states += [[*others, self.names[experts[k]]] for k in active]
-            outputs = [_run(original, layers, state, args, kwargs) for state in states]
+            outputs = [called(state, args, kwargs) for state in states]
             rest = [weights[k] for k in active][0 if with_base else 1 :]
             if self.true_cfg_scale is not None:
                 self.calls.append((outputs, rest))
-            return _mixed(outputs, rest) if rest else outputs[0]
+            return _mix(outputs, rest) if rest else outputs[0]
 
         return forward
 
@@ -186,27 +192,15 @@ class _Guided:
         return mix_outputs(guided[0], guided[1:], rest).to(model_output.dtype)
 
 
-def _run(
-    original: Callable[..., Any], layers: Sequence[BaseTunerLayer], names: list[str], args: Any, kwargs: Any
-) -> Any:
-    """One call; some forwards take things out of the containers they are given, so each call has its own."""
-    with acting(layers, names):
-        return original(*[_own(value) for value in args], **{key: _own(value) for key, value in kwargs.items()})
-
-
-def _own(value: Any) -> Any:
-    return value.copy() if isinstance(value, (dict, list)) else value
-
-
-def _mixed(outputs: Sequence[Any], weights: list[float]) -> Any:
+def _mix(outputs: Sequence[Any], weights: list[float]) -> Any:
     """Mixes what a forward returns, whatever it is packed in, in at least float32; dtypes stay."""
     first = outputs[0]
     if isinstance(first, Tensor):
         return mix_outputs(first, list(outputs[1:]), weights).to(first.dtype)
     if isinstance(first, BaseOutput):
-        return type(first)(**{key: _mixed([output[key] for output in outputs], weights) for key in first})
+        return type(first)(**{key: _mix([output[key] for output in outputs], weights) for key in first})
     if isinstance(first, (list, tuple)):
-        return type(first)(_mixed(parts, weights) for parts in zip(*outputs, strict=True))
+        return type(first)(_mix(parts, weights) for parts in zip(*outputs, strict=True))
     if first is None:
         return None
     raise TypeError(
@@ -215,7 +209,7 @@ def _mixed(outputs: Sequence[Any], weights: list[float]) -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Sets an attribute of this object alone and takes it back, also if a hook had set it before."""
     before = vars(owner).get(name)
     setattr(owner, name, function)

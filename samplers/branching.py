@@ -43,23 +43,16 @@ def draw_successors(
     return advance(kernel, source, output, schedule.sigma[step], schedule.sigma[step + 1], own)
 
 
-def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
-    """The noise of a step.
-
-    Raises:
-        ValueError: it has not the shape of the latents it is for.
-    """
+def check_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
+    """The noise of a step. Raises ValueError: it has not the shape of the latents it is for."""
     if tuple(xi.shape) != tuple(shape):
         raise ValueError(f"{call} must give one noise per successor {tuple(shape)}, got {tuple(xi.shape)}")
     return xi
 
 
 def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -> None:
-    """Check what branches and trees start from.
-
-    Raises:
-        ValueError: there is no start noise, prompts or groups are not one per start noise, or batch_size < 1.
-    """
+    """Check what branches and trees start from. Raises ValueError: there is no start noise, prompts or groups are not
+    one per start noise, or batch_size < 1."""
     if len(x) == 0 or prompt_a.shape != x.shape[:1] or group_a.shape != x.shape[:1]:
         raise ValueError(
             f"each of the start noises x {tuple(x.shape)} needs its prompt and its group, at least one of each, got "
@@ -70,11 +63,8 @@ def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -
 
 
 def check_steps(steps: Sequence[int], num_steps: int, name: str) -> tuple[int, ...]:
-    """The steps in ascending order.
-
-    Raises:
-        ValueError: none is given, one is given twice, or one lies outside the schedule.
-    """
+    """The steps in ascending order. Raises ValueError: none is given, one is given twice, or one lies outside the
+    schedule."""
     ordered = tuple(sorted(steps))
     if not ordered or len(set(ordered)) != len(ordered) or ordered[0] < 0 or ordered[-1] >= num_steps:
         raise ValueError(f"{name} must be distinct, at least one, and in 0 .. {num_steps - 1}, got {list(steps)}")
@@ -98,26 +88,14 @@ def complete_branches(
     the second evaluation, whatever the stride, and are evaluated once until then.
 
     Args:
-        velocity_of: As `sample_branches`.
         x: [M, *latent]; x[i] is at `schedule.sigma[steps[i] + 1]`.
-        prompt: [M].
-        steps: M steps that produced x.
-        schedule: T steps.
-        strides: L strides.
-        batch_size: Latents per network call.
 
-    Returns:
-        [M * L, *latent] at sigma 0, ordered (latent, stride).
+    Returns [M * L, *latent] at sigma 0, ordered (latent, stride).
     """
-    x_F, each = x.repeat_interleave(len(strides), 0), range(len(x) * len(strides))
+    x_F = x.repeat_interleave(len(strides), 0)
     evaluated = [thinned_steps(schedule.num_steps, after, stride) for after in steps for stride in strides]
     for step in range(min(steps) + 1, schedule.num_steps):
-        alike: dict[int, list[int]] = {}  # completions by the first of those that share its latent
-        for path in (path for path in each if step in evaluated[path]):
-            row = path // len(strides)
-            first = next(p for p in range(row * len(strides), path + 1) if step in evaluated[p])
-            alike.setdefault(first if step <= steps[row] + 2 else path, []).append(path)
-        if not alike:
+        if not (alike := _sharing(evaluated, steps, step)):
             continue
         leaders = torch.tensor(list(alike))  # on the host, as all that tells rows apart
         for part, velocity in chunked_velocities(
@@ -128,6 +106,17 @@ def complete_branches(
             following = [next((s for s in evaluated[p] if s > step), schedule.num_steps) for _, p in members]
             x_F[paths] = euler(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
     return x_F
+
+
+def _sharing(evaluated: Sequence[Sequence[int]], steps: Sequence[int], step: int) -> dict[int, list[int]]:
+    """Completions that are evaluated at a step, by the first of those that share its latent."""
+    alike: dict[int, list[int]] = {}
+    each = len(evaluated) // len(steps)
+    for path in (path for path, own in enumerate(evaluated) if step in own):
+        row = path // each
+        first = next(p for p in range(row * each, path + 1) if step in evaluated[p])
+        alike.setdefault(first if step <= steps[row] + 2 else path, []).append(path)
+    return alike
 
 
 def sample_branches(
@@ -159,22 +148,17 @@ def sample_branches(
         x: [a, *latent] start noise of each anchor, scaled by `schedule.start_scale` here.
         prompt_a: [a] what velocity_of is asked for.
         group_a: [a] prompt group, numbered over all processes.
-        schedule: T steps.
         kernel: A kernel with noise_level and sigma_max bound.
         noise: `noise(step) -> [a * branches, *latent]` standard normal, anchor by anchor.
         steps: The steps that branch, in 0 .. T-1.
         branches: Successors of each anchor state.
         strides: L strides of the completions, see `windows.thinned_steps`.
-        batch_size: Latents per network call.
         keep_means: Record the transition means too.
 
-    Returns:
-        `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path, and
-        `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
-        the products in row order. What tells rows apart is on the host, as prompt_a and group_a are.
-
-    Raises:
-        ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
+    Returns `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path,
+    and `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
+    the products in row order. What tells rows apart is on the host, as prompt_a and group_a are. Raises ValueError: a
+    step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
     """
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(steps, schedule.num_steps, "steps")
@@ -186,7 +170,7 @@ def sample_branches(
         branching = step in steps
         if branching:
             anchors.append(x)
-            xi = checked_noise(noise(step), (a * branches, *x.shape[1:]), f"noise({step})")
+            xi = check_noise(noise(step), (a * branches, *x.shape[1:]), f"noise({step})")
         following = []
         for part, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size):
             if branching:
@@ -213,4 +197,4 @@ def sample_branches(
         ),
         finished_group=group.repeat_interleave(len(strides)),
         finished_after=row.repeat_interleave(len(strides)),
-    )  # fmt: skip
+    )

@@ -47,28 +47,14 @@ def complete(
         velocity_of: `velocity_of(index)` binds the samples `index` [r], integers in 0 .. b-1 on the CPU, and gives
             `velocity(x, sigma, timestep)` for r rows with sigma and timestep [r]. A sample comes up several times.
         trajectory: b samples of K stochastic steps with their velocities (`rollout(..., keep_velocity=True)`).
-        schedule: The rollout's.
-        mode: See above.
         batch_size: Most rows of one network call.
 
-    Returns:
-        [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states.
-
-    Raises:
-        ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
-            batch_size is not as above.
+    Returns [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states. Raises
+    ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
+    batch_size is not as above.
     """
-    states, steps, velocity = trajectory.states, trajectory.steps, trajectory.velocity
-    if velocity is None:
-        raise ValueError("completions start with the velocities of the rollout: run it with keep_velocity=True")
-    if not steps or steps[-1] >= schedule.num_steps:
-        raise ValueError(
-            f"completions start before stochastic steps in 0 .. {schedule.num_steps - 1}, the trajectory has {steps}: "
-            "pass the schedule of the rollout, and a rollout with stochastic steps"
-        )
-    if batch_size < 1:
-        raise ValueError(f"batch_size is the number of rows of one network call and at least 1, got {batch_size}")
-    b = len(trajectory)
+    velocity = _own_velocity(trajectory, schedule, batch_size)
+    states, steps, b = trajectory.states, trajectory.steps, len(trajectory)
     rest = [_remaining(schedule, step, mode) for step in steps]
     x = states[:, [trajectory.kept.index(step) for step in steps]].to(working_dtype(states))
     for turn in range(max(grid.num_steps for grid in rest)):
@@ -84,6 +70,21 @@ def complete(
             predicted = torch.cat([velocity_of(sample[r])(rows[r], sigma[r], timestep[r]) for r in blocks])
         x[:, active] = euler(rows, predicted, sigma, sigma_next).unflatten(0, (b, len(active)))
     return x
+
+
+def _own_velocity(trajectory: Trajectory, schedule: Schedule, batch_size: int) -> Tensor:
+    """The velocities that a rollout kept, once completions from it can begin."""
+    if trajectory.velocity is None:
+        raise ValueError("completions start with the velocities of the rollout: run it with keep_velocity=True")
+    steps = trajectory.steps
+    if not steps or steps[-1] >= schedule.num_steps:
+        raise ValueError(
+            f"completions start before stochastic steps in 0 .. {schedule.num_steps - 1}, the trajectory has {steps}: "
+            "pass the schedule of the rollout, and a rollout with stochastic steps"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size is the number of rows of one network call and at least 1, got {batch_size}")
+    return trajectory.velocity
 
 
 def _remaining(schedule: Schedule, step: int, mode: Mode) -> Schedule:
@@ -108,12 +109,10 @@ def sample_trajectories(
     is on the host.
 
     Args:
-        trajectory: The rollout.
         group_b: [b] prompt group of each sample, numbered over all processes.
         completed: [b, K, *latent] from `complete`; None where only finished images are scored.
 
-    Raises:
-        ValueError: there is no stochastic step, or a shape does not fit.
+    Raises ValueError: there is no stochastic step, or a shape does not fit.
     """
     b, count = len(trajectory), len(trajectory.steps)
     if count == 0:

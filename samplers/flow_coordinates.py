@@ -42,9 +42,6 @@ _UNSUPPORTED = (
 _ROUNDING = 1e-6  # a float32 sigma may stand this much above the table's last level
 
 
-# ---- levels ----------------------------------------------------------------------------------------------------------
-
-
 def flow_sigma(alpha_bar: Float[Tensor, " *n"]) -> Float[Tensor, " *n"]:
     """Share of noise on the flow path, `sqrt(1 - A) / (sqrt(A) + sqrt(1 - A))`."""
     noise = (1 - alpha_bar).sqrt()
@@ -64,8 +61,7 @@ def alpha_bars(config: Mapping[str, Any]) -> Float[Tensor, " n"]:
             beta_end, num_train_timesteps, trained_betas and rescale_betas_zero_snr (Lin et al., arXiv 2305.08891,
             algorithm 1).
 
-    Raises:
-        ValueError: no noise schedule of a diffusion model, or one that is not built here.
+    Raises ValueError: no noise schedule of a diffusion model, or one that is not built here.
     """
     kind, given = config.get("beta_schedule"), config.get("trained_betas")
     n = int(config.get("num_train_timesteps", 1000))
@@ -93,12 +89,9 @@ def alpha_bars(config: Mapping[str, Any]) -> Float[Tensor, " n"]:
 
 
 def flow_levels(config: Mapping[str, Any]) -> Float[Tensor, " n1"]:
-    """The table of a scheduler: sigma at timesteps -1 .. n - 1, rising from 0, in float64.
-
-    Raises:
-        ValueError: as `alpha_bars`; the scheduler clips, thresholds or has noise levels of its own; or the last level
-            is noise alone and the network predicts the noise, which says nothing of the data there.
-    """
+    """The table of a scheduler: sigma at timesteps -1 .. n - 1, rising from 0, in float64. Raises ValueError: as
+    `alpha_bars`; the scheduler clips, thresholds or has noise levels of its own; or the last level is noise alone and
+    the network predicts the noise, which says nothing of the data there."""
     refused = [key for key in _UNSUPPORTED if config.get(key)]
     if refused:
         raise ValueError(
@@ -115,11 +108,7 @@ def flow_levels(config: Mapping[str, Any]) -> Float[Tensor, " n1"]:
 
 
 def prediction_of(config: Mapping[str, Any]) -> PredictionType:
-    """What the network of a scheduler predicts.
-
-    Raises:
-        ValueError: something else than noise, v or clean data.
-    """
+    """What the network of a scheduler predicts. Raises ValueError: something else than noise, v or clean data."""
     found = config.get("prediction_type", "epsilon")
     if found not in get_args(PredictionType):
         raise ValueError(
@@ -140,11 +129,8 @@ def sigma_at(timestep: Tensor, levels: Float[Tensor, " n1"]) -> Tensor:
 
 
 def timestep_at(sigma: Tensor, levels: Float[Tensor, " n1"]) -> Tensor:
-    """The timestep whose level is sigma, in the dtype of sigma: the inverse of `sigma_at`.
-
-    Raises:
-        ValueError: sigma is not among the levels that the network knows.
-    """
+    """The timestep whose level is sigma, in the dtype of sigma: the inverse of `sigma_at`. Raises ValueError: sigma is
+    not among the levels that the network knows."""
     wanted, table = sigma.detach().cpu().double(), levels.cpu()
     highest = float(table[-1])
     if not bool(((wanted >= 0) & (wanted <= highest + _ROUNDING)).all()):
@@ -155,9 +141,6 @@ def timestep_at(sigma: Tensor, levels: Float[Tensor, " n1"]) -> Tensor:
     below = (torch.searchsorted(table, wanted.clamp(max=highest), right=True) - 1).clamp(max=len(table) - 2)
     timestep = below + (wanted - table[below]) / (table[below + 1] - table[below]) - 1
     return timestep.clamp(max=len(table) - 2).to(sigma)
-
-
-# ---- predictions -----------------------------------------------------------------------------------------------------
 
 
 def velocity_from_prediction(
@@ -173,12 +156,7 @@ def velocity_from_prediction(
 
     Args:
         x: latent in flow coordinates; the network saw c x.
-        output: what it predicts there.
         sigma: a number, a 0-d tensor or [b]; below 1 for epsilon, above 0 for sample.
-        prediction: what it predicts.
-
-    Raises:
-        ValueError: shapes do not fit, or the prediction is unknown.
     """
     x, output = raise_pair(x, output, "output")
     s = torch.as_tensor(sigma, dtype=torch.float64)
@@ -192,9 +170,6 @@ def velocity_from_prediction(
     raise ValueError(f"unknown prediction {prediction!r}: choose one of {', '.join(get_args(PredictionType))}")
 
 
-# ---- schedules -------------------------------------------------------------------------------------------------------
-
-
 def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset: int = 0) -> list[int]:
     """Integer timesteps of T denoising steps, falling, as diffusers' DDIM spaces them (arXiv 2305.08891, table 2).
 
@@ -202,8 +177,7 @@ def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset
         trailing   n, n - n / T, ..., n / T, rounded, less 1
         linspace   T points from n - 1 to 0, rounded
 
-    Raises:
-        ValueError: unknown spacing, or T steps do not fit.
+    Raises ValueError: unknown spacing, or T steps do not fit.
     """
     if not 1 <= num_steps <= num_train:
         raise ValueError(f"num_steps must lie in 1 .. {num_train}, the training timesteps, got {num_steps}")
@@ -225,7 +199,7 @@ def diffusion_timesteps(num_steps: int, num_train: int, spacing: Spacing, offset
 
 def diffusion_schedule(
     config: Mapping[str, Any], num_steps: int, *, grid: str = "diffusers", timesteps: Sequence[float] | None = None
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """The noise levels that a diffusers scheduler visits, in flow coordinates.
 
     The last step ends at clean data (sigma 0), as with set_alpha_to_one. Stable Diffusion 1's published schedulers end
@@ -235,12 +209,8 @@ def diffusion_schedule(
 
     Args:
         config: the scheduler's, see `alpha_bars`; also timestep_spacing and steps_offset.
-        num_steps: T.
         grid: "diffusers" (the scheduler's own spacing), or "linspace" (evenly over all timesteps).
         timesteps: T falling ones, in place of those of the grid.
-
-    Raises:
-        ValueError: unknown grid, T steps do not fit, or a setting that is not supported.
     """
     if grid not in ("diffusers", "linspace"):
         raise ValueError(f"unknown grid {grid!r} of a diffusion model: choose diffusers or linspace")

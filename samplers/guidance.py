@@ -58,9 +58,8 @@ def conditioned(network: Network, cond: Conditioning) -> Velocity:
         network: Receives x as it is, timestep [b] on the device of x, and the conditioning.
         cond: [b]; index it with the rows at hand.
 
-    Returns:
-        A velocity that raises ValueError where the batch differs from the conditioning's, or where the network's output
-        differs in shape from x.
+    Returns a velocity that raises ValueError where the batch differs from the conditioning's, or where the network's
+    output differs in shape from x.
     """
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
@@ -89,15 +88,8 @@ def classifier_free_guidance(
 
     Args:
         network: As in `conditioned`; sees a batch of 2b or two of b, except at scale 1.
-        cond: [b].
-        negative: [b], or one sample for all.
-        scale: Finite.
         rule: Another family's way of guiding (`flowrl.samplers.guidance_rules`); its scale means what that says.
-        train_negative: See above.
         apart: Two calls of b rows with True too, for networks that are better off with prompts of one length.
-
-    Raises:
-        ValueError: scale is not finite, or the two conditionings do not fit together.
     """
     if not math.isfinite(scale):
         raise ValueError(f"guidance scale must be finite, got {scale}: 1 means no guidance")
@@ -160,9 +152,6 @@ def _recomputation() -> tuple[AbstractContextManager[None], AbstractContextManag
     return nullcontext(), uncounted()
 
 
-# ---- reinforcement learning guidance ---------------------------------------------------------------------------------
-
-
 def mix_outputs(
     anchor: Float[Tensor, " b *latent"], others: Sequence[Float[Tensor, " b *latent"]], weights: Sequence[Sigma]
 ) -> Float[Tensor, " b *latent"]:
@@ -170,10 +159,7 @@ def mix_outputs(
 
     The weights of all outputs sum to 1, and velocity, noise, v-prediction, clean data and score are affine in each
     other at one latent and one noise level, so any of them mix alike, and so do the means of a step. Convert outputs of
-    different kinds to one first.
-
-    Raises:
-        ValueError: shapes or numbers of outputs differ.
+    different kinds to one first. Raises ValueError: shapes or numbers of outputs differ.
     """
     dtype = working_dtype(anchor)
     anchor = anchor.to(dtype)
@@ -211,12 +197,8 @@ def rlg(base: Velocity, rl: Velocity, scale: Scale) -> Velocity:
         rl: Velocity of the tuned model, its guidance included; the scale of it may differ.
         scale: A number, or a function of sigma (`by_step(rl_first(...), sigma_T)`, `rl_outside`, one's own).
 
-    Returns:
-        `velocity(x, sigma, timestep)`. At scale 0 it is `base` and at scale 1 `rl`, bit for bit and without calling the
-        other one. Otherwise 4 network rows per sample and step, 3 if one of the two is not guided, 2 if neither is.
-
-    Raises:
-        ValueError: scale is not finite.
+    Returns `velocity(x, sigma, timestep)`. At scale 0 it is `base` and at scale 1 `rl`, bit for bit and without calling
+    the other one. Otherwise 4 network rows per sample and step, 3 if one of the two is not guided, 2 if neither is.
     """
     return rlg_experts(base, [rl], [scale])
 
@@ -228,9 +210,6 @@ def rlg_experts(base: Velocity, experts: Sequence[Velocity], scales: Sequence[Sc
         base: Velocity of the base model, guided as `rlg` says.
         experts: Velocities of models tuned from this base, at least one.
         scales: One for each: a number, or a function of sigma.
-
-    Raises:
-        ValueError: there is no expert, numbers differ, or a scale is not finite.
     """
     if not experts or len(experts) != len(scales):
         raise ValueError(
@@ -261,7 +240,6 @@ def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]
     """A function of the step, 0 .. T-1, as one of sigma: that of the schedule's step whose sigma is nearest.
 
     Args:
-        scale_of_step: The scale at a step.
         sigma_T: The schedule's noise levels, decreasing to 0.
     """
     sigmas = sigma_T[:-1].detach().cpu().double()
@@ -271,10 +249,7 @@ def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]
 def rl_first(scale: float, num_steps: int) -> Callable[[int], float]:
     """The tuned model alone (scale 1) in the first `num_steps` steps, then `scale`: a function of the step.
 
-    The published code calls the number `zero_init_step`.
-
-    Raises:
-        ValueError: num_steps is negative, or scale not finite.
+    The published code calls the number `zero_init_step`. Raises ValueError: num_steps is negative, or scale not finite.
     """
     _check_scale(scale)
     if num_steps < 0:
@@ -283,11 +258,8 @@ def rl_first(scale: float, num_steps: int) -> Callable[[int], float]:
 
 
 def rl_outside(scale: float, low: float, high: float) -> ScaleAt:
-    """`scale` where low <= sigma <= high, and the tuned model alone (scale 1) elsewhere: a function of sigma.
-
-    Raises:
-        ValueError: not 0 <= low <= high <= 1, or scale not finite.
-    """
+    """`scale` where low <= sigma <= high, and the tuned model alone (scale 1) elsewhere: a function of sigma. Raises
+    ValueError: not 0 <= low <= high <= 1, or scale not finite."""
     _check_scale(scale)
     if not 0 <= low <= high <= 1:
         raise ValueError(f"an interval of noise levels needs 0 <= low <= high <= 1, got {low} and {high}")
@@ -296,11 +268,8 @@ def rl_outside(scale: float, low: float, high: float) -> ScaleAt:
 
 
 def scale_at(scale: Scale, sigma: Sigma) -> float | Float[Tensor, " b"]:
-    """The scale at a noise level: a number, or [b] where the samples' levels differ in it.
-
-    Raises:
-        ValueError: a schedule gives a number that is not finite.
-    """
+    """The scale at a noise level: a number, or [b] where the samples' levels differ in it. Raises ValueError: a
+    schedule gives a number that is not finite."""
     if not callable(scale):
         return float(scale)
     levels = sigma.flatten().tolist() if isinstance(sigma, Tensor) else [float(sigma)]

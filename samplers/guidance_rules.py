@@ -63,10 +63,7 @@ def z_image(
     The network predicts `clean - noise`, the opposite of our velocity, and the scale counts from 0: it is the usual one
     less 1. With `norm_cap` a sample's mixture is shortened to at most `norm_cap` times the norm of the positive output
     (over all of the sample), which is not linear. Stock switches guidance off above a normalised time by
-    `cfg_truncation`: that is scale 0 there.
-
-    Raises:
-        ValueError: norm_cap is not positive.
+    `cfg_truncation`: that is scale 0 there. Raises ValueError: norm_cap is not positive.
     """
     if norm_cap is not None and not norm_cap > 0:
         raise ValueError(f"norm_cap must be positive, got {norm_cap}: None means no cap")
@@ -81,10 +78,8 @@ def z_image(
 def embedded_guidance(cond: Conditioning, scale: float, *, name: str = "guidance") -> Conditioning:
     """Conditioning of a guidance-distilled model: the scale is an input `[b]` of the network, one call per step.
 
-    Give the same conditioning to the base and the tuned network: 2 rows per step.
-
-    Raises:
-        ValueError: scale is not finite, or the conditioning holds this name already.
+    Give the same conditioning to the base and the tuned network: 2 rows per step. Raises ValueError: scale is not
+    finite, or the conditioning holds this name already.
     """
     if not math.isfinite(scale) or name in cond.tensors:
         raise ValueError(

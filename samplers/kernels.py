@@ -62,8 +62,7 @@ class Kernel:
         log_prob: Log-density of a produced latent `[b, *latent]` under the transition, `[b]`, summed over dimensions.
         published_log_prob: What released code takes for the log-density, where that is something else.
 
-    Raises:
-        ValueError: the noise level is outside 0 .. highest_level, or sigma_max outside [0, 1).
+    Raises ValueError: the noise level is outside 0 .. highest_level, or sigma_max outside [0, 1).
     """
 
     name: str
@@ -104,10 +103,8 @@ class Kernel:
             sigma: Noise fraction of x: a number, a 0-d tensor or [b].
             sigma_next: Noise fraction after the step, likewise; smaller.
             noise_level: None takes the kernel's own.
-            sigma_max: Likewise.
 
-        Raises:
-            ValueError: shapes do not fit, not 0 <= sigma_next < sigma <= 1, or noise_level or sigma_max is refused.
+        Raises ValueError: shapes do not fit, not 0 <= sigma_next < sigma <= 1, or noise_level or sigma_max is refused.
         """
         given = {"noise_level": noise_level, "sigma_max": sigma_max}
         if changed := {key: value for key, value in given.items() if value is not None}:

@@ -38,11 +38,8 @@ def dpm_step(
         cleans: n predictions of clean data, oldest first, 1 or 2, each of the shape of x.
         sigma: [n+1] decreasing: the levels the predictions were made at, and the level after the step.
 
-    Returns:
-        x_next in the dtype of x, at least float32.
-
-    Raises:
-        ValueError: not 1 or 2 predictions with one sigma more; sigma does not decrease within [0, 1]; shapes differ.
+    Returns x_next in the dtype of x, at least float32. Raises ValueError: not 1 or 2 predictions with one sigma more;
+    sigma does not decrease within [0, 1]; shapes differ.
     """
     levels = [float(level) for level in sigma]
     if len(cleans) not in (1, 2) or len(levels) != len(cleans) + 1:
@@ -78,14 +75,9 @@ def solve(
     Args:
         velocity: `velocity(x, sigma, timestep)`, the last two 0-d tensors of the schedule; asked once per step.
         x: [b, *latent] at `schedule.sigma[first]`.
-        schedule: T steps.
         first: First step to take, 0 .. T; at T x is finished already.
 
-    Returns:
-        The finished latent in the dtype of x, at least float32.
-
-    Raises:
-        ValueError: first is out of range, or a velocity has the wrong shape.
+    Returns the finished latent in the dtype of x, at least float32.
     """
     if not 0 <= first <= schedule.num_steps:
         raise ValueError(f"first must lie in 0 .. {schedule.num_steps}, a state of the schedule, got {first}")

@@ -29,12 +29,8 @@ def column(value: Sigma, x: Tensor, name: str = "sigma") -> Tensor:
         x: [b, *latent]; its dtype must be the working dtype already.
         name: What the value is, for the error message.
 
-    Returns:
-        A 0-d tensor on the CPU, which combines with tensors of any device without a copy; or [b, 1, ...] on the device
-        of x, with as many dimensions as x.
-
-    Raises:
-        ValueError: the value is neither a scalar nor [b].
+    Returns a 0-d tensor on the CPU, which combines with tensors of any device without a copy; or [b, 1, ...] on the
+    device of x, with as many dimensions as x.
     """
     # A Python number becomes float64 first: the default, float32, would round it before it is used.
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
@@ -49,11 +45,8 @@ def column(value: Sigma, x: Tensor, name: str = "sigma") -> Tensor:
 
 
 def raise_pair(x: Tensor, output: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Bring a latent and a network output to the working dtype of the latent.
-
-    Raises:
-        ValueError: the shapes differ; broadcasting one against the other would hide a mistake.
-    """
+    """Bring a latent and a network output to the working dtype of the latent. Raises ValueError: the shapes differ;
+    broadcasting one against the other would hide a mistake."""
     if x.shape != output.shape:
         raise ValueError(f"{name} must have the shape of x {tuple(x.shape)}, got {tuple(output.shape)}")
     dtype = working_dtype(x)

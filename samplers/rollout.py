@@ -52,7 +52,6 @@ def rollout(
     Args:
         velocity: `velocity(x, sigma, timestep)`, the last two 0-d tensors of the schedule.
         x: [b, *latent] start noise, usually standard normal; times `schedule.start_scale` it is state 0.
-        schedule: T steps.
         kernel: With noise_level and sigma_max bound, `replace(KERNELS[name], noise_level=..., sigma_max=...)`.
         noise: `noise(step) -> [b, *latent]` standard normal, asked for stochastic steps only, and after the network,
             so that the host draws while a GPU computes.
@@ -62,20 +61,11 @@ def rollout(
         solver: How the deterministic steps after the last stochastic one are taken: "euler", or "dpm2" for
             DPM-Solver++(2M), started afresh there (see `solve`). Those before and between are Euler steps always.
 
-    Returns:
-        The trajectory, states, means and velocities in the working dtype, float32 unless x is float64.
-
-    Raises:
-        ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong;
-            the solver is unknown.
+    Returns the trajectory, states, means and velocities in the working dtype, float32 unless x is float64. Raises
+    ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong; the
+    solver is unknown.
     """
-    if solver not in ("euler", "dpm2"):
-        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
-    steps = tuple(sorted(stochastic))
-    if len(set(steps)) != len(steps) or not set(steps) <= set(range(schedule.num_steps)):
-        raise ValueError(
-            f"stochastic steps must be distinct and in 0 .. {schedule.num_steps - 1}, got {list(stochastic)}"
-        )
+    steps = _check_steps(stochastic, schedule.num_steps, solver)
     kept = sorted({state for step in steps for state in (step, step + 1)})
     x = start_state(x, schedule)
     states = {0: x} if 0 in kept else {}
@@ -109,3 +99,13 @@ def rollout(
         velocity=joined(velocities) if keep_velocity else None,
         final=final,
     )
+
+
+def _check_steps(stochastic: Sequence[int], num_steps: int, solver: str) -> tuple[int, ...]:
+    """The stochastic steps in ascending order, once they and the solver are known to make sense."""
+    if solver not in ("euler", "dpm2"):
+        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
+    steps = tuple(sorted(stochastic))
+    if len(set(steps)) != len(steps) or not set(steps) <= set(range(num_steps)):
+        raise ValueError(f"stochastic steps must be distinct and in 0 .. {num_steps - 1}, got {list(stochastic)}")
+    return steps

@@ -32,12 +32,7 @@ def shift_sigma(u: Float[Tensor, " n"], shift: float) -> Float[Tensor, " n"]:
 
 
 def dynamic_mu(
-    num_tokens: int,
-    *,
-    base_shift: float = 0.5,
-    max_shift: float = 1.15,
-    base_tokens: int = 256,
-    max_tokens: int = 4096,
+    num_tokens: int, *, base_shift: float = 0.5, max_shift: float = 1.15, base_tokens: int = 256, max_tokens: int = 4096
 ) -> float:
     """Logarithm of the shift for an image of so many latent tokens, linear between two sizes.
 
@@ -68,13 +63,11 @@ def dynamic_sigmas(
     """Grid with the resolution-dependent shift exp(mu) (FLUX, Qwen-Image).
 
     Args:
-        num_steps: T.
         mu: Logarithm of the shift, see `dynamic_mu`.
         end: Last unshifted value before 0; 1/T if None.
         terminal: If given, stretch the grid so that its last value before 0 is this (Qwen-Image: .02).
 
-    Raises:
-        ValueError: T < 1, or a terminal with T = 1, which leaves nothing to stretch.
+    Raises ValueError: T < 1, or a terminal with T = 1, which leaves nothing to stretch.
     """
     if not math.isfinite(mu):
         raise ValueError(f"mu must be finite, got {mu}")
@@ -110,25 +103,8 @@ def _number(config: Mapping[str, object], key: str, default: float) -> float:
     return float(value)
 
 
-def build_schedule(
-    config: Mapping[str, object], num_steps: int, *, grid: str = "diffusers", mu: float | None = None
-) -> Schedule:
-    """Build the schedule of a model from its scheduler's plain config.
-
-    Args:
-        config: diffusers scheduler config. Read are shift, num_train_timesteps, use_dynamic_shifting, time_shift_type,
-            shift_terminal, and flow_shift for UniPC; keys that do not concern the grid are ignored.
-        num_steps: T.
-        grid: "diffusers" (end point as the scheduler chooses it), "linspace" (explicit sigmas linspace(1, 1/T, T), what
-            FLUX, Qwen-Image and most training code use), or "unipc_flow" (Wan).
-        mu: Logarithm of the shift; needed with use_dynamic_shifting and refused without.
-
-    Returns:
-        A schedule whose timesteps are num_train_timesteps * sigma, truncated to integers for "unipc_flow".
-
-    Raises:
-        ValueError: unknown grid; dynamic shifting without mu, or mu without it; a setting that is not supported.
-    """
+def _check_followed(config: Mapping[str, object], grid: str, mu: float | None) -> None:
+    """Refuses what `build_schedule` does not follow."""
     if grid not in GRIDS:
         raise ValueError(f"unknown sigma grid {grid!r}: choose one of {', '.join(GRIDS)}")
     refused = [key for key in _UNSUPPORTED if config.get(key)]
@@ -141,6 +117,24 @@ def build_schedule(
         raise ValueError("this scheduler shifts by resolution (use_dynamic_shifting): pass mu=dynamic_mu(num_tokens)")
     if mu is not None and (not dynamic or grid == "unipc_flow"):
         raise ValueError(f"mu={mu} has no effect here: it needs use_dynamic_shifting and grid diffusers or linspace")
+
+
+def build_schedule(
+    config: Mapping[str, object], num_steps: int, *, grid: str = "diffusers", mu: float | None = None
+) -> Schedule:
+    """Build the schedule of a model from its scheduler's plain config.
+
+    Args:
+        config: diffusers scheduler config. Read are shift, num_train_timesteps, use_dynamic_shifting, time_shift_type,
+            shift_terminal, and flow_shift for UniPC; keys that do not concern the grid are ignored.
+        grid: "diffusers" (end point as the scheduler chooses it), "linspace" (explicit sigmas linspace(1, 1/T, T), what
+            FLUX, Qwen-Image and most training code use), or "unipc_flow" (Wan).
+        mu: Logarithm of the shift; needed with use_dynamic_shifting and refused without.
+
+    Returns a schedule whose timesteps are num_train_timesteps * sigma, truncated to integers for "unipc_flow". Raises
+    ValueError: unknown grid; dynamic shifting without mu, or mu without it; a setting that is not supported.
+    """
+    _check_followed(config, grid, mu)
     num_train = int(_number(config, "num_train_timesteps", 1000))
     terminal = _number(config, "shift_terminal", 0.0) or None
     if grid == "unipc_flow":

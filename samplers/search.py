@@ -27,10 +27,8 @@ from flowrl.trajectory import Schedule, start_state
 def best_of_n_kl(count: int) -> float:
     """`log N - (N - 1) / N` nats: bound of KL(best of N || one draw), reached where no two rewards tie.
 
-    Beirami et al., "Theoretical guarantees on the best-of-n alignment policy", arXiv 2401.01879.
-
-    Raises:
-        ValueError: count is below 1.
+    Beirami et al., "Theoretical guarantees on the best-of-n alignment policy", arXiv 2401.01879. Raises ValueError:
+    count is below 1.
     """
     if count < 1:
         raise ValueError(f"best of N needs N of at least 1, got {count}")
@@ -46,8 +44,7 @@ class Pruning:
         cuts: (step, kept) pairs: the network is evaluated at `step` (0 .. T-2) for all that are left, and only `kept`
             of them take the step and go on.
 
-    Raises:
-        ValueError: steps do not rise, or a cut drops nobody or everybody.
+    Raises ValueError: steps do not rise, or a cut drops nobody or everybody.
     """
 
     num_candidates: int
@@ -72,11 +69,8 @@ class Pruning:
         return [self.num_candidates, *(kept for _, kept in self.cuts)]
 
     def check_steps(self, num_steps: int) -> None:
-        """Refuses cuts that a schedule of T steps has no place for.
-
-        Raises:
-            ValueError: a cut at the last step, or after it.
-        """
+        """Refuses cuts that a schedule of T steps has no place for. Raises ValueError: a cut at the last step, or after
+        it."""
         if self.cuts and self.cuts[-1][0] > num_steps - 2:
             raise ValueError(
                 f"a cut at step {self.cuts[-1][0]} (from 0) comes too late for {num_steps} steps: the latest is "
@@ -103,11 +97,8 @@ class Pruning:
 
 
 def pruning(num_candidates: int, steps: Sequence[int], keep: float = 0.5) -> Pruning:
-    """Cuts that each keep the fraction `keep` of those left, rounded up.
-
-    Raises:
-        ValueError: keep is not within (0, 1), or a cut would drop nobody; see `Pruning`.
-    """
+    """Cuts that each keep the fraction `keep` of those left, rounded up. Raises ValueError: keep is not within (0, 1),
+    or a cut would drop nobody; see `Pruning`."""
     if not 0 < keep < 1:
         raise ValueError(f"a cut keeps a fraction between 0 and 1, got {keep:g}: 0.5 keeps the better half")
     cuts, left = [], num_candidates
@@ -161,12 +152,7 @@ def search(
         velocity_of: `velocity_of(rows)`, the velocity of a batch of candidates by their numbers int64 [b] in 0 .. PN-1;
             asked for at the start and after each cut.
         x: standard normal start noise; candidate n of group p is row `p N + n`.
-        schedule: T steps.
-        plan: N candidates and the cuts.
         score: `score(clean, rows) -> [b]`, of predicted or finished clean latents [b, *latent]; NaN: failed.
-
-    Raises:
-        ValueError: the plan does not fit x or the schedule, or a score has another shape.
     """
     groups, count = x.shape[:2]
     plan.check_steps(schedule.num_steps)
@@ -193,21 +179,21 @@ def search(
         evaluations[rows_PA.flatten()] += 1
         if step in kept_at:
             places = survivors(scored(clean_from_velocity(flat, predicted, sigma)), kept_at[step])
-            flat, predicted = (_taken(tensor, places, rows_PA.shape) for tensor in (flat, predicted))
+            flat, predicted = (_take(tensor, places, rows_PA.shape) for tensor in (flat, predicted))
             rows_PA = rows_PA.gather(1, places)
             velocity, cut = velocity_of(rows_PA.flatten()), cut + 1
         flat = euler(flat, predicted, sigma, sigma_next)
     single = rows_PA.shape[1] == 1
     places = torch.zeros(groups, dtype=torch.int64) if single else best(scored(flat))
     return Searched(
-        final=_taken(flat, places[:, None], rows_PA.shape),
+        final=_take(flat, places[:, None], rows_PA.shape),
         chosen=rows_PA.gather(1, places[:, None])[:, 0] % count,
         scores=scores.reshape(-1, groups, count),
         evaluations=evaluations.reshape(groups, count),
     )
 
 
-def _taken(tensor: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+def _take(tensor: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
     """Rows [P * k, ...] of a batch [P * A, ...] by their places [P, k] within the groups."""
     rows = torch.arange(shape[0])[:, None] * shape[1] + places
     return tensor[rows.flatten().to(tensor.device)]

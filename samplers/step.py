@@ -47,11 +47,9 @@ def advance(
 
     Args:
         kernel: With noise_level and sigma_max bound.
-        x, velocity, sigma, sigma_next: As a kernel's.
         noise: [b, *latent] standard normal, on any device.
 
-    Raises:
-        ValueError: as the kernel; the step has std 0, or the noise has not the shape of x.
+    Raises ValueError: as the kernel; the step has std 0, or the noise has not the shape of x.
     """
     transition = kernel(x, velocity, sigma, sigma_next)
     mean, std = transition.mean, positive_std(transition)

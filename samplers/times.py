@@ -59,19 +59,13 @@ def training_times(
     """Draw T noise levels for each key.
 
     Args:
-        kind: A rule of the table above.
         schedule: The rollout's n steps; of it logit_normal and uniform use the highest level and the network's times.
         keys: Counters, one tuple per image; an image's levels do not depend on the others'. For levels that a batch, or
             the images of a prompt, share, repeat their key or expand the result.
-        count: T.
         fraction: See `steps_in_reach`; logit_normal and uniform do not read it.
         shift: Static shift of logit_normal and uniform, towards noise above 1 (3 for SD3).
 
-    Returns:
-        Levels [b, T].
-
-    Raises:
-        ValueError: unknown kind, no key, a count that does not fit, or fraction or shift out of range.
+    Returns levels [b, T].
     """
     if kind not in get_args(TimeKind):
         raise ValueError(f"unknown kind of training times {kind!r}: choose one of {', '.join(get_args(TimeKind))}")
@@ -96,12 +90,8 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
 
     Args:
         kind: schedule, or one of the kinds discrete.
-        num_steps: Of the schedule.
         fraction: In (0, 1]; None takes all steps for schedule (DiffusionNFT) and 0.99 of them for the kinds discrete
             (AWM), which leaves out the last.
-
-    Raises:
-        ValueError: fraction is out of range.
     """
     if fraction is None:
         fraction = 1.0 if kind == "schedule" else 0.99
@@ -113,10 +103,8 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
 def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
     """The first `count` steps of a random order of the `reach` leading ones: each is drawn with chance count / reach.
 
-    Of all steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425).
-
-    Raises:
-        ValueError: count is not in 1 .. reach.
+    Of all steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425). Raises ValueError:
+    count is not in 1 .. reach.
     """
     if not 1 <= count <= reach:
         raise ValueError(
@@ -129,15 +117,8 @@ def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
 def strata(kind: TimeKind, reach: int, count: int) -> list[range]:
     """The steps that each draw of the kinds discrete is taken from.
 
-    Boundaries are evenly spaced over the steps in reach, rounded down; an empty stratum is its lower boundary.
-
-    Args:
-        kind: One of the kinds discrete.
-        reach: Leading steps of the schedule that may be drawn.
-        count: Draws.
-
-    Raises:
-        ValueError: the kind has no strata, or there is no draw or no step to draw.
+    Boundaries are evenly spaced over the steps in reach, rounded down; an empty stratum is its lower boundary. Raises
+    ValueError: the kind has no strata, or there is no draw or no step to draw.
     """
     if kind not in ("discrete", "discrete_wo_init", "discrete_with_init"):
         raise ValueError(f"kind {kind!r} has no strata of steps")

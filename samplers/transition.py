@@ -44,11 +44,8 @@ def _check(x_next: Tensor, transition: Transition) -> None:
 
 
 def positive_std(transition: Transition) -> Tensor:
-    """The std, which is 0-d or has as many dimensions as the mean.
-
-    Raises:
-        ValueError: it is 0 somewhere, so the transition has no density.
-    """
+    """The std, which is 0-d or has as many dimensions as the mean. Raises ValueError: it is 0 somewhere, so the
+    transition has no density."""
     std, mean, least = transition.std, transition.mean, transition.least_std
     if not (bool((std > 0).all()) if least is None else least > 0):
         raise ValueError(
@@ -76,11 +73,8 @@ def gaussian_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transitio
         x_next: [b, *latent], the value that is stored, rounded to its storage dtype.
         transition: Kernel output at the source latent.
 
-    Returns:
-        [b] in the dtype of x_next, at least float32. The sum itself is accumulated in float64 where the device has it.
-
-    Raises:
-        ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
+    Returns [b] in the dtype of x_next, at least float32. The sum itself is accumulated in float64 where the device has
+    it. Raises ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
     """
     _check(x_next, transition)
     std, mean = positive_std(transition), transition.mean
@@ -97,11 +91,7 @@ def cps_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transition) ->
     Gaussian ones and clip ranges do not carry over. Divided by the number of latent elements it is Flow-CPS's value
     (arXiv 2509.05952) as released. Finite where the std is 0.
 
-    Returns:
-        [b] in the dtype of x_next, at least float32; x_next is detached.
-
-    Raises:
-        ValueError: x_next and mean differ in shape.
+    Returns [b] in the dtype of x_next, at least float32; x_next is detached.
     """
     _check(x_next, transition)
     square = (x_next.detach().to(transition.mean.dtype) - transition.mean).square()
@@ -114,11 +104,7 @@ def gaussian_kl(new: Transition, reference: Transition) -> Float[Tensor, " b"]:
     `sum_d [ (r - 1 - log r) / 2 + (mean_new - mean_ref)^2 / (2 std_ref^2) ]` with `r = std_new^2 / std_ref^2`, the
     first term exactly 0 for equal std.
 
-    Returns:
-        [b] in the dtype of the new mean.
-
-    Raises:
-        ValueError: a std is 0 anywhere, or the means differ in shape.
+    Returns [b] in the dtype of the new mean. Raises ValueError: a std is 0 anywhere, or the means differ in shape.
     """
     _check(reference.mean, new)
     std, reference_std = positive_std(new), positive_std(reference)
@@ -140,11 +126,8 @@ def published_kl(new: Transition, reference: Transition, *, step_size: Sigma | N
         step_size: `h = sigma - sigma_next` of the step, a number, a 0-d tensor or [b]; None for kernels whose published
             noise scale is the full standard deviation (`Kernel.full_std`), which returns `gaussian_kl`.
 
-    Returns:
-        [b]; the published number is this divided by the number of latent elements.
-
-    Raises:
-        ValueError: as `gaussian_kl`; or step_size is neither a scalar nor [b], or not positive.
+    Returns [b]; the published number is this divided by the number of latent elements. Raises ValueError: as
+    `gaussian_kl`; or step_size is neither a scalar nor [b], or not positive.
     """
     kl = gaussian_kl(new, reference)
     if step_size is None:

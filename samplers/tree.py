@@ -18,9 +18,9 @@ from torch import Tensor
 from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers.branching import (
     VelocityOf,
+    check_noise,
     check_start,
     check_steps,
-    checked_noise,
     chunked_velocities,
     draw_successors,
 )
@@ -63,21 +63,15 @@ def sample_tree(
         children: Of each node that splits; at least 2.
         stochastic: Stochastic steps, splits included; the others are ODE steps and leave no transition.
 
-    Returns:
-        Transitions ordered (step, node), and the states they join ordered (level, node). `parent` skips ODE steps;
-        `sample` is the leaf whose path alone a transition belongs to, from the last split on, and -1 before.
+    Returns transitions ordered (step, node), and the states they join ordered (level, node). `parent` skips ODE steps;
+    `sample` is the leaf whose path alone a transition belongs to, from the last split on, and -1 before.
 
     Raises:
         ValueError: a step is out of range, given twice or deterministic; a split is not stochastic; a shape is wrong.
     """
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(stochastic, schedule.num_steps, "stochastic steps")
-    splits = check_steps(splits, schedule.num_steps, "splits")
-    if children < 2 or not set(splits) <= set(steps):
-        raise ValueError(
-            f"splits {list(splits)} must be among the stochastic steps {list(steps)}, with at least 2 children, got "
-            f"{children}: children of one ODE step would all be the same"
-        )
+    splits = _check_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
     x, device = start_state(x, schedule), x.device
     prompt, group = prompt_a.to(device), group_a.to(device)
     incoming = torch.full((len(x),), -1, device=device)  # last transition on the way to each node
@@ -90,7 +84,7 @@ def sample_tree(
             if step - 1 not in steps:  # otherwise this level has been kept as products
                 pool.append(x)
                 pooled += len(x)
-            xi = checked_noise(noise(step, len(x) * width), (len(x) * width, *x.shape[1:]), f"noise({step}, nodes)")
+            xi = check_noise(noise(step, len(x) * width), (len(x) * width, *x.shape[1:]), f"noise({step}, nodes)")
         following = []
         for part, velocity in chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size):
             if step in steps:
@@ -102,14 +96,17 @@ def sample_tree(
         prompt, group, incoming = (column.repeat_interleave(width) for column in (prompt, group, incoming))
         if step in steps:
             node = torch.arange(len(x), device=device)
-            columns.append({
-                "source": pooled - level + node // width,
-                "produced": pooled + node,
-                "step": torch.full_like(node, step),
-                "sample": node if step >= splits[-1] else torch.full_like(node, -1),
-                "group": group,
-                "parent": incoming,
-            })  # fmt: skip
+            alone = step >= splits[-1]
+            columns.append(
+                {
+                    "source": pooled - level + node // width,
+                    "produced": pooled + node,
+                    "step": torch.full_like(node, step),
+                    "sample": node if alone else torch.full_like(node, -1),
+                    "group": group,
+                    "parent": incoming,
+                }
+            )
             incoming = count + node
             pool.append(x)
             pooled, count = pooled + len(x), count + len(x)
@@ -123,6 +120,15 @@ def sample_tree(
         finished_group=group,
         finished_after=incoming,
     )
+
+
+def _check_splits(splits: tuple[int, ...], steps: Sequence[int], children: int) -> tuple[int, ...]:
+    if children < 2 or not set(splits) <= set(steps):
+        raise ValueError(
+            f"splits {list(splits)} must be among the stochastic steps {list(steps)}, with at least 2 children, got "
+            f"{children}: children of one ODE step would all be the same"
+        )
+    return splits
 
 
 def sibling_noise(
@@ -139,9 +145,6 @@ def sibling_noise(
         shared: Noise of the nodes that split, from counters of its own.
         splits, children: As in `sample_tree`.
         scale: Not negative; 0 makes siblings equal.
-
-    Raises:
-        ValueError: scale is negative.
     """
     if not scale >= 0:
         raise ValueError(f"scale is the size of a sibling's own noise and must not be negative, got {scale}")
@@ -158,10 +161,8 @@ def sibling_noise(
 def window_law(num_steps: int, size: int, ratio: float) -> tuple[float, ...]:
     """Probability of each window start, `Pr[i] ~ ratio^i` for i = 0 .. T - size - 1 (TreeGRPO).
 
-    A geometric law cut off where the window would hold the last step; ratio 1 is uniform.
-
-    Raises:
-        ValueError: the window does not leave the last step free, or not 0 < ratio <= 1.
+    A geometric law cut off where the window would hold the last step; ratio 1 is uniform. Raises ValueError: the window
+    does not leave the last step free, or not 0 < ratio <= 1.
     """
     if not 1 <= size < num_steps or not 0 < ratio <= 1:
         raise ValueError(

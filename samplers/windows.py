@@ -45,21 +45,12 @@ def mixgrpo_window(
 
     Args:
         iteration: Counted from 0.
-        num_steps: T.
-        size: Steps of a window.
-        strategy: One of the table.
-        interval: Iterations between moves.
-        stride: Steps of one move.
-        seed: Of the random strategy.
         published_off_by_one: Follow the released code: windows end before T-2, so that step is never trained, the start
             moves on to T-2, so windows shrink at the end of a round, and the last of the round is empty. The released
             random starts come from an unseeded generator and only their range is reproduced.
 
-    Returns:
-        Ascending consecutive steps; empty only with published_off_by_one, where the caller skips the update.
-
-    Raises:
-        ValueError: unknown strategy, a window that does not fit, a negative iteration or stride, or interval < 1.
+    Returns ascending consecutive steps; empty only with published_off_by_one, where the caller skips the update. Raises
+    ValueError: unknown strategy, a window that does not fit, a negative iteration or stride, or interval < 1.
     """
     if strategy not in get_args(Strategy):
         raise ValueError(f"unknown window strategy {strategy!r}: choose one of {', '.join(get_args(Strategy))}")
@@ -80,11 +71,8 @@ def mixgrpo_window(
         starts = list(range(0, last + 1, stride))
         if starts[-1] < last and not published_off_by_one:
             starts.append(last)
-        if strategy == "decay":
-            stays = [linear_decay(s, num_steps) for s in starts]
-        else:
-            stays = [exponential_decay(s, interval) if strategy == "exp_decay" else interval for s in starts]
-        walk = [s for s, stay in zip(starts, stays, strict=True) for _ in range(stay)]  # one round, by iteration
+        stay = {"decay": lambda s: linear_decay(s, num_steps), "exp_decay": lambda s: exponential_decay(s, interval)}
+        walk = [s for s in starts for _ in range(stay.get(strategy, lambda s: interval)(s))]  # one round, by iteration
         start = walk[iteration % len(walk)]
     return tuple(range(start, min(start + size, end)))
 
@@ -107,12 +95,8 @@ def flash_points(num_steps: int, last: int, ratio: float) -> int:
     """MixGRPO-Flash's number of grid points after the window, `max(floor((T - last) ratio), 1)`, both ends included.
 
     Args:
-        num_steps: T.
         last: Last step of the window, 0 .. T-2.
         ratio: Share that is kept, in (0, 1].
-
-    Raises:
-        ValueError: last or ratio is out of range.
     """
     if not 0 <= last <= num_steps - 2:
         raise ValueError(f"the window's last step must lie in 0 .. {num_steps - 2} of {num_steps} steps, got {last}")
@@ -132,13 +116,8 @@ def flash_tail(
     at 0, and has two points at least. Take its steps with `solver="dpm2"` of `rollout`.
 
     Args:
-        num_steps: T of the full grid.
-        last, ratio: As `flash_points`.
         shift: Static shift; exp(mu) for a dynamic one.
         num_train_timesteps: Timesteps are this times sigma.
-
-    Raises:
-        ValueError: as `flash_points`; shift is not positive.
     """
     points = max(flash_points(num_steps, last, ratio), 2)
     kept = linspace_sigmas(num_steps, shift)[: last + 2]  # as in the full grid, to the bit
@@ -155,15 +134,10 @@ def thinned_steps(num_steps: int, k: int, stride: int) -> tuple[int, ...]:
     full completion.
 
     Args:
-        num_steps: T.
         k: Step of the branch, 0 .. T-1; its product is state k+1.
         stride: Granularity, at least 1.
 
-    Returns:
-        Ascending steps; empty for k = T-1, whose product is finished.
-
-    Raises:
-        ValueError: k or stride is out of range.
+    Returns ascending steps; empty for k = T-1, whose product is finished.
     """
     if not 0 <= k < num_steps or stride < 1:
         raise ValueError(f"need a branch step k in 0 .. {num_steps - 1} and stride >= 1, got {k} and {stride}")

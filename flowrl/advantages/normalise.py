@@ -74,17 +74,12 @@ def group_advantages(
         group_size: G, at least 2.
         scope: Whose std divides: "group" the sample's own group, "global" all rewards of the batch about their common
             mean, "none" no division.
-        eps: Added to the std.
         correction: 0 population std, 1 sample std.
-        baseline: "mean" or "leave_one_out".
         valid_B: [B] bool. Statistics are taken over valid members; an invalid sample, and every sample of a group with
             fewer than two valid members, gets 0. Take invalid samples out of the loss denominator too.
 
-    Returns:
-        [B] in the dtype of the rewards.
-
-    Raises:
-        ValueError: group_size < 2 or does not divide B; a valid reward is not finite; an option is unknown.
+    Returns [B] in the dtype of the rewards. Raises ValueError: group_size < 2 or does not divide B; a valid reward is
+    not finite; an option is unknown.
     """
     value, group = _contiguous(reward_B, group_size, valid_B)
     z = normalise(value, group, scope=scope, eps=eps, correction=correction, baseline=baseline)[0]
@@ -134,7 +129,6 @@ def set_statistics(
     Args:
         value_KM: [K, M] float; NaN takes no part.
         set_M: [M] integers in 0 .. num_sets - 1, the set of each row in every channel.
-        num_sets: S.
         correction: 0 population std, 1 sample std.
         min_std: Sets of a smaller std count as constant.
     """
@@ -167,11 +161,8 @@ def set_ranks(value_KM: Float[Tensor, " K M"], set_M: Int[Tensor, " M"], num_set
 
 
 def sets_of(norm_M: Int[Tensor, " M"]) -> tuple[Int[Tensor, " M"], int]:
-    """Renumber sets as 0 .. S-1 in ascending order of their numbers, and count them.
-
-    Raises:
-        ValueError: the numbers are not integers [M].
-    """
+    """Renumber sets as 0 .. S-1 in ascending order of their numbers, and count them. Raises ValueError: the numbers are
+    not integers [M]."""
     if norm_M.ndim != 1 or norm_M.is_floating_point() or norm_M.dtype == torch.bool:
         raise ValueError(f"sets are named by one integer per row [M], got {norm_M.dtype} {tuple(norm_M.shape)}")
     found, index = norm_M.unique(return_inverse=True)
@@ -217,7 +208,6 @@ def normalise(
         norm_M: [M] integers; rows with equal numbers are one set.
         scope: Whose std divides: "group" the row's own set, "global" all rows about their common mean (the baseline
             stays that of the set), "none" no division.
-        eps: Not negative.
         correction: 0 population std, 1 sample std.
         baseline: "mean" of the set, or "leave_one_out", the mean of the other members.
         virtual_max: Upper bound of the reward: one virtual member of that value joins mean and std of every set (NGRPO,
@@ -226,9 +216,8 @@ def normalise(
         min_std: A set of a smaller std counts as one of equal values: where eps is tiny, rewards that differ by
             rounding alone would otherwise get advantages as large as any. 1e-6 in BranchGRPO's code.
 
-    Raises:
-        ValueError: shapes or types do not fit; credit is infinite or above `virtual_max`; an option is unknown, out of
-            range, or contradicts another.
+    Raises ValueError: shapes or types do not fit; credit is infinite or above `virtual_max`; an option is unknown, out
+    of range, or contradicts another.
     """
     _check_options(scope, eps, correction, baseline)
     _check_table(raw_KM, norm_M)
@@ -259,11 +248,8 @@ def normalise(
 
 
 def combine(z_KM: Float[Tensor, " K M"], weights_K: Float[Tensor, " K"]) -> Float[Tensor, " M"]:
-    """Weighted sum over channels, `sum_k w_k z_k`. A row that is NaN in a channel of nonzero weight is NaN.
-
-    Raises:
-        ValueError: there is not one finite weight per channel.
-    """
+    """Weighted sum over channels, `sum_k w_k z_k`. A row that is NaN in a channel of nonzero weight is NaN. Raises
+    ValueError: there is not one finite weight per channel."""
     _check_weights(weights_K, len(z_KM))
     weights = weights_K.to(z_KM.device).double()[:, None]
     return torch.where(weights != 0, weights * z_KM.double(), 0.0).sum(0).to(z_KM.dtype)
@@ -313,13 +299,11 @@ def aggregate(
         raw_KM: [K, M] float; NaN as `normalise`. A row lacking a reward that counts gets NaN.
         norm_M: [M] integers; rows with equal numbers are one set.
         weights_K: [K], not all 0.
-        how: One of the table.
         scope, eps, correction, baseline: As `normalise`; "gdpo" whitens with the same eps and correction.
         virtual_max: As `normalise`; bounds the weighted sum with "sum", every channel otherwise.
         min_std: As `normalise`, of the weighted sum or of every channel; whitening has none.
 
-    Raises:
-        ValueError: as `normalise` and `combine`; all weights are 0; `how` is unknown.
+    Raises ValueError: as `normalise` and `combine`; all weights are 0; `how` is unknown.
     """
     if how not in ("sum", "each", "gdpo"):
         raise ValueError(f"rewards are aggregated by sum, each or gdpo, got {how!r}")

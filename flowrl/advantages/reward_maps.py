@@ -69,11 +69,7 @@ class BackwardCorrected:
             )
 
     def __call__(self, reward: Float[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
-        """The mapped verdicts, 0 or 1.
-
-        Raises:
-            ValueError: a reward is not a verdict.
-        """
+        """The mapped verdicts, 0 or 1. Raises ValueError: a reward is not a verdict."""
         _check_verdicts(reward)
         informative = 1 - self.false_positive - self.false_negative
         return ((reward.double() - self.false_positive) / informative).to(reward.dtype)
@@ -95,11 +91,7 @@ class ForwardWeights:
         _check_rates(false_negative=self.false_negative)
 
     def __call__(self, reward: Float[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
-        """The weights of verdicts, 0 or 1.
-
-        Raises:
-            ValueError: a reward is not a verdict.
-        """
+        """The weights of verdicts, 0 or 1. Raises ValueError: a reward is not a verdict."""
         _check_verdicts(reward)
         return (reward.double() + self.false_negative - 1).to(reward.dtype)
 

@@ -21,11 +21,8 @@ _HIGHEST_RATIO = 10.0  # of DCPO's dynamic clip
 
 
 def set_means(value_M: Float[Tensor, " M"], set_M: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
-    """Mean of each row's set, NaN left out: of successes in [0, 1], the success rate of the row's group.
-
-    Raises:
-        ValueError: the columns differ in length, or `set_M` holds no integers.
-    """
+    """Mean of each row's set, NaN left out: of successes in [0, 1], the success rate of the row's group. Raises
+    ValueError: the columns differ in length, or `set_M` holds no integers."""
     check_columns(value_M=value_M, set_M=set_M)
     index, num_sets = sets_of(set_M)
     return set_statistics(value_M[None], index, num_sets).mean[0, index].to(value_M.dtype)
@@ -51,11 +48,7 @@ class RewardHistory:
 
     @staticmethod
     def start(num_prompts: int, merge: Merge = "pooled") -> RewardHistory:
-        """Nothing seen yet.
-
-        Raises:
-            ValueError: there is no prompt, or the merge is unknown.
-        """
+        """Nothing seen yet. Raises ValueError: there is no prompt, or the merge is unknown."""
         if num_prompts < 1 or merge not in ("pooled", "release"):
             raise ValueError(f"a history needs prompts and merge pooled or release, got {num_prompts}, {merge!r}")
         nothing = torch.zeros(num_prompts, dtype=torch.float64)
@@ -83,9 +76,6 @@ def update_history(history: RewardHistory, reward_B: Float[Tensor, " B"], prompt
         history: Of P prompts; is not changed.
         reward_B: [B] float; NaN takes no part, and a prompt with nothing else is not visited.
         prompt_B: [B] integers in 0 .. P-1.
-
-    Raises:
-        ValueError: shapes differ or a prompt is unknown.
     """
     _check_prompts(history, prompt_B, reward_B=reward_B)
     pooled, device = history.merge == "pooled", history.mean.device
@@ -123,13 +113,11 @@ def dcpo(
 
     Args:
         reward_B: [B] float, one per sample; NaN gives NaN.
-        advantage_B: [B], before any clipping.
         prompt_B: [B] integers, the prompts of the history.
         history: It already holds this visit, see `update_history`.
         eps: Added to the std, as for the advantages.
 
-    Raises:
-        ValueError: shapes differ, a prompt is unknown or has a reward but no visit, or eps is negative.
+    Raises ValueError: shapes differ, a prompt is unknown or has a reward but no visit, or eps is negative.
     """
     _check_prompts(history, prompt_B, reward_B=reward_B, advantage_B=advantage_B)
     if not eps >= 0:
@@ -161,11 +149,7 @@ def dcpo_clip(
         probability: q in (0, 1].
         eps_low, eps_high: Not negative; published .16 and .20 for words.
 
-    Returns:
-        Lower and upper bound of the ratio itself, not distances from 1.
-
-    Raises:
-        ValueError: a probability is outside (0, 1], or an eps is negative.
+    Returns lower and upper bound of the ratio itself, not distances from 1.
     """
     q = probability.double()
     if not bool(((q > 0) & (q <= 1)).all()):
@@ -217,9 +201,6 @@ class AGrae:
             advantage_M: [M], normalised within groups.
             success_M: [M] p, the success rate of the row's group in [0, 1], see `set_means`.
             omega: Mean success of the whole batch, in [0, 1].
-
-        Raises:
-            ValueError: shapes differ, or p or omega is out of range.
         """
         check_columns(advantage_M=advantage_M, success_M=success_M)
         p = success_M.double()
@@ -247,15 +228,9 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n:
     fewer keeps them all.
 
     Args:
-        advantage_B: [B].
-        group_B: [B] integers.
         n: Even, at least 2 and no more than the smallest group.
 
-    Returns:
-        [B] bool.
-
-    Raises:
-        ValueError: n is odd, below 2, or greater than a group; shapes differ.
+    Returns [B] bool. Raises ValueError: n is odd, below 2, or greater than a group; shapes differ.
     """
     check_columns(advantage_B=advantage_B, group_B=group_B)
     if n < 2 or n % 2:
@@ -294,16 +269,11 @@ def aggregation_weights(
         sample_M: [M] sample of each row; -1, a row of several samples, can be averaged by "rows" only.
         advantage_M: [M]; read by "balanced" only.
         keep_M: [M] bool, rows that are trained. If there is none, all weights are 0.
-        kind: One of the table.
         group_M: [M] integers: "balanced" within each group, groups weighted by their samples; None takes all rows as
             one group.
 
-    Returns:
-        [M] in the dtype of the advantages.
-
-    Raises:
-        ValueError: shapes differ, the kind is unknown, a kept row has no sample of its own though samples count, or
-            the advantage of a kept row is NaN though it counts.
+    Returns [M] in the dtype of the advantages. Raises ValueError: shapes differ, the kind is unknown, a kept row has no
+    sample of its own though samples count, or the advantage of a kept row is NaN though it counts.
     """
     group_M = torch.zeros_like(sample_M) if group_M is None else group_M
     check_columns(sample_M=sample_M, advantage_M=advantage_M, keep_M=keep_M, group_M=group_M)

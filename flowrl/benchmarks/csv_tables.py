@@ -21,7 +21,6 @@ def read_table(
 
     Args:
         path: the file, in UTF-8.
-        needed: columns that it must have.
         source: where to get the published one, for messages.
 
     Raises:

@@ -31,23 +31,18 @@ class Diversity:
 
 
 def diversity(
-    features: Float[np.ndarray, " n d"],
-    prompts: Sequence[Hashable],
-    *,
-    distance: Distance = "cosine",
+    features: Float[np.ndarray, " n d"], prompts: Sequence[Hashable], *, distance: Distance = "cosine"
 ) -> Diversity:
     """The mean over prompts of the mean distance of all pairs of a prompt's images.
 
     Prompts weigh the same, however many images they have.
 
     Args:
-        features: [N, D].
         prompts: [N] what tells the prompts apart.
         distance: `cosine`, 1 - cos in [0, 2], or `euclidean`.
 
-    Raises:
-        ValueError: shapes that do not match, features that are not finite (or zero, for the cosine), or no prompt with
-            two images.
+    Raises ValueError: shapes that do not match, features that are not finite (or zero, for the cosine), or no prompt
+    with two images.
     """
     vectors = np.asarray(features, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) != len(prompts) or not np.isfinite(vectors).all():

@@ -57,9 +57,8 @@ def read_items(path: Path, *, skip_first: bool = True) -> list[Item]:
         skip_first: the published loader leaves out the file's first row, and with it the first question of the first
             item. True does so too, for the published numbers; False keeps it.
 
-    Raises:
-        ValueError: no such file, columns, or a row that cannot be read; an item whose questions do not stand together,
-            or a question that is there twice.
+    Raises ValueError: no such file, columns, or a row that cannot be read; an item whose questions do not stand
+    together, or a question that is there twice.
     """
     columns, rows = read_table(path, _COLUMNS, source="take dpg_bench/dpg_bench.csv from TencentQQGYLab/ELLA")
     asked = next((name for name in ("question_natural_language", "question") if name in columns), "")
@@ -96,15 +95,14 @@ def _question(row: Mapping[str, str], asked: str, where: str) -> Question:
 
 
 def boxes(size: tuple[int, int], count: int = 4) -> list[tuple[int, int, int, int]]:
-    """The first `count` samples of a 2 x 2 grid (width, height) as (left, top, right, bottom), row by row.
-
-    Raises:
-        ValueError: sides that are odd, or a count that is not 1 to 4.
-    """
+    """The first `count` samples of a 2 x 2 grid (width, height) as (left, top, right, bottom), row by row. Raises
+    ValueError: sides that are odd, or a count that is not 1 to 4."""
     width, height = size
     if width % 2 or height % 2 or not 1 <= count <= 4:
-        raise ValueError(f"an image of DPG-Bench is a grid of 2 x 2 samples, of which 1 to 4 are used, got {width} x "
-                         f"{height} pixels and {count}.")  # fmt: skip
+        raise ValueError(
+            f"an image of DPG-Bench is a grid of 2 x 2 samples, of which 1 to 4 are used, got {width} x "
+            f"{height} pixels and {count}."
+        )
     w, h = width // 2, height // 2
     return [(x, y, x + w, y + h) for y in (0, h) for x in (0, w)][:count]
 
@@ -133,11 +131,9 @@ def aggregate(items: Sequence[Item], answers: Mapping[str, Sequence[Mapping[int,
     As in the published script categories take the answers of an item's last sample, before dependencies.
 
     Args:
-        items: the prompts.
         answers: by item id, for each sample 1 or 0 by question id; None where one could not be read: it is skipped.
 
-    Raises:
-        ValueError: an item without an entry, answers to other questions, or every item skipped.
+    Raises ValueError: an item without an entry, answers to other questions, or every item skipped.
     """
     scores: list[float] = []
     details: dict[str, list[float]] = {}

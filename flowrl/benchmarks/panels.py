@@ -109,9 +109,6 @@ def panel_means(values: Mapping[str, ArrayLike], prompts: Sequence[Hashable]) ->
     Args:
         values: [N] by scorer, NaN where it failed: such an image is in no mean, and is counted.
         prompts: [N] what tells the prompts apart.
-
-    Raises:
-        ValueError: another number of values than of prompts.
     """
     return {name: _mean(name, given, prompts, VERDICTS) for name, given in values.items()}
 
@@ -134,11 +131,6 @@ def panel_differences(
     """After minus before for each scorer that both have, over the images (the same prompts and samples) of both.
 
     An image that failed on one side is left out of both. NaN where nothing is left.
-
-    Args:
-        before: [N] by scorer.
-        after: the same of the other model.
-        prompts: [N], of both.
     """
     found = {}
     for name in (name for name in after if name in before):

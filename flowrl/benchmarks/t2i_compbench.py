@@ -20,11 +20,8 @@ IMAGES_PER_PROMPT = 10
 
 
 def overall(categories: Mapping[str, float]) -> float:
-    """The mean of the eight categories, times 100, as Pref-GRPO prints it.
-
-    Raises:
-        ValueError: a category is missing or unknown: a mean of fewer would be another number.
-    """
+    """The mean of the eight categories, times 100, as Pref-GRPO prints it. Raises ValueError: a category is missing or
+    unknown: a mean of fewer would be another number."""
     if set(categories) != set(CATEGORIES):
         given = ", ".join(sorted(categories)) or "none"
         raise ValueError(f"the overall needs all of {', '.join(CATEGORIES)}, got {given}.")
@@ -32,15 +29,14 @@ def overall(categories: Mapping[str, float]) -> float:
 
 
 def file_name(prompt: str, number: int) -> str:
-    """`<prompt>_<number>.png`, the number with six digits, counted over all images of the category.
-
-    Raises:
-        ValueError: a prompt that cannot be part of a file's name, or that the scripts would cut at its first "_".
-    """
+    """`<prompt>_<number>.png`, the number with six digits, counted over all images of the category. Raises ValueError:
+    a prompt that cannot be part of a file's name, or that the scripts would cut at its first "_"."""
     name = f"{prompt}_{number:06d}.png"
     if not prompt or "/" in prompt or "_" in prompt or len(name.encode()) > 255:
-        raise ValueError(f"the prompt {prompt[:80]!r} cannot name a file of T2I-CompBench: it needs 1 to about 240 "
-                         f"bytes without / and _.")  # fmt: skip
+        raise ValueError(
+            f"the prompt {prompt[:80]!r} cannot name a file of T2I-CompBench: it needs 1 to about 240 "
+            f"bytes without / and _."
+        )
     return name
 
 
@@ -50,11 +46,8 @@ def results_text(scores: Mapping[int, float]) -> str:
 
 
 def read_results(path: Path) -> dict[int, float]:
-    """Scores by number of a `vqa_result.json`; answers may be written as texts.
-
-    Raises:
-        ValueError: another form, or a number twice.
-    """
+    """Scores by number of a `vqa_result.json`; answers may be written as texts. Raises ValueError: another form, or a
+    number twice."""
     try:
         rows = parse_json(read_text(path), str(path))
         scores = {int(str(row["question_id"])): float(row["answer"]) for row in rows}

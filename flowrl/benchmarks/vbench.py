@@ -91,15 +91,9 @@ class Measured:
     videos: Mapping[str, float]
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
 def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
-    """The entries of VBench_full_info.json that are for any of these dimensions.
-
-    Raises:
-        ValueError: another kind of file, a prompt that cannot be part of a file's name, or a dimension without any.
-    """
+    """The entries of VBench_full_info.json that are for any of these dimensions. Raises ValueError: another kind of
+    file, a prompt that cannot be part of a file's name, or a dimension without any."""
     wanted = set(dimensions)
     rows = parse_json(read_text(path), str(path))
     if not isinstance(rows, list) or not all(_is_entry(row) for row in rows):
@@ -116,13 +110,13 @@ def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
             )
     entries = [
         Entry(prompt=row["prompt_en"], dimensions=tuple(row["dimension"]), record=row)
-        for row in rows if wanted & set(row["dimension"])
-    ]  # fmt: skip
-    if lacking := wanted - {name for entry in entries for name in entry.dimensions}:
+        for row in rows
+        if wanted & set(row["dimension"])
+    ]
+    if lacking := wanted.difference(*(entry.dimensions for entry in entries)):
         raise ValueError(f"{path} has no prompt for {', '.join(sorted(lacking))}: leave out these dimensions.")
     for entry in entries:
-        name = video_name(entry.prompt, 0)
-        if "/" in name or "\0" in name or len(name.encode()) > 255:
+        if {"/", "\0"} & set(entry.prompt) or len(video_name(entry.prompt, 0).encode()) > 255:
             raise ValueError(
                 f"{path}: the prompt {entry.prompt!r} cannot be part of a file's name, as VBench needs it."
             )
@@ -144,11 +138,8 @@ def video_name(prompt: str, sample: int) -> str:
 
 
 def read_measured(path: Path, dimension: str) -> Measured:
-    """What the package wrote of a dimension.
-
-    Raises:
-        ValueError: the file lacks the dimension or has another layout, or its score is not finite.
-    """
+    """What the package wrote of a dimension. Raises ValueError: the file lacks the dimension or has another layout, or
+    its score is not finite."""
     found = read_json(path, finite=False).get(dimension)
     try:
         score, rows = found  # type: ignore[misc]
@@ -165,10 +156,7 @@ def read_measured(path: Path, dimension: str) -> Measured:
     return Measured(score=score, videos={name: value / scale for name, value in videos.items() if math.isfinite(value)})
 
 
-# ---- scores ----------------------------------------------------------------------------------------------------------
-
-
-def normalised(dimension: str, score: float) -> float:
+def normalise(dimension: str, score: float) -> float:
     """(score - low) / (high - low) of the published constants; not bounded to [0, 1]."""
     known = DIMENSIONS[dimension]
     return (score - known.low) / (known.high - known.low)
@@ -186,9 +174,10 @@ def shares(name: str) -> dict[str, float]:
 def aggregate(scores: Mapping[str, float]) -> dict[str, float]:
     """Quality, semantic and total score of the dimensions' scores; those are left out that lack a dimension."""
     return {
-        name: sum(share * normalised(dimension, scores[dimension]) for dimension, share in shares(name).items())
-        for name in SUMS if shares(name).keys() <= scores.keys()
-    }  # fmt: skip
+        name: sum(share * normalise(dimension, scores[dimension]) for dimension, share in shares(name).items())
+        for name in SUMS
+        if shares(name).keys() <= scores.keys()
+    }
 
 
 def intervals(
@@ -219,9 +208,11 @@ def intervals(
 def _of_dimension(name: str, own: Measured, entries: Sequence[Entry], base: Measured | None) -> Interval | None:
     keys = [
         (entry.prompt, file)
-        for entry in entries if name in entry.dimensions for sample in range(VIDEOS)
+        for entry in entries
+        if name in entry.dimensions
+        for sample in range(VIDEOS)
         if (file := video_name(entry.prompt, sample)) in own.videos and (base is None or file in base.videos)
-    ]  # fmt: skip
+    ]
     if not keys:
         return None
     sides = [np.array([side.videos[file] for _, file in keys]) for side in (own, base) if side is not None]
@@ -230,36 +221,42 @@ def _of_dimension(name: str, own: Measured, entries: Sequence[Entry], base: Meas
 
 
 def _of_sum(
-    share_of: Mapping[str, float], measured: Mapping[str, Measured], entries: Sequence[Entry],
+    share_of: Mapping[str, float],
+    measured: Mapping[str, Measured],
+    entries: Sequence[Entry],
     base: Mapping[str, Measured] | None,
-) -> Interval | None:  # fmt: skip
+) -> Interval | None:
     """The sum over strata of the means of what their videos contribute."""
     sides = [measured, *([base] if base is not None else [])]
-    found: dict[tuple[tuple[str, ...], str, int], str] = {}
-    for entry in entries:
-        names = tuple(sorted(name for name in entry.dimensions if name in share_of))
-        for sample in range(VIDEOS) if names else ():
-            file = video_name(entry.prompt, sample)
-            if all(file in side[name].videos for side in sides for name in names):
-                found[names, entry.prompt, sample] = file
+    found = _whole_videos(share_of, sides, entries)
     if not found:
         return None
     of_stratum = Counter(names for names, _, _ in found)
     of_dimension = Counter(name for names, _, _ in found for name in names)
-    rows = [
-        [
-            ScoreRow(
-                task="+".join(names), prompt=prompt, sample=sample,
-                value=sum(share_of[name] * normalised(name, side[name].videos[file])
-                          * of_stratum[names] / of_dimension[name] for name in names),
-            )
-            for (names, prompt, sample), file in found.items()
-        ]
-        for side in sides
-    ]  # fmt: skip
+    rows: list[list[ScoreRow]] = [[] for _ in sides]
+    for (names, prompt, sample), file in found.items():
+        for side, own in zip(sides, rows, strict=True):
+            values = (share_of[name] * normalise(name, side[name].videos[file]) for name in names)
+            parts = (value * of_stratum[names] / of_dimension[name] for value, name in zip(values, names, strict=True))
+            own.append(ScoreRow(task="+".join(names), prompt=prompt, sample=sample, value=sum(parts)))
     strata = len(of_stratum)
     mean = (stratified_score if strata > 1 else pooled)(rows[0], base=rows[1] if base is not None else None)
     return Interval(mean=mean.mean * strata, low=mean.low * strata, high=mean.high * strata)
+
+
+def _whole_videos(
+    share_of: Mapping[str, float], sides: Sequence[Mapping[str, Measured]], entries: Sequence[Entry]
+) -> dict[tuple[tuple[str, ...], str, int], str]:
+    """Stratum, prompt and sample -> file of the videos that every side measured in all of their dimensions."""
+    found = {}
+    for entry in entries:
+        names = tuple(sorted(share_of.keys() & set(entry.dimensions)))
+        has = [side[name].videos for side in sides for name in names]
+        for sample in range(VIDEOS) if names else ():
+            file = video_name(entry.prompt, sample)
+            if all(file in videos for videos in has):
+                found[names, entry.prompt, sample] = file
+    return found
 
 
 def _around(mean: float, interval: Interval | None) -> Interval:

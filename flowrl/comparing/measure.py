@@ -13,9 +13,9 @@ from torch import Tensor
 from flowrl.config.train import load_config
 from flowrl.generation.drawing import find_device
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.lora import add_saved_lora
+from flowrl.pipelines.shared.saved_model import load_saved
 from flowrl.pipelines.weights.loading_choices import Loading
-from flowrl.pipelines.weights.saved_model import load_saved
+from flowrl.pipelines.weights.lora import add_saved_lora
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.runtime.files import read_json, write_atomically

@@ -40,11 +40,8 @@ class G2rpo:
     """
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
-        """Credit of branches (`sample_branches`): raw [K * L, M], norm by (group, step).
-
-        Raises:
-            ValueError: the table is not one of branches, or the rewards do not fit it.
-        """
+        """Credit of branches (`sample_branches`): raw [K * L, M], norm by (group, step). Raises ValueError: the table
+        is not one of branches, or the rewards do not fit it."""
         reward_KML = _rewards_by_branch(sampled, reward_KF)
         return Credit(raw=reward_KML.permute(0, 2, 1).flatten(0, 1), norm=norm_by_step(sampled))
 
@@ -65,12 +62,9 @@ class TempFlow:
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
         """Credit of branches with one completion each: raw [K, M]; norm by (group, anchor state) or (group, step);
-        weight with mean 1 over the steps that branch.
-
-        Raises:
-            ValueError: the table is not one of branches or has several strides; the rewards do not fit it;
-                `context.step_std` is missing, too short, or 0 at a step that branches.
-        """
+        weight with mean 1 over the steps that branch. Raises ValueError: the table is not one of branches or has
+        several strides; the rewards do not fit it; `context.step_std` is missing, too short, or 0 at a step that
+        branches."""
         reward_KML = _rewards_by_branch(sampled, reward_KF)
         if reward_KML.shape[2] != 1:
             raise ValueError(

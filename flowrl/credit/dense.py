@@ -58,14 +58,8 @@ def calibrate_noise(
     Args:
         psi: [T] noise level of each step, positive.
         gains_NT: [N, T] gains of N samples sampled with psi; NaN where a value failed, which counts on neither side.
-        eps1: Positive.
-        eps2: Positive.
 
-    Returns:
-        [T] the next table. A level stays where no sample had a valid gain, and where it would fall to 0 or below.
-
-    Raises:
-        ValueError: shapes do not fit, a level is not positive, or eps1 or eps2 is not.
+    Returns [T] the next table. A level stays where no sample had a valid gain, and where it would fall to 0 or below.
     """
     if psi.ndim != 1 or gains_NT.ndim != 2 or gains_NT.shape[1] != len(psi):
         raise ValueError(

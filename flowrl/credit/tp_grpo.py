@@ -39,13 +39,10 @@ def turning_points(
         local_flip: For steps j >= 1 ask only that neighbouring gains have opposite signs, whatever the trend.
         positive_only: Flag steps j >= 1 only where the trajectory ends higher than it began; step 0 is as it was.
 
-    Returns:
-        [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN.
-
-    Raises:
-        ValueError: values_NT is not a float table of at least two columns.
+    Returns [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN. Raises
+    ValueError: values_NT is not a float table of at least two columns.
     """
-    values = _checked(values_NT)
+    values = _check(values_NT)
     first, last = values[:, :1], values[:, -1:]
     gain = (values[:, 1:] - values[:, :-1]).sign()  # sign(NaN) is 0, so a NaN flags nothing
     trend = (last - first).sign()
@@ -63,7 +60,7 @@ def turning_points(
     return flags & ~(first + last).isnan()
 
 
-def balanced(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) -> Bool[Tensor, " N T"]:
+def balance(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) -> Bool[Tensor, " N T"]:
     """As many turning points of rising trajectories as of falling ones, over all cells of the table.
 
     Of each sign of `V_T - V_0` the min(#rising, #falling) cells with the largest `|V_T - V_0|` stay flagged, earlier
@@ -73,11 +70,8 @@ def balanced(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) 
     Args:
         flags_NT: [N, T] from `turning_points`.
         values_NT: [N, T+1].
-
-    Raises:
-        ValueError: the shapes do not fit.
     """
-    values = _checked(values_NT)
+    values = _check(values_NT)
     if flags_NT.shape != (len(values), values.shape[1] - 1):
         raise ValueError(f"flags of values {tuple(values.shape)} have one column less, got {tuple(flags_NT.shape)}")
     trend = (values[:, -1:] - values[:, :1]).expand(flags_NT.shape).flatten()
@@ -102,32 +96,27 @@ class TpGrpo:
     constrained: bool = True
     """See `turning_points`."""
     balance: bool = True
-    """See `balanced`."""
+    """See `balance`."""
     local_flip: bool = False
     """See `turning_points`."""
     positive_only: bool = False
     """See `turning_points`."""
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " 1 F"], context: Context = ALONE) -> Credit:
-        """Credit of trajectories with values on the way; several rewards are merged before signs are taken.
-
-        Raises:
-            ValueError: there are several channels, or as `values_of`.
-        """
+        """Credit of trajectories with values on the way; several rewards are merged before signs are taken. Raises
+        ValueError: there are several channels, or as `values_of`."""
         one_channel(reward_KF, "tp_grpo")
         values = values_of(sampled, reward_KF)[0].double()
-        flags = turning_points(
-            values, self.constrained, local_flip=self.local_flip, positive_only=self.positive_only
-        )  # fmt: skip
+        flags = turning_points(values, self.constrained, local_flip=self.local_flip, positive_only=self.positive_only)
         if self.balance:
-            whole = balanced(context.gather(flags), context.gather(values))
+            whole = balance(context.gather(flags), context.gather(values))
             flags = whole[context.rank * len(flags) : (context.rank + 1) * len(flags)]
         rest = values[:, -1:] - values[:, :-1]
         raw = torch.where(flags & (rest != 0), rest, values[:, 1:] - values[:, :-1])
         return Credit(raw=raw.to(reward_KF.dtype).reshape(1, -1), norm=norm_by_step(sampled))
 
 
-def _checked(values_NT: Tensor) -> Tensor:
+def _check(values_NT: Tensor) -> Tensor:
     """Values in float64."""
     if values_NT.ndim != 2 or values_NT.shape[1] < 2 or not values_NT.is_floating_point():
         raise ValueError(

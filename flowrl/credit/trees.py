@@ -145,10 +145,7 @@ class BranchGrpo:
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
         """Credit of trees (`sample_tree`): raw [K, M], NaN above invalid leaves alone; norm by (group, tree, step).
-
-        Raises:
-            ValueError: the table is not one of trees, or the rewards do not fit it.
-        """
+        Raises ValueError: the table is not one of trees, or the rewards do not fit it."""
         factor = {"uniform": 0.0, "path": self.beta, "edge": 1.0}[self.weighting] / context.per_dim
         logit = sampled.log_prob.double() * factor
         value = _carry_up(sampled, _at_leaves(sampled, reward_KF), logit, whole_paths=self.weighting != "edge")
@@ -170,12 +167,10 @@ def kept_by_width(sampled: Sampled, value_M: Float[Tensor, " M"], rule: Width) -
     the first is kept. Transitions shared by several leaves stay.
 
     Args:
-        sampled: Trees.
         value_M: [M] rewards or advantages that leaves are ranked by, read at the transitions that end in a leaf.
         rule: "better_half" or "extremes".
 
-    Raises:
-        ValueError: the table is not one of trees, value_M is not [M], or the rule is unknown.
+    Raises ValueError: the table is not one of trees, value_M is not [M], or the rule is unknown.
     """
     _check(sampled)
     if value_M.shape != sampled.step.shape or rule not in ("better_half", "extremes"):
@@ -207,10 +202,7 @@ class TreeGrpo:
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
         """Credit of trees (`sample_tree`): raw [K, M], NaN but at the last transition of each leaf; norm by group.
-
-        Raises:
-            ValueError: the table is not one of trees, or the rewards do not fit it.
-        """
+        Raises ValueError: the table is not one of trees, or the rewards do not fit it."""
         return Credit(raw=_at_leaves(sampled, reward_KF), norm=sampled.group.clone())
 
 
@@ -222,15 +214,10 @@ def back_up(sampled: Sampled, advantage_M: Float[Tensor, " M"], *, per_dim: int 
     Averaging makes the advantages of upper transitions smaller.
 
     Args:
-        sampled: Trees.
         advantage_M: [M], read at the transitions that end in a leaf; NaN where a leaf has no valid reward.
-        per_dim: Divisor of log-densities.
 
-    Returns:
-        [M]; NaN where no valid leaf follows.
-
-    Raises:
-        ValueError: the table is not one of trees, or advantages are not [M].
+    Returns [M]; NaN where no valid leaf follows. Raises ValueError: the table is not one of trees, or advantages are
+    not [M].
     """
     if advantage_M.shape != sampled.step.shape:
         raise ValueError(f"advantages must be [{len(sampled)}], one per transition, got {tuple(advantage_M.shape)}")

@@ -33,11 +33,8 @@ def check_rewards(sampled: Sampled, reward_KF: Tensor) -> None:
 
 
 def steps_of(sampled: Sampled) -> Int[Tensor, " b n"]:
-    """Denoising step of every transition, sample by sample.
-
-    Raises:
-        ValueError: the transitions are not b trajectories of n steps each, one after another.
-    """
+    """Denoising step of every transition, sample by sample. Raises ValueError: the transitions are not b trajectories
+    of n steps each, one after another."""
     count = int((sampled.sample == 0).sum())
     row = torch.arange(len(sampled), device=sampled.sample.device)
     if count == 0 or len(sampled) % count or bool((sampled.sample != row // count).any()):
@@ -46,8 +43,10 @@ def steps_of(sampled: Sampled) -> Int[Tensor, " b n"]:
             f"sample; got samples {sampled.sample[:16].tolist()} ... Branches and trees have methods of their own"
         )
     if bool((sampled.parent != torch.where(row % count == 0, -1, row - 1)).any()):
-        raise ValueError("this credit method needs trajectories, in which every step follows the one before: "
-                         f"got parents {sampled.parent[:16].tolist()} ...")  # fmt: skip
+        raise ValueError(
+            "this credit method needs trajectories, in which every step follows the one before: "
+            f"got parents {sampled.parent[:16].tolist()} ..."
+        )
     return sampled.step.reshape(-1, count)
 
 
@@ -79,11 +78,8 @@ def final_rewards(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[T
 
 
 def values_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b n1"]:
-    """Values 0 .. n of every sample (n1 = n + 1), as the rewards come.
-
-    Raises:
-        ValueError: these are not trajectories, or values on the way were not sampled, or the rewards do not fit.
-    """
+    """Values 0 .. n of every sample (n1 = n + 1), as the rewards come. Raises ValueError: these are not trajectories,
+    or values on the way were not sampled, or the rewards do not fit."""
     values, after = _by_sample(sampled, reward_KF)
     if after.shape[1] == 1:
         raise ValueError(

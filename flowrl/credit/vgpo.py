@@ -47,11 +47,9 @@ class Vgpo:
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " 1 F"], context: Context = ALONE) -> Credit:
         """Credit of trajectories with values on the way.
 
-        A reward that failed is NaN and leaves out its whole sample, for omega needs all of a sample's rewards.
-
-        Raises:
-            ValueError: there are several channels; a reward is negative; there are fewer steps than `anchored_steps`;
-                or as `values_of`.
+        A reward that failed is NaN and leaves out its whole sample, for omega needs all of a sample's rewards. Raises
+        ValueError: there are several channels; a reward is negative; there are fewer steps than `anchored_steps`; or as
+        `values_of`.
         """
         one_channel(reward_KF, "vgpo")
         count = steps_of(sampled).shape[1]
@@ -78,6 +76,8 @@ class Vgpo:
             return torch.where(valid, values, without).flatten().to(reward_KF.dtype)
 
         return Credit(
-            raw=column(action_value, torch.nan)[None], norm=norm_by_step(sampled), scale=column(scale, 1.0),
+            raw=column(action_value, torch.nan)[None],
+            norm=norm_by_step(sampled),
+            scale=column(scale, 1.0),
             offset=column(offset, 0.0),
-        )  # fmt: skip
+        )

@@ -178,7 +178,7 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
 def _of_model(model: str, lora: Path | None) -> Source:
     from flowrl.pipelines import GENERIC, family_of
     from flowrl.pipelines.generic.generic_family import FAMILY
-    from flowrl.pipelines.known_checkpoints import usual_sampling
+    from flowrl.pipelines.places.known_checkpoints import usual_sampling
     from flowrl.training.model_files import model_location
 
     family = family_of(model_location(model))
@@ -266,7 +266,7 @@ def check_lora(place: Path, source: Source) -> None:
         ValueError: there is none, it cannot be read, or it is of another model.
     """
     from flowrl.pipelines import family, stock_of
-    from flowrl.pipelines.lora import refuse_other_network
+    from flowrl.pipelines.weights.lora import refuse_other_network
     from flowrl.pipelines.weights.lora_files import read_lora
     from flowrl.training.model_files import model_location
 
@@ -287,8 +287,8 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
     import torch
 
     from flowrl.pipelines import family, stock_of
-    from flowrl.pipelines.lora import add_saved_lora
     from flowrl.pipelines.weights.loading_choices import Loading
+    from flowrl.pipelines.weights.lora import add_saved_lora
     from flowrl.training.model_files import model_location
     from flowrl.training.parts import DTYPES
 

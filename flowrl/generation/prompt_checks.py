@@ -10,13 +10,13 @@ from typing import Any
 
 from flowrl.generation.models import Source
 from flowrl.pipelines import ModelFamily, family_for
-from flowrl.pipelines.family_pipeline import Family
-from flowrl.pipelines.prompt_embeddings import source_fault
+from flowrl.pipelines.shared.family_pipeline import Family
+from flowrl.pipelines.shared.prompt_embeddings import source_fault
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.prompt_files import REFERENCES, SOURCES
-from flowrl.rewards.prompt_needs import lack_of
-from flowrl.rewards.specs import CheckedReward
+from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.base.specs import CheckedReward
 from flowrl.runtime.failures import Faults
 from flowrl.runtime.scrubbing import say as print
 

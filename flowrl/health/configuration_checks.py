@@ -16,16 +16,16 @@ from flowrl.health.machine_checks import disk_check
 from flowrl.health.real_step import step_checks
 from flowrl.health.spoken import divided, faulty
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
+from flowrl.pipelines.places.known_checkpoints import published
 from flowrl.planning.published_models import in_cache, licence_of
 from flowrl.planning.refusals import Obstacles, obstacles
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
+from flowrl.rewards.base.specs import CheckedReward, checked_reward
 from flowrl.rewards.judges.chat import is_server
-from flowrl.rewards.specs import CheckedReward, checked_reward
 from flowrl.runtime.failures import explain, faults_of
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import more_faults

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from flowrl.health.diagnosis import Check
-from flowrl.pipelines.arithmetic.attention_words import Known, chosen, usable
+from flowrl.pipelines.arithmetic.attention_words import Known, choose, usable
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.versions import numbers
 from flowrl.training.processes.devices import device_kind
@@ -168,7 +168,7 @@ def attention_check() -> Check:
     kind = device_kind("auto")
     machine, dtype = this_machine(kind), torch.float32 if kind == "cpu" else torch.bfloat16
     words = usable(machine, dtype, Known())
-    auto = chosen("auto", machine, dtype, Known())
+    auto = choose("auto", machine, dtype, Known())
     faults = "; ".join(f"{package} is {why}" for package, why in machine.faults.items())
     return Check(
         name="attention", state="ok", found=f"pipeline.attention=auto is {auto}; usable: {', '.join(words)}"

@@ -32,10 +32,8 @@ def save_png(image: Tensor | np.ndarray | Image.Image, path: str | Path, *, dura
     """Write one image, [3, H, W] float in [0, 1] or an already drawn PIL image, and return its path.
 
     The file is written beside its place and moved there, so a reader or a killed run never meets half an image; with
-    `durable` nobody does after a power cut either, which takes some milliseconds. Missing folders are made.
-
-    Raises:
-        ValueError: another shape or dtype, or values that are not finite or leave [0, 1].
+    `durable` nobody does after a power cut either, which takes some milliseconds. Missing folders are made. Raises
+    ValueError: another shape or dtype, or values that are not finite or leave [0, 1].
     """
     drawn = image if isinstance(image, Image.Image) else Image.fromarray(to_pixels(image))
     path = Path(path)
@@ -56,12 +54,8 @@ def grid(
     Args:
         images: [N, 3, H, W] float in [0, 1].
         columns: cells in a row; None takes the squarest arrangement.
-        padding: pixels around every cell.
         captions: one text per image; a row of cells is as tall as its longest caption needs.
         scale: whole factor by which pixels are repeated, so that tiny images can be seen (no smoothing).
-
-    Raises:
-        ValueError: no images, a wrong shape or range, another number of captions, or options below their minimum.
     """
     count = _check_grid(images, columns, padding, captions, scale)
     columns = min(columns or math.ceil(math.sqrt(count)), count)
@@ -95,9 +89,6 @@ def beside(
             the result, or smaller where they would be wider than twice that. A result without one stands alone.
         results: [3, H, W], all of one size, drawn pixel by pixel.
         captions: one text per result, usually the instruction.
-
-    Raises:
-        ValueError: no results, results of several sizes, or another number of lists or texts.
     """
     if not results or len(sources) != len(results):
         raise ValueError(
@@ -132,7 +123,7 @@ def enlargement(height: int, width: int) -> int:
     return 1 if shorter >= SMALL else math.ceil(VISIBLE / shorter)
 
 
-def fitted(images: Tensor, longest: int) -> Tensor:
+def fit(images: Tensor, longest: int) -> Tensor:
     """Images [..., 3, H, W] at a size for people: small ones with repeated pixels, larger ones reduced to `longest`."""
     height, width = images.shape[-2:]
     factor = enlargement(height, width)
@@ -184,11 +175,8 @@ def wrap(text: str, font: Font, width: int) -> list[str]:
 
 
 def to_pixels(image: Tensor | np.ndarray) -> UInt8[np.ndarray, " height width 3"]:
-    """[3, H, W] float in [0, 1] to 8-bit [H, W, 3], rounded to the nearest level.
-
-    Raises:
-        ValueError: another shape or dtype, or values that are not finite or leave [0, 1].
-    """
+    """[3, H, W] float in [0, 1] to 8-bit [H, W, 3], rounded to the nearest level. Raises ValueError: another shape or
+    dtype, or values that are not finite or leave [0, 1]."""
     array = image.detach().float().cpu().numpy() if isinstance(image, Tensor) and image.is_floating_point() else image
     array = array.cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
     if array.ndim != 3 or array.shape[0] != 3 or 0 in array.shape:

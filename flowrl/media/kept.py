@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.media.images import SMALL, beside, fitted, grid, save_png, to_pixels
+from flowrl.media.images import SMALL, beside, fit, grid, save_png, to_pixels
 from flowrl.media.videos import contact_row, contact_sheet, save_mp4
 
 CELL = 448  # the longer side of an edit in the grid
@@ -51,14 +51,10 @@ def write_samples(
         folder: the samples folder, `RUN/samples`.
         iteration: counts the iterations before this evaluation.
         kept: [3, H, W] images or [F, 3, H, W] videos, float in [0, 1], all of one kind and size.
-        captions: one text per sample.
         sources: for each sample the images it was made from, [3, h, w] of any size; an empty list or None for text
             alone. They are the same at every evaluation, and are kept once.
         fps: frames per second of videos; None for images.
         sounds: one for each video, or None where they are silent.
-
-    Raises:
-        ValueError: numbers that do not match, videos without a rate, or images with one.
     """
     _check(kept, captions, sources, fps)
     if not kept:
@@ -80,7 +76,7 @@ def write_samples(
 def write_latest(folder: str | Path, samples: Sequence[Tensor]) -> list[Image.Image]:
     """Writes `latest.png`, one row of images [3, H, W] or of the middle frames of videos [F, 3, H, W]; returns them."""
     stills = [sample if sample.ndim == 3 else sample[len(sample) // 2] for sample in samples]
-    row = torch.stack([fitted(still.float().clamp(0, 1), _LATEST_SIDE) for still in stills])
+    row = torch.stack([fit(still.float().clamp(0, 1), _LATEST_SIDE) for still in stills])
     save_png(grid(row, columns=len(row)), Path(folder) / "latest.png")
     return [Image.fromarray(to_pixels(still)) for still in row]
 
@@ -90,7 +86,7 @@ def _sheet(
 ) -> Tensor | Image.Image:
     """All samples in one image."""
     if sources is not None and any(sources):
-        return beside(sources, [fitted(x, CELL) if fps is None else contact_row(x) for x in kept], captions)
+        return beside(sources, [fit(x, CELL) if fps is None else contact_row(x) for x in kept], captions)
     if fps is not None:
         return contact_sheet(kept, captions)
     return grid(torch.stack(list(kept)), captions=captions, scale=2 if max(kept[0].shape) <= SMALL else 1)

@@ -32,11 +32,7 @@ def save_lossless(video: Tensor, path: str | Path, fps: float, sound: tuple[Tens
     Args:
         video: [F, 3, H, W] float in [0, 1].
         path: the file; missing folders are made.
-        fps: frames per second.
         sound: [channels, samples] float in [-1, 1] and samples per second; it becomes a track of 16-bit PCM.
-
-    Raises:
-        ValueError: another shape or range, or a rate that is not above 0.
     """
     import av
 
@@ -65,11 +61,7 @@ def save_lossless(video: Tensor, path: str | Path, fps: float, sound: tuple[Tens
 
 
 def read_clip(path: str | Path) -> Float[Tensor, " f 3 h w"]:
-    """All frames of a clip, float32 in [0, 1].
-
-    Raises:
-        ValueError: the file is missing, no video, or not whole.
-    """
+    """All frames of a clip, float32 in [0, 1]. Raises ValueError: the file is missing, no video, or not whole."""
     import av
 
     try:

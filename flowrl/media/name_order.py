@@ -35,16 +35,9 @@ def natural_order(paths: Iterable[Path], root: Path) -> list[Path]:
 
 
 def check_order(ordered: Iterable[Path], root: Path) -> None:
-    """Refuses names that have no one order, where the order says what belongs to which file.
-
-    Args:
-        ordered: files below `root`, as `natural_order` gives them.
-        root: the folder.
-
-    Raises:
-        ValueError: two names of a folder that are one but for zeros or the ending, or names whose numbers run against
-            the order of their letters; names both.
-    """
+    """Refuses names that have no one order, where the order says what belongs to which file. Raises ValueError: two
+    names of a folder that are one but for zeros or the ending, or names whose numbers run against the order of their
+    letters; names both."""
     inside: dict[Path, dict[str, Path]] = {}
     for path in ordered:
         parts = path.relative_to(root).parts
@@ -65,8 +58,11 @@ def _check_folder(folder: Path, stems: Mapping[str, str]) -> None:
     one_kind = len({_DIGITS.sub("", stem) for _, stem in numbered}) < 2
     if one_kind and not any(_DECIMAL.search(stem) for _, stem in numbered):
         return
-    twice = [(one, other) for (one, before), (other, after) in pairwise(numbered)
-             if [*map(int, _DIGITS.findall(after))] < [*map(int, _DIGITS.findall(before))]]  # fmt: skip
+    twice = [
+        (one, other)
+        for (one, before), (other, after) in pairwise(numbered)
+        if [*map(int, _DIGITS.findall(after))] < [*map(int, _DIGITS.findall(before))]
+    ]
     letters = sorted(name for name, _ in numbered)
     twice += [(one, other) for one, (other, _) in zip(letters, numbered, strict=True) if one != other]
     for one, other in twice[:1]:

@@ -26,7 +26,7 @@ def half_and_back(image: Image.Image) -> Image.Image:
     return image.resize(half, Image.Resampling.BICUBIC).resize(image.size, Image.Resampling.BICUBIC)
 
 
-def mirrored(image: Image.Image) -> Image.Image:
+def mirror(image: Image.Image) -> Image.Image:
     """Left and right exchanged."""
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
@@ -36,6 +36,6 @@ PERTURBATIONS: dict[str, tuple[str, Callable[[Image.Image], Image.Image]]] = {
     "jpeg75": ("JPEG quality 75", partial(jpeg, quality=75)),
     "jpeg50": ("JPEG quality 50", partial(jpeg, quality=50)),
     "resize": ("half size and back", half_and_back),
-    "flip": ("mirrored", mirrored),
+    "flip": ("mirrored", mirror),
 }
 """Name -> words and the change. A mirrored image shows something else where text, or left and right, matter."""

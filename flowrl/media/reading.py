@@ -31,7 +31,7 @@ _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values 
 
 
 @contextmanager
-def opened(source: str | Path | IO[bytes], formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
+def open_image(source: str | Path | IO[bytes], formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
     """An image file of which no more than the header was read; `as_rgb` unpacks it.
 
     Args:
@@ -48,12 +48,8 @@ def opened(source: str | Path | IO[bytes], formats: tuple[str, ...] | None = Non
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """An image of any kind as 8-bit RGB, as the module says.
-
-    Raises:
-        ValueError: its pixels are of a kind that has no fixed range.
-        one of BROKEN: it was opened from a damaged file.
-    """
+    """An image of any kind as 8-bit RGB, as the module says. Raises ValueError: its pixels are of a kind that has no
+    fixed range."""
     if said := lacks_range(image):
         raise ValueError(f"it {said}")
     _scale_clear_level(image)
@@ -83,17 +79,10 @@ def lacks_range(image: Image.Image) -> str:
 
 
 def read_rgb(source: str | Path | IO[bytes], *, owner: str = "") -> Image.Image:
-    """An image file as 8-bit RGB, as the module says.
-
-    Args:
-        source: the file, or what its bytes are read from.
-        owner: who asks, for messages.
-
-    Raises:
-        ValueError: it is no image, is damaged, or its pixels have no fixed range; names it.
-    """
+    """An image file as 8-bit RGB, as the module says. Raises ValueError: it is no image, is damaged, or its pixels have
+    no fixed range; names it."""
     try:
-        with opened(source) as image:
+        with open_image(source) as image:
             return as_rgb(image)
     except BROKEN as error:
         start = f"{owner}: " if owner else ""
@@ -108,13 +97,10 @@ def read_image(source: str | Path | IO[bytes], *, owner: str = "") -> UInt8[np.n
 
 
 def image_size(source: str | Path) -> tuple[int, int]:
-    """Width and height that `read_rgb` gives, from as little of the file as tells.
-
-    Raises:
-        ValueError: it is no image; names it.
-    """
+    """Width and height that `read_rgb` gives, from as little of the file as tells. Raises ValueError: it is no image;
+    names it."""
     try:
-        with opened(source) as image:
+        with open_image(source) as image:
             width, height = image.size
             known = isinstance(image, TiffImagePlugin.TiffImageFile)  # Pillow turns these itself
             turned = width != height and not known and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE

@@ -18,11 +18,8 @@ _EXACT = "pcm_s16le"
 
 
 def _sixteen_bits(sound: Float[Tensor, "channels samples"], rate: int) -> Int16[np.ndarray, "channels samples"]:
-    """`round(32767 x)` of a sound, cut off at full scale.
-
-    Raises:
-        ValueError: another shape, no samples, NaN, or a rate that is not above 0.
-    """
+    """`round(32767 x)` of a sound, cut off at full scale. Raises ValueError: another shape, no samples, NaN, or a rate
+    that is not above 0."""
     if sound.ndim != 2 or len(sound) not in _LAYOUTS or sound.shape[1] == 0 or rate <= 0:
         raise ValueError(
             f"a sound must have the shape [channels, samples] with 1 or 2 channels and a rate above 0, got "
@@ -72,10 +69,7 @@ def has_sound(clip: Path) -> bool:
 
 def read_sound(clip: Path) -> tuple[Float[Tensor, "channels samples"], int] | None:
     """The first track of sound, in as many channels as it has, and its samples per second; None where there is none.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    Raises ValueError: the file cannot be read."""
     import av
 
     parts = []

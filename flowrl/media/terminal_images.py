@@ -34,11 +34,7 @@ _SIXEL = {"TERM": ("foot", "foot-extra", "mlterm", "contour", "yaft-256color"), 
 
 
 def protocol_here() -> Protocol:
-    """How images are shown beside the progress of this process.
-
-    Raises:
-        ValueError: as `protocol_of`.
-    """
+    """How images are shown beside the progress of this process. Raises as `protocol_of`."""
     if sys.stderr.isatty():
         return protocol_of()
     return "none" if notebook_display() is None else "notebook"
@@ -55,11 +51,8 @@ def show(images: Sequence[Image.Image], width: int, protocol: Protocol) -> None:
 
 
 def protocol_of(environment: Mapping[str, str] = os.environ) -> Protocol:
-    """How the terminal that an environment describes shows images.
-
-    Raises:
-        ValueError: FLOWRL_IMAGES is none of the three words.
-    """
+    """How the terminal that an environment describes shows images. Raises ValueError: FLOWRL_IMAGES is none of the
+    three words."""
     asked = environment.get("FLOWRL_IMAGES")
     if asked is not None:
         if asked not in ("kitty", "sixel", "none"):

@@ -19,7 +19,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fitted, grid, lettering, to_pixels
+from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fit, grid, lettering, to_pixels
 from flowrl.media.sound_files import add_sound, write_sound
 from flowrl.runtime.files import replacing
 
@@ -43,11 +43,9 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tu
     Args:
         video: [F, 3, H, W] float in [0, 1].
         path: the file; missing folders are made.
-        fps: frames per second.
         sound: [channels, samples] float in [-1, 1] and samples per second; it becomes an AAC track.
 
-    Raises:
-        ValueError: another shape or range, a rate that is not above 0, or a PyAV without an H.264 encoder.
+    Raises ValueError: another shape or range, a rate that is not above 0, or a PyAV without an H.264 encoder.
     """
     _check(video)
     if not math.isfinite(fps) or fps <= 0:
@@ -55,7 +53,7 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tu
     scale = enlargement(*video.shape[-2:])
     with tempfile.TemporaryDirectory() as folder:  # the index moves to the front at the end, which needs a real file
         whole = Path(folder) / "video.mp4"
-        _encode([_prepared(to_pixels(frame), scale) for frame in video], whole, fps, sound)
+        _encode([_prepare(to_pixels(frame), scale) for frame in video], whole, fps, sound)
         with replacing(Path(path)) as stream:
             stream.write(whole.read_bytes())
     return Path(path)
@@ -68,10 +66,6 @@ def contact_sheet(
 
     Args:
         videos: [B, F, 3, H, W] float in [0, 1], or a list of [F, 3, H, W] of one size.
-        captions: one text per video.
-
-    Raises:
-        ValueError: no videos, a wrong shape or range, or another number of captions.
     """
     if len(videos) == 0:
         raise ValueError("a contact sheet needs at least one video, got none")
@@ -84,13 +78,10 @@ def contact_sheet(
 def contact_row(video: Tensor) -> Float[Tensor, "3 height width"]:
     """`FRAMES` frames of one video [F, 3, H, W] side by side, spread evenly with the first and the last among them.
 
-    A shorter video shows all it has.
-
-    Raises:
-        ValueError: another shape.
+    A shorter video shows all it has. Raises ValueError: another shape.
     """
     _check(video)
-    shown = fitted(video[_places(video)].detach().float().cpu(), longest=ROW_WIDTH // FRAMES)
+    shown = fit(video[_places(video)].detach().float().cpu(), longest=ROW_WIDTH // FRAMES)
     gap = torch.ones(3, shown.shape[-2], GAP)
     return torch.cat([part for frame in shown for part in (frame, gap)][:-1], dim=-1)
 
@@ -106,7 +97,7 @@ def _check(video: Tensor | np.ndarray) -> None:
         )
 
 
-def _prepared(frame: UInt8[np.ndarray, "h w 3"], scale: int) -> UInt8[np.ndarray, "even_h even_w 3"]:
+def _prepare(frame: UInt8[np.ndarray, "h w 3"], scale: int) -> UInt8[np.ndarray, "even_h even_w 3"]:
     """Pixels repeated, and odd sides made even by one more row or column."""
     large = frame.repeat(scale, axis=0).repeat(scale, axis=1)
     return np.pad(large, [(0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)], mode="edge")

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.config.base import read_with_base
+from flowrl.config.base import config_files, read_with_base
 from flowrl.migrating.bases import Wish, base_for
 from flowrl.migrating.foreign_files import read_foreign
-from flowrl.migrating.foreign_tables import Fate
-from flowrl.migrating.translated import Line, Translated, translate
+from flowrl.migrating.translated import Fate, Line, Translated, translate
 from flowrl.migrating.written import WIDTH, written_keys
-from flowrl.planning.catalogue import config_files
 from flowrl.rendering.terminal_text import COLUMNS
 
 FATES: tuple[Fate, ...] = ("translated", "without counterpart", "dropped")

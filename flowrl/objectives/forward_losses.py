@@ -57,8 +57,7 @@ class Matched:
         reward: [b].
         group: [b] integers, images of one prompt alike.
 
-    Raises:
-        ValueError: shapes differ, or a sigma is outside (0, 1].
+    Raises ValueError: shapes differ, or a sigma is outside (0, 1].
     """
 
     clean: Float[Tensor, " b *latent"]
@@ -131,9 +130,6 @@ class Method:
     best_only: bool = False
 
 
-# ---- DiffusionNFT ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nft:
     """DiffusionNFT: pulls the policy to good images and, mirrored at the old policy, away from bad ones.
@@ -178,9 +174,6 @@ class Nft:
         scale = self.advantage_range / self.beta if self.published_scale else 1.0
         loss = scale * (r * positive + (1 - r) * negative)
         return _finish(matched, loss, optimality=r, positive_error=positive, negative_error=negative)
-
-
-# ---- AWM -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,9 +222,6 @@ class Awm:
         return _finish(matched, loss, error=error, ratio=(log_prob - before).exp())
 
 
-# ---- DGPO ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dgpo:
     """Direct group preference optimisation: all images of a group against each other (DGPO).
@@ -271,9 +261,6 @@ class Dgpo:
             clipped = torch.where(advantage > 0, ratio > 1 + self.clip, ratio < 1 - self.clip)
         loss = gate * advantage * torch.where(clipped, error.detach(), error)
         return _finish(matched, loss, error=error, gate=gate, clipped=widened(clipped))
-
-
-# ---- CRD -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -318,12 +305,9 @@ class Crd:
         rho = old_error - new_error
         value = centred_distillation(
             rho, r, matched.group, beta=self.beta, loss=self.loss, temperature=self.temperature
-        )  # fmt: skip
+        )
         scale = self.advantage_range / self.beta if self.published_scale else 1.0
         return _finish(matched, value * scale, implicit_reward=rho, optimality=r)
-
-
-# ---- regression with weights -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,7 +327,7 @@ class Rwr:
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups; raises as `reward_weights`."""
         weight = reward_weights(matched.reward, matched.group, weights=self.weights, temperature=self.temperature)
-        return _weighted(matched, weight)
+        return _weigh(matched, weight)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -358,7 +342,7 @@ class Rft:
 
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups."""
-        return _weighted(matched, best_of_group(matched.reward, matched.group))
+        return _weigh(matched, best_of_group(matched.reward, matched.group))
 
 
 FORWARD = {
@@ -371,8 +355,6 @@ FORWARD = {
     "rwr": Method(options=Rwr, group_complete=True, weighs_rewards=True),
     "rft": Method(options=Rft, group_complete=True, weighs_rewards=True, best_only=True),
 }
-
-# ---- the old policy --------------------------------------------------------------------------------------------------
 
 # First step of the ramp, value before it, slope, highest value.
 DECAYS = {
@@ -397,15 +379,12 @@ def old_decay(kind: str, step: int) -> float:
     return min(value + slope * max(step - start, 0), highest)
 
 
-# ---- shared ----------------------------------------------------------------------------------------------------------
-
-
 def _finish(matched: Matched, loss: Tensor, **metrics: Tensor) -> Weighed:
     dtype = working_dtype(matched.velocity)
     return loss.to(dtype), {name: value.detach().to(dtype) for name, value in metrics.items()}
 
 
-def _weighted(matched: Matched, weight: Tensor) -> Weighed:
+def _weigh(matched: Matched, weight: Tensor) -> Weighed:
     error = mean_squared_error(matched.velocity, matched.target)
     return _finish(matched, widened(weight) * error, error=error, weight=widened(weight))
 

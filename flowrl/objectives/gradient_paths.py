@@ -64,18 +64,13 @@ def backprop_sample(
     Args:
         velocity: `velocity(x, sigma, timestep)`; holds the trained parameters.
         x: [b, *latent] at `schedule.sigma[0]`.
-        schedule: T steps.
         train_steps: Steps in 0 .. last_step, at least one.
         last_step: The run ends with the clean estimate `x - sigma v` of this step; T - 1, the default, is the end of
             the schedule, as its last Euler step is that estimate.
         stop_input: Call the network on the detached latent (DRTune).
         checkpoint: Recompute trained calls in the backward pass instead of keeping their activations.
 
-    Returns:
-        [b, *latent] with its graph, in at least float32.
-
-    Raises:
-        ValueError: no step is trained, or a step is out of range.
+    Returns [b, *latent] with its graph, in at least float32.
     """
     last = schedule.num_steps - 1 if last_step is None else last_step
     if not 0 <= last < schedule.num_steps:
@@ -119,9 +114,6 @@ class RewardLoss:
         return -self.scale * reward
 
 
-# ---- which steps -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refl:
     """ReFL: one late step m, uniform in first .. last; its clean estimate is scored."""
@@ -132,11 +124,7 @@ class Refl:
     """Included; null takes the last step."""
 
     def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
-        """The path of an iteration.
-
-        Raises:
-            ValueError: the range is empty or leaves the schedule.
-        """
+        """The path of an iteration. Raises ValueError: the range is empty or leaves the schedule."""
         low = 3 * num_steps // 4 if self.first is None else self.first
         high = num_steps - 1 if self.last is None else self.last
         if not 0 <= low <= high < num_steps:
@@ -153,11 +141,7 @@ class Draft:
     """K, in 1 .. T."""
 
     def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
-        """The path of every iteration.
-
-        Raises:
-            ValueError: count is not in 1 .. T.
-        """
+        """The path of every iteration. Raises ValueError: count is not in 1 .. T."""
         _check_count("draft", self.count, num_steps)
         return Path(train_steps=tuple(range(num_steps - self.count, num_steps)), last_step=num_steps - 1)
 
@@ -192,11 +176,7 @@ class DrTune:
     """The run ends by the clean estimate up to this many steps before the end, how many is drawn."""
 
     def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
-        """The path of an iteration.
-
-        Raises:
-            ValueError: early_stop is negative, or leaves fewer than count steps.
-        """
+        """The path of an iteration. Raises ValueError: early_stop is negative, or leaves fewer than count steps."""
         if self.early_stop < 0:
             raise ValueError(f"early_stop of drtune counts steps and must not be negative, got {self.early_stop}")
         _check_count("drtune", self.count, num_steps - self.early_stop)
@@ -211,7 +191,5 @@ def _check_count(name: str, count: int, num_steps: int) -> None:
         raise ValueError(f"{name} trains between 1 and {num_steps} steps here, got count {count}")
 
 
-PATHS: dict[str, type[Any]] = {
-    "refl": Refl, "draft": Draft, "alignprop": AlignProp, "drtune": DrTune,
-}  # fmt: skip
+PATHS: dict[str, type[Any]] = {"refl": Refl, "draft": Draft, "alignprop": AlignProp, "drtune": DrTune}
 """Options of a path; called with `(num_steps, seed=, iteration=)` they give it."""

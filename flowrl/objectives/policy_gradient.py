@@ -44,8 +44,7 @@ class Scored:
         step_size: h = sigma - sigma_next > 0.
         sensitivity: c of the kernel at this step (`kernel_sensitivity`); only its size counts.
 
-    Raises:
-        ValueError: shapes differ, the step size is not positive, or the sensitivity is 0.
+    Raises ValueError: shapes differ, the step size is not positive, or the sensitivity is 0.
     """
 
     log_ratio: Float[Tensor, " b"]
@@ -102,16 +101,11 @@ def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float 
     Args:
         kernel: With noise_level and sigma_max bound.
         sigma: Of the source, a number or a 0-d tensor.
-        sigma_next: Of the product, likewise.
 
-    Raises:
-        ValueError: not 0 <= sigma_next < sigma <= 1.
+    Raises ValueError: not 0 <= sigma_next < sigma <= 1.
     """
     zero = torch.zeros(1, 1, dtype=torch.float64)
     return float(kernel(zero, zero + 1, sigma, sigma_next).mean - kernel(zero, zero, sigma, sigma_next).mean)
-
-
-# ---- objectives ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +121,7 @@ class Clip:
         """Loss of each row."""
         return clipped_surrogate(
             scored.log_ratio, scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
-        )  # fmt: skip
+        )
 
     def cut(self, scored: Scored) -> Bool[Tensor, " b"]:
         """Rows beyond their range, in the direction of their advantage."""
@@ -154,11 +148,7 @@ class Guard:
     constant on Flow-SDE steps after the first; none leaves the loss as it is (Flow-Factory)."""
 
     def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
-        """Loss of each row.
-
-        Raises:
-            ValueError: old_mean is missing, or a std is 0.
-        """
+        """Loss of each row. Raises ValueError: old_mean is missing, or a std is 0."""
         scales = {"exact": 1 / abs(scored.sensitivity), "published": 1 / scored.step_size, "none": 1.0}
         loss = clipped_surrogate(
             _unbiased_log_ratio(scored), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
@@ -196,11 +186,7 @@ class Dppo:
             raise ValueError(f"threshold is a divergence per dimension and must be positive, got {self.threshold}")
 
     def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
-        """Loss of each row.
-
-        Raises:
-            ValueError: old_mean is missing, or a std is 0.
-        """
+        """Loss of each row. Raises ValueError: old_mean is missing, or a std is 0."""
         ratio = scored.log_ratio.exp()
         return torch.where(self.cut(scored), torch.zeros_like(ratio), -scored.advantage * ratio)
 
@@ -241,9 +227,6 @@ def _old_mean(scored: Scored, name: str) -> Tensor:
     return scored.old_mean.detach()
 
 
-# ---- ratios of whole trajectories ------------------------------------------------------------------------------------
-
-
 def sequence_coefficients(
     log_ratio_M: Float[Tensor, " M"],
     sample_M: Int[Tensor, " M"],
@@ -270,19 +253,18 @@ def sequence_coefficients(
         sample_M: [M] trajectory of each row, not negative. All trained rows of a sample must be there.
         advantage_M: [M]; equal within a sample for "sequence".
         clip_low_M, clip_high_M: [M] distances below and above 1.
-        kind: See above.
 
-    Returns:
-        coefficient [M] and loss [M], detached, in the dtype of the log-ratio.
-
-    Raises:
-        ValueError: shapes differ, kind is unknown, a sample is negative (a transition that several paths share), or
-            advantages or ranges differ within a sample under "sequence".
+    Returns coefficient [M] and loss [M], detached, in the dtype of the log-ratio. Raises ValueError: shapes differ,
+    kind is unknown, a sample is negative (a transition that several paths share), or advantages or ranges differ within
+    a sample under "sequence".
     """
     check_columns(
-        log_ratio_M=log_ratio_M, sample_M=sample_M, advantage_M=advantage_M,
-        clip_low_M=clip_low_M, clip_high_M=clip_high_M,
-    )  # fmt: skip
+        log_ratio_M=log_ratio_M,
+        sample_M=sample_M,
+        advantage_M=advantage_M,
+        clip_low_M=clip_low_M,
+        clip_high_M=clip_high_M,
+    )
     if kind not in ("sequence", "mixed"):
         raise ValueError(f"kind is sequence or mixed, got {kind!r}")
     if bool((sample_M < 0).any()):
@@ -298,9 +280,9 @@ def sequence_coefficients(
                     f"{name} differs within a sample, but a sequence ratio goes with one advantage and one range "
                     "per trajectory: use credit outcome, or ratio step"
                 )
-    loss, slope = _clipped(sequence, advantage, low, high)
+    loss, slope = _clip(sequence, advantage, low, high)
     if kind == "mixed":
-        step_loss, step_slope = _clipped(log_ratio, advantage, low, high)
+        step_loss, step_slope = _clip(log_ratio, advantage, low, high)
         loss, slope = 0.5 * step_loss + 0.5 * loss, 0.5 * step_slope + 0.5 * _sample_mean(slope, sample)
     return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
 
@@ -315,8 +297,8 @@ def sequence_cut(
 ) -> Float[Tensor, " M"]:
     """How much of each row's ratio is beyond its range, in the direction of its advantage; arguments as above.
 
-    Returns:
-        [M]: 1 where the ratio of its trajectory is; of "mixed" half of it each for that and for the ratio of the step.
+    Returns [M]: 1 where the ratio of its trajectory is; of "mixed" half of it each for that and for the ratio of the
+    step.
     """
     _, sample = sample_M.unique(return_inverse=True)
     steps, ranges = log_ratio_M.detach().double(), {"clip_low": clip_low_M.double(), "clip_high": clip_high_M.double()}
@@ -325,7 +307,7 @@ def sequence_cut(
     return whole if kind == "sequence" else 0.5 * whole + 0.5 * clipped(steps, advantage, **ranges)
 
 
-def _clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _clip(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Clipped surrogate and its derivative by the log-ratio."""
     loss, ratio = clipped_surrogate(log_ratio, advantage, clip_low=low, clip_high=high), log_ratio.exp()
     inside = torch.where(advantage > 0, ratio <= 1 + high, ratio >= 1 - low)

@@ -20,8 +20,6 @@ from flowrl.trajectory import check_columns
 
 PairLoss = tuple[Tensor, dict[str, Tensor]]
 
-# ---- pairs -----------------------------------------------------------------------------------------------------------
-
 
 def pairs_of_groups(
     value: Float[Tensor, " b"], group: Int[Tensor, " b"], *, valid: Bool[Tensor, " b"] | None = None
@@ -29,16 +27,12 @@ def pairs_of_groups(
     """The best and the worst image of every group, as indexes.
 
     Args:
-        value: [b] rewards or advantages.
         group: [b] integers, in any order.
         valid: [b], images that may be chosen; all if None.
 
-    Returns:
-        winner [p] and loser [p], ordered by group number. Groups whose valid values are all equal, or with fewer than
-        two, have none: a pair without a difference is noise. Among equals the first is taken.
-
-    Raises:
-        ValueError: shapes differ, or a valid value is not finite.
+    Returns winner [p] and loser [p], ordered by group number. Groups whose valid values are all equal, or with fewer
+    than two, have none: a pair without a difference is noise. Among equals the first is taken. Raises ValueError:
+    shapes differ, or a valid value is not finite.
     """
     check_columns(value=value, group=group)
     usable = torch.ones_like(value, dtype=torch.bool) if valid is None else valid
@@ -63,14 +57,8 @@ def preference_loss(
 
     Args:
         score: [b] implicit rewards, with their graph.
-        winner, loser: [p] indexes.
-        dtype: Of the results.
 
-    Returns:
-        The loss [p], and metrics margin (z), accuracy (1 where z > 0), winner_reward, loser_reward [p].
-
-    Raises:
-        ValueError: winner and loser differ in shape.
+    Returns the loss [p], and metrics margin (z), accuracy (1 where z > 0), winner_reward, loser_reward [p].
     """
     check_columns(winner=winner, loser=loser)
     wide = widened(score)
@@ -103,11 +91,7 @@ def diffusion_dpo(
         winner, loser: [p] indexes into the batch (`pairs_of_groups`).
         beta: Positive; 100 to 5000 in use.
 
-    Returns:
-        The loss [p], and the metrics of `preference_loss`; the rewards are `-(beta / 2) (e - eref)`.
-
-    Raises:
-        ValueError: shapes differ, or beta is not positive.
+    Returns the loss [p], and the metrics of `preference_loss`; the rewards are `-(beta / 2) (e - eref)`.
     """
     if not beta > 0:
         raise ValueError(f"beta of dpo must be positive, got {beta}: 100 to 5000 are usual for mean squared errors")
@@ -132,15 +116,9 @@ def d3po(
     Args:
         log_ratio: [b] log-density of the stored transition under the policy minus that under the frozen reference, mean
             over dimensions as published.
-        winner, loser: [p] indexes into the batch.
-        beta: Positive.
         clip: Distance below 1 at which the ratio is held, without gradient beyond; None for no clipping.
 
-    Returns:
-        The loss [p], and the metrics of `preference_loss`.
-
-    Raises:
-        ValueError: shapes differ, beta is not positive, or clip is not in [0, 1).
+    Returns the loss [p], and the metrics of `preference_loss`.
     """
     if not beta > 0 or (clip is not None and not 0 <= clip < 1):
         raise ValueError(f"d3po needs beta > 0 and clip None or in [0, 1), got {beta} and {clip}")
@@ -148,9 +126,6 @@ def d3po(
     if clip is not None:
         held = held.clamp(math.log1p(-clip), math.log1p(clip))
     return preference_loss(beta * held, winner, loser, dtype=torch.promote_types(log_ratio.dtype, torch.float32))
-
-
-# ---- groups ----------------------------------------------------------------------------------------------------------
 
 
 def group_gate(
@@ -191,15 +166,8 @@ def centred_distillation(
     not offered.
 
     Args:
-        implicit: [b] rho, with its graph.
-        target: [b] r.
         group: [b]; centred within a group, where the published code centres whatever is in the micro-batch.
-        beta: Positive.
-        loss: Which distance.
         temperature: Positive, or None.
-
-    Raises:
-        ValueError: shapes differ, the distance is unknown, or the temperature is not positive.
     """
     check_columns(implicit=implicit, target=target, group=group)
     if temperature is not None and not temperature > 0:
@@ -228,10 +196,8 @@ def reward_weights(
     """Weight of each image in reward-weighted regression.
 
     raw: the reward itself (released Flow-GRPO code), which must not be negative. softmax: `K exp(r / temperature) / Z`
-    over the K images of the group (Peters and Schaal 2007), with mean 1.
-
-    Raises:
-        ValueError: a raw reward is negative, or weights is unknown.
+    over the K images of the group (Peters and Schaal 2007), with mean 1. Raises ValueError: a raw reward is negative,
+    or weights is unknown.
     """
     check_columns(reward=reward, group=group)
     if weights not in ("raw", "softmax"):

@@ -46,14 +46,9 @@ def clipped_surrogate(
 
     Args:
         log_ratio: [b] new minus old log-probability, summed or per dimension as the clip range assumes.
-        advantage: [b].
         clip_low, clip_high: Distances, one number or [b].
 
-    Returns:
-        [b], unreduced.
-
-    Raises:
-        ValueError: shapes differ, or a clip distance is negative.
+    Returns [b], unreduced.
     """
     _check_clip(log_ratio, advantage, clip_low, clip_high)
     ratio = log_ratio.exp()
@@ -110,10 +105,8 @@ def mean_squared_error(prediction: Float[Tensor, " b *latent"], target: Float[Te
     """Squared error of each sample, averaged over its elements: [b], in float64.
 
     Differences of such errors are multiplied by numbers in the thousands, so they are not rounded to float32. A
-    coefficient quoted for a summed error is this one's divided by the number of elements.
-
-    Raises:
-        ValueError: shapes differ, or there is no batch dimension.
+    coefficient quoted for a summed error is this one's divided by the number of elements. Raises ValueError: shapes
+    differ, or there is no batch dimension.
     """
     _check_same({"prediction": prediction, "target": target})
     if prediction.ndim == 0:
@@ -140,10 +133,7 @@ def optimality(
 
     The mode changes the advantage first: positive_only and negative_only clip it at 0, one_only is 1 for A > 0 and else
     0, binary is the sign. With c = 5 the last two give r in {.5, .6} and {.4, .5, .6}, not {0, 1}; a range of 1 gives
-    those.
-
-    Raises:
-        ValueError: the mode is unknown.
+    those. Raises ValueError: the mode is unknown.
     """
     clipped = advantage.clamp(-advantage_range, advantage_range)
     modes = {
@@ -163,11 +153,8 @@ def matching_log_prob(
 ) -> Float[Tensor, " b"]:
     """AWM's stand-in for a log-probability, `-psi(l, t)` of the velocity's mean squared error l at t = sigma.
 
-    psi: uniform `l`; t `t l`; t2 `t^2 l`; huber `t (sqrt(l + 1e-10) - 1e-5)`; ghuber
-    `(t / p) ((l + 1e-10)^p - 1e-10^p)`, which weighs large errors down.
-
-    Raises:
-        ValueError: the weighting is unknown.
+    psi: uniform `l`; t `t l`; t2 `t^2 l`; huber `t (sqrt(l + 1e-10) - 1e-5)`; ghuber `(t / p) ((l + 1e-10)^p -
+    1e-10^p)`, which weighs large errors down. Raises ValueError: the weighting is unknown.
     """
     t = sent(sigma, error.device).to(error.dtype)
     powers = {"uniform": (0, 1.0), "t": (1, 1.0), "t2": (2, 1.0), "huber": (1, 0.5), "ghuber": (1, power)}

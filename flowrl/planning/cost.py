@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from flowrl.pipelines import known_checkpoints
+from flowrl.pipelines.places import known_checkpoints
 from flowrl.planning.counts import Counts, RunCounts
 from flowrl.planning.network import Network
 from flowrl.planning.published_models import Parts

@@ -11,9 +11,11 @@ import diffusers
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import ModelFamily, cards, common, known_checkpoints
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.random_weights import vae_config
+from flowrl.pipelines.shared import cards, common
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.planning.traces import Fused, Trace
 
 Size = tuple[int, int, int | None]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from flowrl.pipelines import ModelFamily, cards
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.shared import cards
 from flowrl.planning import published_models
 from flowrl.planning.cost import decode_flops
 from flowrl.planning.decoding import Size, decode_peaks

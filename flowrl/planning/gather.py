@@ -10,7 +10,8 @@ from typing import Any
 from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig, is_here
-from flowrl.pipelines import GENERIC, ModelFamily, cards
+from flowrl.pipelines import GENERIC, ModelFamily
+from flowrl.pipelines.shared import cards
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import Cost, cost_of

@@ -1,8 +1,8 @@
 """One evaluation of a family's denoiser on the meta device: parameters, FLOPs, and activations that training saves.
 
 The network and its arguments are the family's: `flowrl.pipelines.ModelFamily`. Of the blocks of a large network only a
-few run: see `flowrl.pipelines.like_blocks`. Everything that is counted is a whole number, so that what is reckoned from
-a few blocks is exactly what all of them would have counted.
+few run: see `flowrl.pipelines.shared.like_blocks`. Everything that is counted is a whole number, so that what is
+reckoned from a few blocks is exactly what all of them would have counted.
 
 FLOPs: 1 multiply-add is 2. Forward and backward run for real, with the LoRA in place and everything else frozen, so
 that weights without gradient cost none. Attention is reckoned by its formula, `4 b h q k d` forward and twice that
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from flowrl.pipelines import ModelFamily
-from flowrl.pipelines.common import first_expert
-from flowrl.pipelines.like_blocks import fewest, names_a_block
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.arithmetic.compiling import first_expert
+from flowrl.pipelines.shared.like_blocks import fewest, names_a_block
 from flowrl.pipelines.weights.full_weights import trained_names
+from flowrl.pipelines.weights.lora import check_targets
 from flowrl.planning.traces import Fused, Saved, Trace, cast
 from flowrl.planning.weights import Weights, weights_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from flowrl.config.locations import is_path, split_revision
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines.known_checkpoints import precision_note
 from flowrl.pipelines.places.hub_files import did_you_mean
+from flowrl.pipelines.places.known_checkpoints import precision_note
 from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import FLOOR, Cost, per_image
 from flowrl.planning.gather import Plan

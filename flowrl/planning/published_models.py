@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flowrl.config.locations import is_path, split_revision
-from flowrl.pipelines import ModelFamily, known_checkpoints
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.places.hub_files import model_card, small_json
 from flowrl.rewards import Model
 from flowrl.runtime.files import safetensors_parameters

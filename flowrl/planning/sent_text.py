@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flowrl.pipelines import ModelFamily
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.rewards.networks.text_limits import kept_tokenizer
 
 AROUND = 8

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flowrl.pipelines import GENERIC, ModelFamily
-from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.arithmetic.compiling import first_expert
 from flowrl.pipelines.generic.generic_family import FAMILY
 from flowrl.pipelines.generic.generic_pipeline import found_targets
 from flowrl.pipelines.generic.stock_recording import WORD, Recorded, Recorder

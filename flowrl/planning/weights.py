@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from flowrl.pipelines.arithmetic.compiling import repeated_blocks
-from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.arithmetic.compiling import first_expert, repeated_blocks
 from flowrl.pipelines.weights.quantize import large_layers
 
 

@@ -22,9 +22,9 @@ import torch
 from diffusers import FluxKontextPipeline
 from torch import Tensor
 
-from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.families.flux import token_ids
 from flowrl.pipelines.families.kontext import FAMILY
+from flowrl.pipelines.shared.common import pack, unpack
 from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
 from flowrl.pretrain.making import (
     autoencoder_of,

@@ -48,7 +48,7 @@ from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_t
 from flowrl.rewards import build_reward
 from flowrl.runtime.randomness import counter_seed
 from flowrl.world.captions import WRONG, neighbour
-from flowrl.world.scene_prompts import OPENINGS, Record, combinations, worded
+from flowrl.world.scene_prompts import OPENINGS, Record, combinations, word_record
 from flowrl.world.scenes import draw_scene, random_scene
 
 PARTS = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
@@ -109,7 +109,7 @@ def scene_batch(indices: range, seed: int, stage: str, wrong: float = 0.0) -> Sc
         shapes = random_scene(neighbour(record, rng) if rng.random() < wrong else record, rng)
         images.append(draw_scene(shapes))
         labels.append(label_map(shapes))
-        records.append(worded(record, OPENINGS[int(rng.integers(len(OPENINGS)))]))
+        records.append(word_record(record, OPENINGS[int(rng.integers(len(OPENINGS)))]))
     stack = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float()
     return Scenes(images=stack / 127.5 - 1.0, labels=torch.from_numpy(np.stack(labels)), records=records)
 

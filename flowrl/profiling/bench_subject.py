@@ -15,15 +15,15 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.config.train import Geometry, TrainConfig, is_here
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.family_pipeline import Family
-from flowrl.pipelines.like_blocks import block_kinds
-from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
+from flowrl.pipelines.shared.family_pipeline import Family
+from flowrl.pipelines.shared.like_blocks import block_kinds
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.published_models import in_cache
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.compose import sum_of
-from flowrl.rewards.specs import validate_reward_specs
 from flowrl.runtime.failures import explain
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.randomness import counter_normal

@@ -19,7 +19,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from flowrl.media.reading import BROKEN, lacks_range, opened, read_rgb, reason
+from flowrl.media.reading import BROKEN, lacks_range, open_image, read_rgb, reason
 from flowrl.runtime.digests import file_stamp
 
 Size = tuple[int, int]
@@ -64,7 +64,7 @@ def keep_image(data: bytes) -> Path:
     """
     name = hashlib.sha256(data).hexdigest()[:32]
     try:
-        with opened(io.BytesIO(data)) as image:
+        with open_image(io.BytesIO(data)) as image:
             suffix = (image.format or "image").lower()
     except BROKEN as error:
         raise ValueError(f"the bytes are not an image that Pillow can open ({reason(error)}): replace them") from error
@@ -92,7 +92,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=1 << 17)
 def _check_header(path: Path, stamp: tuple[int, ...]) -> None:
     try:
-        with opened(path) as image:
+        with open_image(path) as image:
             said = lacks_range(image)
     except BROKEN as error:
         raise ValueError(

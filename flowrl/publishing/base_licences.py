@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.pipelines.known_checkpoints import published
+from flowrl.pipelines.places.known_checkpoints import published
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,8 +27,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flowrl.pipelines.lora import refuse_not_finite
 from flowrl.pipelines.places.lora_places import EXPERTS, LORA_FILE
+from flowrl.pipelines.weights.lora import refuse_not_finite
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 
@@ -51,7 +51,7 @@ _WAN = {
     "attn1": "self_attn", "attn2": "cross_attn", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o",
     "add_k_proj": "k_img", "add_v_proj": "v_img",
 }  # fmt: skip
-_FLUX_SINGLE = {"img": ("to_q", "to_k", "to_v"), "txt": ("add_q_proj", "add_k_proj", "add_v_proj")}
+_FLUX_FUSED = {"img": ("to_q", "to_k", "to_v"), "txt": ("add_q_proj", "add_k_proj", "add_v_proj")}
 _FLUX_ALONE = {"img": "to_out.0", "txt": "to_add_out"}
 
 
@@ -62,7 +62,7 @@ class SavedLora:
     Attributes:
         layers: its matrices.
         alpha: as its file says it.
-        variant: one of `flowrl.pipelines.lora.VARIANTS`.
+        variant: one of `flowrl.pipelines.weights.lora.VARIANTS`.
         magnitudes: of a DoRA, by layer.
     """
 
@@ -80,11 +80,7 @@ class SavedLora:
 def saved_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]:
     """The LoRA of a file, a folder or a run, one for each network of a model of two experts (`transformer`,
     `transformer_2`), else under the name ""; `place` and `stock` as `flowrl.pipelines.weights.lora_files.read_lora`
-    takes them.
-
-    Raises:
-        ValueError: there is none, or one that cannot be read.
-    """
+    takes them. Raises ValueError: there is none, or one that cannot be read."""
     lora = read_lora(place, stock)
     tensors = lora.tensors
     parts = {name.partition(".")[0] for name in tensors}
@@ -104,11 +100,8 @@ def saved_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]
 
 
 def finite_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]:
-    """`saved_loras` of one that is to leave this machine or to become part of a model.
-
-    Raises:
-        ValueError: as `saved_loras`; or it holds NaN or infinity.
-    """
+    """`saved_loras` of one that is to leave this machine or to become part of a model. Raises ValueError: as
+    `saved_loras`; or it holds NaN or infinity."""
     loras = saved_loras(place, stock)
     for lora in loras.values():
         tensors = {layer: up for layer, (_, up) in lora.layers.items()}
@@ -129,33 +122,26 @@ def stock_files(folder: Path) -> dict[str, tuple[dict[str, Tensor], dict[str, st
 
 
 def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
-    """The tensors of a file for ComfyUI's `Load LoRA`.
-
-    Raises:
-        ValueError: no form of this family, of this variant or of one of its layers could be checked.
-    """
+    """The tensors of a file for ComfyUI's `Load LoRA`. Raises ValueError: no form of this family, of this variant or of
+    one of its layers could be checked."""
     _refuse_dora(lora, "comfyui")
     if family in _UNET:
         return kohya_tensors(lora, family)
     if family == "sd3" or family in _FLUX or family in _QWEN:
-        return _folded(lora, lambda layer: f"transformer.{layer}")
+        return _fold(lora, lambda layer: f"transformer.{layer}")
     if family == "wan":
-        return _folded(lora, _wan_name)
-    raise ValueError(_refusal("comfyui", family, "take --format diffusers, or merge the LoRA with flowrl merge"))
+        return _fold(lora, _wan_name)
+    raise ValueError(_refusal("comfyui", family, "take `format` diffusers, or merge the LoRA with flowrl merge"))
 
 
 def kohya_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
-    """The tensors of a file in the form of kohya's sd-scripts, alpha among them.
-
-    Raises:
-        ValueError: as `comfyui_tensors`.
-    """
+    """The tensors of a file in the form of kohya's sd-scripts, alpha among them. Raises as `comfyui_tensors`."""
     _refuse_dora(lora, "kohya")
     if family in _FLUX:
         return _flux_kohya(lora)
     known = _ATTENTION if family in _UNET else _JOINT
     if family not in (*_UNET, *_QWEN):
-        raise ValueError(_refusal("kohya", family, "take --format comfyui or diffusers"))
+        raise ValueError(_refusal("kohya", family, "take `format` comfyui or diffusers"))
     tensors: dict[str, Tensor] = {}
     for layer, (down, up) in lora.layers.items():
         if not known.search(layer):
@@ -178,12 +164,13 @@ def peft_tensors(lora: SavedLora) -> dict[str, Tensor]:
 
 def _kohya(name: str, down: Tensor, up: Tensor, scale: float) -> dict[str, Tensor]:
     return {
-        f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up,
+        f"{name}.lora_down.weight": down,
+        f"{name}.lora_up.weight": up,
         f"{name}.alpha": torch.tensor(scale * down.shape[0], dtype=torch.float32),
-    }  # fmt: skip
+    }
 
 
-def _folded(lora: SavedLora, name_of: Callable[[str], str]) -> dict[str, Tensor]:
+def _fold(lora: SavedLora, name_of: Callable[[str], str]) -> dict[str, Tensor]:
     """A and B under PEFT's endings without an alpha: readers of this form take it for the rank."""
     tensors = {}
     for layer, (down, up) in lora.layers.items():
@@ -204,28 +191,20 @@ def _flux_kohya(lora: SavedLora) -> dict[str, Tensor]:
     left, tensors = dict(lora.layers), dict[str, Tensor]()
     for block in sorted({layer.partition(".attn.")[0] for layer in lora.layers}):
         kind, _, number = block.rpartition(".")
-        if kind == "single_transformer_blocks":
-            parts = [left.pop(f"{block}.attn.{name}", None) for name in _FLUX_SINGLE["img"]]
-            scale = next((lora.scale(f"{block}.attn.{name}") for name in _FLUX_SINGLE["img"]
-                          if f"{block}.attn.{name}" in lora.layers), None)  # fmt: skip
-            if scale is None or any(part is None for part in parts):
-                continue
-            whole = [part for part in parts if part is not None]
-            rank, width = whole[0][0].shape
-            # The MLP has 4 times the width and no LoRA here: its rows and columns of the fused layer are zeros.
-            whole.append((torch.zeros(rank, width), torch.zeros(4 * width, rank)))
-            tensors |= _fused(f"lora_unet_single_blocks_{number}_linear1", whole, scale)
-            continue
-        for side, names in _FLUX_SINGLE.items():
+        single = kind == "single_transformer_blocks"
+        for side, names in _FLUX_FUSED.items() if kind in ("transformer_blocks", "single_transformer_blocks") else ():
             layers = [f"{block}.attn.{name}" for name in names]
-            if kind == "transformer_blocks" and all(layer in left for layer in layers):
-                scale = lora.scale(layers[0])
+            if all(layer in left for layer in layers):
                 fused = [left.pop(layer) for layer in layers]
-                tensors |= _fused(f"lora_unet_double_blocks_{number}_{side}_attn_qkv", fused, scale)
+                rank, width = fused[0][0].shape
+                if single:  # its MLP has 4 times the width and no LoRA here: its rows and columns are zeros
+                    fused.append((torch.zeros(rank, width), torch.zeros(4 * width, rank)))
+                name = f"single_blocks_{number}_linear1" if single else f"double_blocks_{number}_{side}_attn_qkv"
+                tensors |= _fuse(f"lora_unet_{name}", fused, lora.scale(layers[0]))
             alone = f"{block}.attn.{_FLUX_ALONE[side]}"
-            if alone in left:
-                scale = lora.scale(alone)
-                tensors |= _kohya(f"lora_unet_double_blocks_{number}_{side}_attn_proj", *left.pop(alone), scale)
+            if alone in left and not single:
+                name = f"lora_unet_double_blocks_{number}_{side}_attn_proj"
+                tensors |= _kohya(name, *left.pop(alone), lora.scale(alone))
     if left:
         raise ValueError(
             f"{_unknown_layer('kohya', min(left))}; FLUX has q, k and v fused there, so that a LoRA has to be on all "
@@ -234,7 +213,7 @@ def _flux_kohya(lora: SavedLora) -> dict[str, Tensor]:
     return tensors
 
 
-def _fused(name: str, parts: list[tuple[Tensor, Tensor]], scale: float) -> dict[str, Tensor]:
+def _fuse(name: str, parts: list[tuple[Tensor, Tensor]], scale: float) -> dict[str, Tensor]:
     down = torch.cat([one for one, _ in parts])
     up = torch.block_diag(*(two for _, two in parts)).to(down.dtype)
     return _kohya(name, down, up, scale)
@@ -243,16 +222,16 @@ def _fused(name: str, parts: list[tuple[Tensor, Tensor]], scale: float) -> dict[
 def _refuse_dora(lora: SavedLora, form: str) -> None:
     if lora.variant == "dora":
         raise ValueError(
-            f"--format {form} is not written for a DoRA: diffusers drops the magnitudes of such a file, and images "
-            "would differ without a word; take --format diffusers or peft, or merge it with flowrl merge"
+            f"`format` {form} is not written for a DoRA: diffusers drops the magnitudes of such a file, and images "
+            "would differ without a word; take `format` diffusers or peft, or merge it with flowrl merge"
         )
 
 
 def _refusal(form: str, family: str, instead: str) -> str:
-    return f"--format {form} {NOT_SAID.format(family=family, instead=instead)}"
+    return f"`format` {form} {NOT_SAID.format(family=family, instead=instead)}"
 
 
 def _unknown_layer(form: str, layer: str) -> str:
     return (
-        f"--format {form} knows no name for the layer {layer} that this LoRA trained: take --format diffusers or peft"
+        f"`format` {form} knows no name for the layer {layer} that this LoRA trained: take `format` diffusers or peft"
     )

@@ -20,7 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flowrl.pipelines.weights.saved_model import INDEX, SMALL, take_frozen
+from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.pipelines.places.model_folders import SMALL, take_frozen
 from flowrl.publishing.lora_exports import SavedLora
 from flowrl.runtime.files import free_bytes, nearest_folder, read_json
 
@@ -47,14 +48,11 @@ def merge(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | 
     """Writes the folder of the merged model, which appears whole or not at all.
 
     Args:
-        base: stock folder.
         loras: as `flowrl.publishing.lora_exports.saved_loras` gives them.
-        out: that is not there yet.
         variant: ending of the base's files, such as "fp16"; those of the merged model have it too.
 
-    Raises:
-        ValueError: the base is no stock folder of safetensors in a float type, a layer is missing there or has another
-            shape, or the disk is too small; nothing was written then.
+    Raises ValueError: the base is no stock folder of safetensors in a float type, a layer is missing there or has
+    another shape, or the disk is too small; nothing was written then.
     """
     if not (base / INDEX).is_file():
         raise ValueError(f"{base} is no folder in diffusers' layout ({INDEX} is missing): merge needs one")
@@ -79,12 +77,13 @@ def merge(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | 
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return Merged(
-        layers=sum(len(lora.layers) for lora in loras.values()), dtypes=tuple(sorted(dtypes)),
+        layers=sum(len(lora.layers) for lora in loras.values()),
+        dtypes=tuple(sorted(dtypes)),
         lost=(squares[0] / squares[1]) ** 0.5 if squares[1] else 0.0,
-    )  # fmt: skip
+    )
 
 
-def merged_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
+def merge_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
     """W' in float32, not rounded yet."""
     down, up = lora.layers[layer]
     whole = weight.float() + lora.scale(layer) * (up.float() @ down.float())
@@ -95,20 +94,12 @@ def merged_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
 
 
 def weights_of(part: Path, variant: str | None) -> list[Path]:
-    """The files of a part that hold its weights.
-
-    Raises:
-        ValueError: there are none in safetensors.
-    """
-    found = sorted(path for path in part.glob("*.safetensors") if _is_of(path.stem.split("-")[0], variant))
+    """The files of a part that hold its weights. Raises ValueError: there are none in safetensors."""
+    names = {path: path.stem.split("-")[0] for path in sorted(part.glob("*.safetensors"))}  # without a shard's number
+    found = [path for path, name in names.items() if (name.endswith(f".{variant}") if variant else "." not in name)]
     if not found:
         raise ValueError(f"{part} holds no weights in safetensors{f' of variant {variant}' if variant else ''}")
     return found
-
-
-def _is_of(name: str, variant: str | None) -> bool:
-    """Whether a file's name, without the number of its shard, is of a variant: NAME.fp16, or NAME of none."""
-    return name.endswith(f".{variant}") if variant else "." not in name
 
 
 def _parts(base: Path, loras: Mapping[str, SavedLora]) -> dict[str, str]:
@@ -171,7 +162,7 @@ def _merge_file(path: Path, place: Path, lora: SavedLora, squares: list[float], 
             tensor = file.get_tensor(name)
             layer = name.removesuffix(".weight")
             if name.endswith(".weight") and layer in lora.layers:
-                whole = merged_weight(tensor, lora, layer)
+                whole = merge_weight(tensor, lora, layer)
                 kept = whole.to(tensor.dtype)
                 squares[0] += float((kept.double() - whole.double()).square().sum())
                 squares[1] += float((whole.double() - tensor.double()).square().sum())

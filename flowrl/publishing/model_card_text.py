@@ -8,7 +8,7 @@ from typing import Any
 
 from flowrl.config.readers import is_read
 from flowrl.generation.models import Source
-from flowrl.pipelines.known_checkpoints import tables
+from flowrl.pipelines.places.known_checkpoints import tables
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.publishing.base_licences import Terms

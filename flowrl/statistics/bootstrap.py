@@ -58,7 +58,7 @@ def codes(labels: Iterable[Hashable]) -> Int[np.ndarray, " n"]:
     return np.array([code_of.setdefault(label, len(code_of)) for label in labels], dtype=np.int64)
 
 
-def resampled(
+def resample(
     sum_KU: Float[np.ndarray, " k u"], statistic: Statistic, estimate: float, *,
     bounds: tuple[float, float] = (-math.inf, math.inf), num_resamples: int, rng: np.random.Generator,
 ) -> Float[np.ndarray, " r"]:  # fmt: skip

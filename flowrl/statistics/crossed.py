@@ -34,7 +34,7 @@ from flowrl.statistics.means import (
     Rows,
     Stratum,
     added_images,
-    combined,
+    combine,
     part_of,
     score_of,
     strata,
@@ -79,18 +79,14 @@ def crossed_estimate(runs: Sequence[Rows], *, by_task: bool = True) -> Estimate:
         runs: [S] the same images (task, prompt, sample) of every seed.
         by_task: the score is the mean over tasks of the mean over a task's images ("macro"); else over all images.
 
-    Raises:
-        ValueError: no runs, or runs with different images.
+    Raises ValueError: no runs, or runs with different images.
     """
     return estimate_of(*strata(runs), by_task=by_task)
 
 
 def crossed_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
-    """`crossed_estimate` of after minus before, from the differences of the same seed and image.
-
-    Raises:
-        ValueError: unequal numbers of seeds, or an image without its partner.
-    """
+    """`crossed_estimate` of after minus before, from the differences of the same seed and image. Raises ValueError:
+    unequal numbers of seeds, or an image without its partner."""
     return estimate_of(*strata(after, before), by_task=by_task)
 
 
@@ -168,8 +164,9 @@ def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: boo
     score_S = sum(weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, parts.values(), strict=True))
     mean, count = float(np.mean(score_S)), len(np.asarray(score_S))
     if count == 1:
-        return Estimate(interval=score_of(parts, ends, by_task=by_task), seeds=point(mean), p=math.nan,
-                        detectable=math.nan)  # fmt: skip
+        return Estimate(
+            interval=score_of(parts, ends, by_task=by_task), seeds=point(mean), p=math.nan, detectable=math.nan
+        )
     spread = float(np.std(score_S, ddof=1))
     if ends is not None:
         spread = max(spread, ROUNDING / sum(len(unit_N) for _, unit_N in parts.values()))
@@ -180,7 +177,7 @@ def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: boo
         seeds=student(Part(mean=mean, centre=mean, variance=error**2, degrees=count - 1)),
         p=_student_p(mean, error, count - 1),
         detectable=error * _least_noncentrality(count - 1),
-    )  # fmt: skip
+    )
 
 
 def _crossed(
@@ -191,10 +188,10 @@ def _crossed(
     # The images that verdicts add are spread over the seeds; of differences the seeds themselves show the spread.
     verdicts = ends if ends == VERDICTS else None
     mean_N = [value_SN.mean(axis=0) for value_SN, _ in tasks]
-    prompts = combined([part_of(mean, unit_N, verdicts, extra / seeds) for mean, (_, unit_N), extra
+    prompts = combine([part_of(mean, unit_N, verdicts, extra / seeds) for mean, (_, unit_N), extra
                         in zip(mean_N, tasks, added_images(verdicts, held), strict=True)], weights)  # fmt: skip
     deviations = [
-        combined([part_of(value_SN[seed] - mean, unit_N, None, 0.0)
+        combine([part_of(value_SN[seed] - mean, unit_N, None, 0.0)
                   for mean, (value_SN, unit_N) in zip(mean_N, tasks, strict=True)], weights)
         for seed in range(seeds)
     ]  # fmt: skip

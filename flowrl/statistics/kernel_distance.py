@@ -39,15 +39,10 @@ def kernel_interval(
     one distribution the statistic is degenerate, and an interval says no more than "near 0".
 
     Args:
-        generated: [N, D].
-        real: [N, D].
         labels: [N] what row i of either set shows, such as its prompt.
-        num_resamples: R.
-        seed: same seed, same interval.
 
-    Raises:
-        ValueError: fewer than two vectors or labels, shapes that do not match, numbers that are not finite, or no
-            resamples.
+    Raises ValueError: fewer than two vectors or labels, shapes that do not match, numbers that are not finite, or no
+    resamples.
     """
     return _interval([generated], real, labels, num_resamples, seed)
 
@@ -79,12 +74,12 @@ def _interval(
     """The distance of the only set, or that of the second less that of the first."""
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, got {num_resamples}: 1000 is the default")
-    checked = [_checked(features, labels) for features in (*sets, real)]
+    checked = [_check(features, labels) for features in (*sets, real)]
     if len({array.shape for array in checked}) > 1:
         shapes = " and ".join(str(list(array.shape)) for array in checked)
         raise ValueError(f"all sets need the same images and the same features, got the shapes {shapes}")
     unit_N = codes(labels)
-    drawn_RN = _drawn(int(unit_N.max()) + 1, num_resamples, seed)[:, unit_N]
+    drawn_RN = _draw(int(unit_N.max()) + 1, num_resamples, seed)[:, unit_N]
     blocks = [_blocks(generated, checked[-1], unit_N) for generated in checked[:-1]]
     points = [float(_distances(pairs, np.ones((1, len(unit_N))))[0]) for pairs in blocks]
     replicates = [_distances(pairs, drawn_RN) for pairs in blocks]
@@ -115,7 +110,7 @@ def _distances(pairs: Blocks, drawn_RN: np.ndarray) -> Float[np.ndarray, " r"]:
     return np.concatenate(found)
 
 
-def _drawn(units: int, num_resamples: int, seed: int) -> Float[np.ndarray, " r u"]:
+def _draw(units: int, num_resamples: int, seed: int) -> Float[np.ndarray, " r u"]:
     """How often each unit is drawn; a resample of one unit again and again has no pair and is drawn again."""
     rng = np.random.default_rng(seed)
     counts = draw_counts(units, num_resamples, rng)
@@ -124,7 +119,7 @@ def _drawn(units: int, num_resamples: int, seed: int) -> Float[np.ndarray, " r u
     return counts
 
 
-def _checked(features: np.ndarray, labels: Sequence[Hashable]) -> Float[np.ndarray, " n d"]:
+def _check(features: np.ndarray, labels: Sequence[Hashable]) -> Float[np.ndarray, " n d"]:
     array = np.asarray(features, dtype=np.float64)
     if array.ndim != 2 or len(array) != len(labels) or len(set(labels)) < 2 or array.shape[1] == 0:
         raise ValueError(

@@ -69,25 +69,26 @@ class Part:
 
 
 def mean_interval(
-    values: ArrayLike, clusters: Sequence[Hashable] | np.ndarray | None = None, *, ends: Ends | None = VERDICTS,
+    values: ArrayLike,
+    clusters: Sequence[Hashable] | np.ndarray | None = None,
+    *,
+    ends: Ends | None = VERDICTS,
     level: float = LEVEL,
-) -> Interval:  # fmt: skip
+) -> Interval:
     """Mean of `values` [N] (booleans count as 0 and 1) with its interval of coverage `level`.
 
     Args:
-        values: a single task's.
         clusters: [N] labels; values that share one are one unit. None: each is its own. NaN bounds for a single unit:
             to speak of one prompt's images, give none.
         ends: what values are at the ends and 0 alone are taken for: VERDICTS where they are all 0 or 1, CHANGES where
             all -1, 0 or 1 (`ends_of` says whether differences are those of verdicts); None for numbers that may agree.
         level: in (0, 1).
 
-    Raises:
-        ValueError: no values, a value that is not finite, a wrong number of clusters, or a level outside (0, 1).
+    Raises ValueError: no values, a value that is not finite, a wrong number of clusters, or a level outside (0, 1).
     """
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}: write 95 % as 0.95")
-    value_N = _checked(values)
+    value_N = _check(values)
     unit_N = np.arange(len(value_N)) if clusters is None else codes(clusters)
     if len(unit_N) != len(value_N):
         raise ValueError(f"clusters has {len(unit_N)} labels for {len(value_N)} values: give one for each")
@@ -109,12 +110,10 @@ def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
     """GenEval's overall score: the mean over tasks of the mean over a task's images ("macro"), with its interval.
 
     Args:
-        rows: of the images.
         base: those of another model; the score is then the mean of the differences to it, image by image.
 
-    Raises:
-        ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only one
-            side has.
+    Raises ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only
+    one side has.
     """
     return score_of(*strata([rows], None if base is None else [base]), by_task=True)
 
@@ -126,10 +125,7 @@ def pooled(rows: Rows, *, base: Rows | None = None) -> Interval:
 
 def weighted_score(rows: Rows, weights: Mapping[str, float], *, base: Rows | None = None) -> Interval:
     """The mean of task means with given weights, scaled to the tasks that have images; otherwise as `stratified_score`.
-
-    Raises:
-        ValueError: as `stratified_score`, or a task without a weight above 0.
-    """
+    Raises ValueError: as `stratified_score`, or a task without a weight above 0."""
     parts, ends = strata([rows], None if base is None else [base], join=False)
     if lacking := [task for task in parts if not weights.get(task, 0.0) > 0]:
         raise ValueError(f"the task {lacking[0]!r} has no weight above 0: give one to each of {', '.join(parts)}")
@@ -174,11 +170,8 @@ def unknown_because(rows: Rows) -> str:
 
 
 def paired_rows(before: Rows, after: Rows) -> list[ScoreRow]:
-    """One row for each (task, prompt, sample), its value the difference after - before.
-
-    Raises:
-        ValueError: the same key twice on one side, or a key that only one side has.
-    """
+    """One row for each (task, prompt, sample), its value the difference after - before. Raises ValueError: the same key
+    twice on one side, or a key that only one side has."""
     before_of, after_of = by_key(before), by_key(after)
     lonely = before_of.keys() ^ after_of.keys()
     if lonely:
@@ -207,12 +200,10 @@ def over_seeds(score_of_seed: ArrayLike) -> Interval:
     """Mean over S independent training runs with Student's t interval: mean ± t(0.95, S-1) · s / sqrt(S).
 
     `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. It speaks of other
-    trainings, judged by the same prompts and start noise. One seed: NaN bounds.
-
-    Raises:
-        ValueError: no seeds, or a number that is not finite.
+    trainings, judged by the same prompts and start noise. One seed: NaN bounds. Raises ValueError: no seeds, or a
+    number that is not finite.
     """
-    value_S = _checked(score_of_seed)
+    value_S = _check(score_of_seed)
     mean, count = float(value_S.mean()), len(value_S)
     half = math.nan
     if count > 1:
@@ -237,9 +228,6 @@ def wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-# ---- what the intervals are made of ----------------------------------------------------------------------------------
-
-
 Stratum = tuple[Float[np.ndarray, " s n"], Units]
 """Values of a task's images in every run, and the prompt of each image."""
 
@@ -254,30 +242,36 @@ def strata(
         base: [S] those of another model: the values are the differences to it.
         join: make one stratum of the tasks that have a single image each; their spread then holds that between tasks.
 
-    Raises:
-        ValueError: no rows, the same key twice, runs of different images, a value that is not finite.
+    Raises ValueError: no rows, the same key twice, runs of different images, a value that is not finite.
     """
-    listed = [list(run) for run in runs]
-    before = [list(run) for run in base or ()]
+    listed, before = [list(run) for run in runs], [list(run) for run in base or ()]
     ends = ends_of(*([row.value for row in run] for run in (*listed, *before)), changes=base is not None)
     if base is not None:
         listed = [paired_rows(one, other) for one, other in zip(before, listed, strict=True)]
     tables = [by_key(run) for run in listed]
-    if not tables or not tables[0]:
+    if not any(tables[:1]):
         raise ValueError("no rows to score: give at least one row (task, prompt, sample, value)")
     if any(table.keys() != tables[0].keys() for table in tables):
         raise ValueError("the runs were evaluated on different images: give them the same prompts and samples")
+    found: dict[str, Stratum] = {}
+    for task, keys in _keys_of_tasks(tables[0], join=join).items():
+        found[task] = np.stack([_values_of(table, keys) for table in tables]), codes(key[:2] for key in keys)
+    return found, ends
+
+
+def _values_of(table: Mapping[Key, ScoreRow], keys: Sequence[Key]) -> Values:
+    return _check([float(table[key].value) for key in keys])
+
+
+def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
+    """The images of each task, tasks and images in alphabetical order; `join` as of `strata`."""
     members: dict[str, list[Key]] = {}
-    for key in sorted(tables[0], key=lambda key: (key[0], str(key[1]), key[2])):
+    for key in sorted(keys, key=lambda key: (key[0], str(key[1]), key[2])):
         members.setdefault(key[0], []).append(key)
-    single = [task for task, keys in members.items() if len(keys) == 1]
+    single = [task for task, own in members.items() if len(own) == 1]
     if join and len(single) > 1:
         members[SINGLE] = [members.pop(task)[0] for task in single]
-    return {
-        task: (np.stack([_checked([float(table[key].value) for key in keys]) for table in tables]),
-               codes(key[:2] for key in keys))
-        for task, keys in members.items()
-    }, ends  # fmt: skip
+    return members
 
 
 def score_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Interval:
@@ -304,7 +298,6 @@ def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> 
     """Mean and variance of a task; NaN variance for a single image.
 
     Args:
-        value_N: of its images.
         unit_N: the unit of each, as 0, 1, 2, …; a single one is replaced by the images.
         ends: of verdicts or their changes; None adds no images.
         extra: images that are added at each end.
@@ -327,15 +320,16 @@ def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> 
     return Part(mean=mean, centre=centre, variance=variance, degrees=_degrees(size_U / count) + 2 * added)
 
 
-def combined(parts: Sequence[Part], weights: Sequence[float]) -> Part:
+def combine(parts: Sequence[Part], weights: Sequence[float]) -> Part:
     """The weighted mean of independent parts."""
     shares = [weight**2 * part.variance for weight, part in zip(weights, parts, strict=True)]
     squares = sum(share**2 / part.degrees for share, part in zip(shares, parts, strict=True))
     return Part(
         mean=sum(weight * part.mean for weight, part in zip(weights, parts, strict=True)),
         centre=sum(weight * part.centre for weight, part in zip(weights, parts, strict=True)),
-        variance=sum(shares), degrees=sum(shares) ** 2 / squares if squares > 0 else math.inf,
-    )  # fmt: skip
+        variance=sum(shares),
+        degrees=sum(shares) ** 2 / squares if squares > 0 else math.inf,
+    )
 
 
 def student(part: Part, ends: Ends | None = None, level: float = LEVEL) -> Interval:
@@ -343,10 +337,10 @@ def student(part: Part, ends: Ends | None = None, level: float = LEVEL) -> Inter
     if not math.isfinite(part.variance):
         return point(part.mean)
     half = student_quantile(level, part.degrees) * math.sqrt(part.variance)
-    return bounded(part.mean, part.centre - half, part.centre + half, ends)
+    return bound(part.mean, part.centre - half, part.centre + half, ends)
 
 
-def bounded(mean: float, low: float, high: float, ends: Ends | None) -> Interval:
+def bound(mean: float, low: float, high: float, ends: Ends | None) -> Interval:
     """An interval within `ends` that holds its mean."""
     if ends is not None:
         low, high = max(low, ends[0]), min(high, ends[1])
@@ -354,11 +348,7 @@ def bounded(mean: float, low: float, high: float, ends: Ends | None) -> Interval
 
 
 def by_key(rows: Rows) -> dict[Key, ScoreRow]:
-    """Rows by (task, prompt, sample).
-
-    Raises:
-        ValueError: a key appears twice.
-    """
+    """Rows by (task, prompt, sample). Raises ValueError: a key appears twice."""
     keyed: dict[Key, ScoreRow] = {}
     for row in rows:
         key = (row.task, row.prompt, row.sample)
@@ -369,13 +359,16 @@ def by_key(rows: Rows) -> dict[Key, ScoreRow]:
 
 
 def _interval(
-    tasks: Sequence[tuple[Values, Units]], weights: Sequence[float], held: Sequence[int], ends: Ends | None,
+    tasks: Sequence[tuple[Values, Units]],
+    weights: Sequence[float],
+    held: Sequence[int],
+    ends: Ends | None,
     level: float,
-) -> Interval:  # fmt: skip
+) -> Interval:
     if sum(held) == 1 and ends == VERDICTS:
         return _share(*tasks[0], level)
     parts = [part_of(*task, ends, extra) for task, extra in zip(tasks, added_images(ends, held), strict=True)]
-    return student(combined(parts, weights), ends, level)
+    return student(combine(parts, weights), ends, level)
 
 
 def _share(value_N: Values, unit_N: Units, level: float) -> Interval:
@@ -388,12 +381,12 @@ def _share(value_N: Values, unit_N: Units, level: float) -> Interval:
     if not math.isfinite(part.variance):
         return point(part.mean)
     if unit_N.max() == 0 or int(np.bincount(unit_N).max()) == 1:  # images alone: their share says all of their spread
-        return bounded(part.mean, *wilson(part.mean, count, student_quantile(level, math.inf)), VERDICTS)
+        return bound(part.mean, *wilson(part.mean, count, student_quantile(level, math.inf)), VERDICTS)
     independent = part.mean * (1 - part.mean) / count
     effect = part.variance / independent if independent > 0 else 1.0
     degrees = part.degrees + PRIOR
     effect += (1.0 - effect) * PRIOR / degrees
-    return bounded(part.mean, *wilson(part.mean, count / effect, student_quantile(level, degrees)), VERDICTS)
+    return bound(part.mean, *wilson(part.mean, count / effect, student_quantile(level, degrees)), VERDICTS)
 
 
 def _scale(share_U: Values) -> Values:
@@ -413,7 +406,7 @@ def _degrees(share_U: Values) -> float:
     return trace**2 / (own + mixed)
 
 
-def _checked(values: ArrayLike) -> Values:
+def _check(values: ArrayLike) -> Values:
     value_N = np.asarray(values, dtype=np.float64)
     if value_N.ndim != 1 or len(value_N) == 0:
         raise ValueError(f"values must be one list of at least one number, got the shape {value_N.shape}")

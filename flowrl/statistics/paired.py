@@ -14,15 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from flowrl.statistics.bootstrap import DETECTABLE_ERRORS, LEVEL, Interval
-from flowrl.statistics.means import (
-    Rows,
-    ScoreRow,
-    over_seeds,
-    paired_rows,
-    pooled,
-    stratified_score,
-    task_scores,
-)
+from flowrl.statistics.means import Rows, ScoreRow, over_seeds, paired_rows, pooled, stratified_score, task_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,24 +48,23 @@ def summarise(rows: Rows, *, order: Sequence[str] = ()) -> Summary:
     """Means of values with 95 % intervals; tasks of `order` first, others after them by name."""
     listed = list(rows)
     return Summary(
-        macro=stratified_score(listed), micro=pooled(listed), any_correct=pooled(best_of_prompt(listed)),
-        tasks=_ordered(task_scores(listed), order),
-    )  # fmt: skip
+        macro=stratified_score(listed),
+        micro=pooled(listed),
+        any_correct=pooled(best_of_prompt(listed)),
+        tasks=_order(task_scores(listed), order),
+    )
 
 
 def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparison:
-    """What changed from base to subject.
-
-    Raises:
-        ValueError: a row without its partner: both must answer the same prompts and samples.
-    """
+    """What changed from base to subject. Raises ValueError: a row without its partner: both must answer the same
+    prompts and samples."""
     before, after = list(base), list(subject)
     changes = paired_rows(before, after)
     return Comparison(
         macro=stratified_score(after, base=before),
         micro=pooled(after, base=before),
         any_correct=pooled(best_of_prompt(after), base=best_of_prompt(before)),
-        tasks=_ordered(task_scores(after, base=before), order),
+        tasks=_order(task_scores(after, base=before), order),
         gained=sum(row.value > 0 for row in changes),
         lost=sum(row.value < 0 for row in changes),
         pairs=len(changes),
@@ -109,6 +100,6 @@ def over_runs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     return {name: over_seeds([row[name] for row in metrics]) for name in shared}
 
 
-def _ordered(scores: Mapping[str, Interval], order: Sequence[str]) -> dict[str, Interval]:
+def _order(scores: Mapping[str, Interval], order: Sequence[str]) -> dict[str, Interval]:
     rank = defaultdict(lambda: len(order), {name: place for place, name in enumerate(order)})
     return {name: scores[name] for name in sorted(scores, key=lambda name: (rank[name], name))}

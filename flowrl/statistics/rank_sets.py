@@ -34,9 +34,6 @@ def family_factor(models: Sequence[Rows], *, by_task: bool) -> float:
     Args:
         models: [M] the same images (task, prompt, sample) of every model.
         by_task: the score is the mean over tasks of the mean over a task's images; else over all images.
-
-    Raises:
-        ValueError: no rows, or rows of different images.
     """
     parts, _ = strata(models)
     if len(models) < 3:
@@ -62,19 +59,19 @@ def factor_of_pairs(pairs: int) -> float:
     return NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / max(1, pairs)) / _NORMAL
 
 
-def widened(interval: Interval, factor: float) -> Interval:
+def widen(interval: Interval, factor: float) -> Interval:
     """The interval with both arms longer by the factor."""
     return Interval(
-        mean=interval.mean, low=interval.mean - factor * (interval.mean - interval.low),
+        mean=interval.mean,
+        low=interval.mean - factor * (interval.mean - interval.low),
         high=interval.mean + factor * (interval.high - interval.mean),
-    )  # fmt: skip
+    )
 
 
 def rank_sets(count: int, differences: Mapping[tuple[int, int], Interval]) -> list[tuple[int, int]]:
     """The least and the largest rank of each model; 1 is the highest score.
 
     Args:
-        count: M, number of models.
         differences: score of the first less that of the second, with bounds that hold for all pairs together. A pair
             that is not there, or whose bounds are unknown, leaves its order open.
     """

@@ -26,15 +26,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike
 
-from flowrl.statistics.bootstrap import (
-    UNKNOWN,
-    Interval,
-    Statistic,
-    codes,
-    percentiles,
-    point,
-    resampled,
-)
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, Statistic, codes, percentiles, point, resample
 from flowrl.statistics.means import mean_interval
 
 Values = Float64[np.ndarray, " n"]
@@ -129,23 +121,19 @@ class OrderBias:
 
 
 def over_groups(
-    sum_KG: Float64[np.ndarray, " k g"],
-    statistic: Statistic,
-    *,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
+    sum_KG: Float64[np.ndarray, " k g"], statistic: Statistic, *, bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> Interval:
     """A statistic of sums over all groups, with its interval from groups drawn with replacement.
 
     Resamples in which it is not defined are left out; where that is more than half of them, the bounds are NaN.
 
     Args:
-        sum_KG: K sums of each group.
         statistic: from the K sums of whole samples.
         bounds: range of the statistic, which widened bounds keep to.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = float(statistic(sum_KG.sum(axis=1, keepdims=True))[0])
-        value_R = resampled(
+        value_R = resample(
             sum_KG, statistic, estimate, bounds=bounds, num_resamples=RESAMPLES, rng=np.random.default_rng(0)
         )
     value_R = value_R[np.isfinite(value_R)]
@@ -156,7 +144,7 @@ def over_groups(
 
 def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Retest:
     """Two measurements `[N]` of the same images; `groups` `[N]` are labels of their prompts."""
-    x, y, group = _paired(first, second, groups)
+    x, y, group = _pair(first, second, groups)
     if len(x) == 0:
         return Retest(count=0, largest=math.nan, mean=UNKNOWN, correlation=UNKNOWN, noise_std=UNKNOWN)
     difference = y - x
@@ -172,7 +160,7 @@ def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Retest:
 
 def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Agreement:
     """Advantages of the measurement `second` `[N]` against those of `first` `[N]`; `groups` `[N]` are labels."""
-    x, y, group = _paired(first, second, groups)
+    x, y, group = _pair(first, second, groups)
     shift = mean_interval(y - x, group, ends=None) if len(x) else UNKNOWN
     kept = np.bincount(group)[group] >= 2
     x, y, group = x[kept], y[kept], codes(group[kept])
@@ -180,7 +168,7 @@ def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Agreeme
         return Agreement(
             groups=0, shift=shift, reliability=UNKNOWN, noise_share=UNKNOWN, within_std=UNKNOWN, rank=UNKNOWN
         )
-    a, b = _centred(x, group), _centred(y, group)
+    a, b = _centre(x, group), _centre(y, group)
     freedom = 1 - 1 / np.bincount(group)[group]  # sums to n - 1 over a group
     moments = _sums([a * a + b * b, 2 * a * b, freedom], group)
 
@@ -204,12 +192,12 @@ def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Agreeme
 
 def spread(values: ArrayLike, groups: ArrayLike) -> Spread:
     """Where the variance of values `[N]` lies; `groups` `[N]` are labels."""
-    x, _, group = _paired(values, values, groups)
+    x, _, group = _pair(values, values, groups)
     if len(x) == 0:
         return Spread(std=UNKNOWN, between_prompts=UNKNOWN, flat_groups=UNKNOWN)
     size = np.bincount(group).astype(np.float64)
     origin = x - x.mean()  # moments about the sample's own mean do not cancel badly
-    total, within = np.bincount(group, weights=origin), np.bincount(group, weights=_centred(x, group) ** 2)
+    total, within = np.bincount(group, weights=origin), np.bincount(group, weights=_centre(x, group) ** 2)
     squares = np.bincount(group, weights=origin**2)
     sum_KG = np.stack([np.ones_like(size), size, size**2, total, total**2 / size, within, squares])
     extent = np.array([np.ptp(x[group == g]) for g in range(len(size))])
@@ -243,20 +231,22 @@ def order_bias(first_shown: ArrayLike, other_order: ArrayLike, groups: ArrayLike
         other_order: [P] probability that b wins, b shown first.
         groups: [P] labels of the pairs' prompts.
     """
-    a, b, group = _paired(first_shown, other_order, groups)
+    a, b, group = _pair(first_shown, other_order, groups)
     failed = np.asarray(first_shown).size - len(a)
     if len(a) == 0:
         return OrderBias(count=0, failed=failed, first_wins=UNKNOWN, agreement=UNKNOWN)
     a, b = (0.5 + 0.5 * np.sign(part - 0.5) for part in (a, b))
     return OrderBias(
-        count=len(a), failed=failed, first_wins=mean_interval((a + b - 1) / 2, group, ends=None),
+        count=len(a),
+        failed=failed,
+        first_wins=mean_interval((a + b - 1) / 2, group, ends=None),
         agreement=mean_interval(1 - np.abs(a + b - 1), group),
-    )  # fmt: skip
+    )
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Interval:
     """Spearman's correlation of two rewards over all images; resamples keep the ranks of the whole sample."""
-    x, y, group = _paired(first, second, groups)
+    x, y, group = _pair(first, second, groups)
     return _pearson(ranks(x), ranks(y), group) if len(x) else UNKNOWN
 
 
@@ -297,12 +287,8 @@ def _pearson(x: Values, y: Values, group: Groups) -> Interval:
     return over_groups(sum_KG, correlation, bounds=(-1, 1))
 
 
-def _paired(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Values, Values, Groups]:
-    """Both measurements where both are finite, and the groups as 0, 1, 2, ...
-
-    Raises:
-        ValueError: lengths differ.
-    """
+def _pair(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Values, Values, Groups]:
+    """Both measurements where both are finite, and the groups as 0, 1, 2, ... Raises ValueError: lengths differ."""
     x, y, group = np.asarray(first, np.float64), np.asarray(second, np.float64), np.asarray(groups)
     if x.ndim != 1 or x.shape != y.shape or x.shape != group.shape:
         raise ValueError(f"measurements and groups need one entry per item: {x.shape}, {y.shape}, {group.shape}.")
@@ -310,7 +296,7 @@ def _paired(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Val
     return x[known], y[known], codes(group[known])
 
 
-def _centred(values: Values, group: Groups) -> Values:
+def _centre(values: Values, group: Groups) -> Values:
     """Values less their group's mean; exactly 0 where a group's values are equal."""
     first = values[np.unique(group, return_index=True)[1]]
     origin = values - first[group]

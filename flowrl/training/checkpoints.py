@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, cast
 import torch
 
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.weights.saved_model import put_back
+from flowrl.pipelines.shared.saved_model import put_back
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.runs.manifest import read_manifest
 from flowrl.runtime.files import make_folder, read_json, sync, sync_tree, write_atomically

@@ -190,16 +190,15 @@ def _score(
     )
     output = None if reward is None else reward(inputs)
     found = {} if output is None else output.parts
-    terms = () if reward is None else reward.terms
-    geneval = next((term.key for term in terms if term.reward.name == "geneval"), "geneval")
+    verdicts = "" if reward is None else reward.verdicts
     rows = []
     for i, item in enumerate(batch):
         parts = {name.removeprefix("reward/"): _number(float(value[i])) for name, value in found.items()}
-        official = parts.get(f"{geneval}/official")
-        row = {"prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.key or asked_for(item.prompt)}
+        official = parts.get(f"{verdicts}/official")
+        row: Row = {"prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.key or asked_for(item.prompt)}
         row |= {"task": item.prompt.metadata.get("tag", ""), "sample": item.sample}
         row |= {"seed": counter_seed(seed, *_noise_of(item)), "correct": None if official is None else official > 0.5}
-        rows.append(row | {"graded": parts.get(f"{geneval}/graded"), "rewards": parts})
+        rows.append(row | {"graded": parts.get(f"{verdicts}/graded"), "rewards": parts})
     return rows
 
 
@@ -226,6 +225,6 @@ def _write_samples(
     write_samples(folder, iteration, images, texts, sources, pipeline.fps, sounds)
     listed = []
     for item in [items[number] for number in numbers]:
-        row = {"prompt": item.prompt.text, "sample": item.sample, "seed": counter_seed(seed, *_noise_of(item))}
+        row: Row = {"prompt": item.prompt.text, "sample": item.sample, "seed": counter_seed(seed, *_noise_of(item))}
         listed.append(row | ({"sources": list(item.prompt.sources)} if item.prompt.sources else {}))
     write_atomically(folder / "prompts.json", json.dumps(listed, indent=1) + "\n")

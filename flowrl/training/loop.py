@@ -33,11 +33,11 @@ from flowrl.config.train import TrainConfig
 from flowrl.media.kept import LATEST, write_latest
 from flowrl.media.terminal_images import HEIGHT, protocol_here, show
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.known_checkpoints import precision_note
-from flowrl.pipelines.lora import Policy, refuse_not_finite
-from flowrl.pipelines.weights.context_parallel import share_tokens
+from flowrl.pipelines.places.known_checkpoints import precision_note
+from flowrl.pipelines.shared.context_parallel import share_tokens
+from flowrl.pipelines.shared.saved_model import save_model
+from flowrl.pipelines.weights.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
-from flowrl.pipelines.weights.saved_model import save_model
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.progress import progress
@@ -357,7 +357,10 @@ class Loop(Draws):
         seconds = self._largest(time.perf_counter() - self._beginning.clock)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
-        row = {"num_images": self.config.num_images, "lr": self.rate(max(0, self.counters["updates"] - 1))}
+        row: dict[str, Any] = {
+            "num_images": self.config.num_images,
+            "lr": self.rate(max(0, self.counters["updates"] - 1)),
+        }
         row |= {f"reward_errors/{word}": count for word, count in sorted(errors.items())}
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in stages.items()}

@@ -16,9 +16,9 @@ from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, 
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family_for, family_name, stock_of
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
-from flowrl.pipelines.lora import Policy, refuse_other_network, refuse_other_variant
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading, Split
+from flowrl.pipelines.weights.lora import Policy, refuse_other_network, refuse_other_variant
 from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.prompts.loading import Prompt, load_prompts
@@ -31,9 +31,9 @@ from flowrl.rewards.actors.ray_rewards import (
     goes_to_workers,
     start_workers,
 )
+from flowrl.rewards.base.specs import checked_reward
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.rewards.networks.text_limits import cut_line
-from flowrl.rewards.specs import checked_reward
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.scrubbing import say as print
@@ -187,11 +187,11 @@ def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses a model whose tokens the processes of `parallel.context` cannot share, before weights load.
 
     Raises:
-        ValueError: as `flowrl.pipelines.weights.context_parallel.refuse_unsplit`.
+        ValueError: as `flowrl.pipelines.shared.context_parallel.refuse_unsplit`.
     """
     if config.parallel.context == 1:
         return
-    from flowrl.pipelines.weights.context_parallel import refuse_unsplit  # imports diffusers
+    from flowrl.pipelines.shared.context_parallel import refuse_unsplit  # imports diffusers
 
     model, options = location_of(config.pipeline), family_options(config.pipeline)
     drawn = {"height": config.eval.height, "width": config.eval.width}

@@ -71,7 +71,7 @@ def not_kept(prompts: Iterable[tuple[Pipeline, Prompt]]) -> list[tuple[Pipeline,
 
 def encode_all(pipeline: Pipeline, prompts: Iterable[Prompt]) -> None:
     """Embeds prompts one by one and keeps all of them, so that the text encoders can go."""
-    from flowrl.pipelines.prompt_embeddings import keeping_all  # diffusers takes seconds to import
+    from flowrl.pipelines.shared.prompt_embeddings import keeping_all  # diffusers takes seconds to import
 
     with keeping_all(), pipeline.awake("text_encoders"):
         for prompt in prompts:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,8 +48,8 @@ class Rollouts:
         self.backend = RayBackend(duty, gpus=gpus)
         share = settings.rollouts // run.world
         self.dispatcher = Dispatcher(self.backend, workers=share, tell=self._tell, who="rollout worker")
-        self.layout = {"rollouts": settings.rollouts, "staleness": settings.staleness, "gpus_each": gpus}
-        self.layout |= {"address": address, "own_instance": settings.address is None}
+        self.layout: dict[str, Any] = {"rollouts": settings.rollouts, "staleness": settings.staleness}
+        self.layout |= {"gpus_each": gpus, "address": address, "own_instance": settings.address is None}
         self._waited = 0.0
         self._told = 0  # restarts that are in the log
         self._lock = threading.Condition()

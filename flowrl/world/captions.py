@@ -28,11 +28,7 @@ def neighbour(record: Record, rng: np.random.Generator) -> Record:
     """What is shown under a record's prompt where that is wrong: a record of the same task that differs in one thing.
 
     Args:
-        record: one of the world's.
         rng: source of the choice where a prompt has two neighbours.
-
-    Raises:
-        ValueError: a record of another task.
     """
     tag, clauses = record["tag"], record["include"]
     names = [clause["class"] for clause in clauses]

@@ -23,8 +23,11 @@ FPS = 8
 """Frames per second."""
 
 DIRECTIONS: dict[str, tuple[float, float]] = {
-    "left": (-1.0, 0.0), "right": (1.0, 0.0), "up": (0.0, -1.0), "down": (0.0, 1.0),
-}  # fmt: skip
+    "left": (-1.0, 0.0),
+    "right": (1.0, 0.0),
+    "up": (0.0, -1.0),
+    "down": (0.0, 1.0),
+}
 """Name -> unit step (x, y); y points down."""
 
 WORDS = ("moving", "up", "down")
@@ -108,9 +111,6 @@ def motion_verdict(clip: np.ndarray, record: Mapping[str, Any]) -> MotionVerdict
     Args:
         clip: uint8 `[F, H, W, 3]`, RGB; F at least 3.
         record: with shape, color and direction.
-
-    Raises:
-        ValueError: fewer than 3 frames, or an unknown direction.
     """
     if len(clip) < 3:
         raise ValueError(f"motion needs at least 3 frames, this clip has {len(clip)}")

@@ -85,9 +85,8 @@ def detect_in_batch(images: np.ndarray) -> list[list[Detection]]:
     Args:
         images: uint8 `[B, H, W, 3]`, RGB.
 
-    Returns:
-        For each image its detections by falling score; boxes in pixels, `(x1, y1, x2, y2)` with the far edges
-        exclusive; `mask` is a bool array `[H, W]`. An image whose ground is not the world's light grey has none.
+    Returns for each image its detections by falling score; boxes in pixels, `(x1, y1, x2, y2)` with the far edges
+    exclusive; `mask` is a bool array `[H, W]`. An image whose ground is not the world's light grey has none.
     """
     ground = _ground(images)
     of_this_world = _squared_distance(ground, np.asarray(BACKGROUND)) <= _GROUND_DRIFT**2

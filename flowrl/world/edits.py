@@ -66,11 +66,8 @@ class EditVerdict:
 
 
 def edit_record(task: str, scene: Sequence[Shape], target: int, wish: str = "") -> Record:
-    """A record; `wish` is the new colour (recolor) or the new label (replace).
-
-    Raises:
-        ValueError: an unknown task, or a wish that is what the shape has already.
-    """
+    """A record; `wish` is the new colour (recolor) or the new label (replace). Raises ValueError: an unknown task, or a
+    wish that is what the shape has already."""
     shape = scene[target]
     texts = {
         "recolor": f"make the {shape.label} {wish}",
@@ -155,9 +152,6 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
         image: uint8 `[H, W, 3]`, the result.
         source: uint8 `[H, W, 3]`, of the same size.
         record: an edit record, in coordinates of 64 x 64 pixels.
-
-    Raises:
-        ValueError: the two images differ in size.
     """
     if image.shape != source.shape:
         raise ValueError(f"the result {image.shape} and its source {source.shape} must have one size")
@@ -168,17 +162,16 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
     here = max((d for d in found if _overlap(d.box, place) >= _SAME_PLACE), key=lambda d: d.score, default=None)
     if record["tag"] == "remove":
         done = float(here is None and _is_ground(image, place))
+    elif here is None:
+        done = 0.0
     else:
-        wanted = after[target]
-        done = 0.0 if here is None else (1 + (here.label == wanted.label) + (color_of(image, here) == wanted.color)) / 3
-        if record["tag"] == "recolor" and here is not None and color_of(image, here) == before[target].color:
-            done = 0.0  # nothing was done
-        if record["tag"] == "replace" and here is not None and here.label == before[target].label:
-            done = 0.0
+        color, old, wanted = color_of(image, here), before[target], after[target]
+        undone = {"recolor": color == old.color, "replace": here.label == old.label}[record["tag"]]
+        done = 0.0 if undone else (1 + (here.label == wanted.label) + (color == wanted.color)) / 3
     others = [shape for number, shape in enumerate(before) if number != target]
     checks = [_is_as_it_was(shape, found, image, factor) for shape in others]
     extra = len(found) > len(others) + (here is not None)
-    checks.append(not extra and _changed(image, source, place) <= _MOST_CHANGED)
+    checks.append(not extra and _changed_share(image, source, place) <= _MOST_CHANGED)
     return EditVerdict(done=done, kept=sum(checks) / len(checks))
 
 
@@ -218,7 +211,7 @@ def _is_as_it_was(shape: Shape, found: Sequence[Detection], image: np.ndarray, f
     )
 
 
-def _changed(image: np.ndarray, source: np.ndarray, box: Sequence[float]) -> float:
+def _changed_share(image: np.ndarray, source: np.ndarray, box: Sequence[float]) -> float:
     """Share of the pixels outside a box that differ clearly from the source."""
     different = np.linalg.norm(image.astype(np.float64) - source.astype(np.float64), axis=-1) > _CHANGED
     outside = np.ones(different.shape, dtype=bool)

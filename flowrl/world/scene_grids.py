@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.benchmarks.geneval.detections import MIN_SCORE, Detection
+from flowrl.benchmarks.geneval.detections import MIN_SCORE
 from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.benchmarks.geneval.wording import colors
 from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
@@ -79,13 +79,15 @@ def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) 
         image: uint8 `[H, W, 3]`, RGB, of the embedded world.
         record: as `grid_record` makes it; each of its `sub_prompts` asks for one object.
 
-    Raises:
-        ValueError: for another record.
+    Raises ValueError for another record.
     """
     asked = asked_objects(record)
     channels_first = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     cells = split_grid(channels_first[None], ROWS, COLUMNS)[0].permute(0, 2, 3, 1).numpy()
-    seen = tuple(_content(cell, found) for cell, found in zip(cells, detect_in_batch(cells), strict=True))
+    seen = tuple(
+        tuple(sorted((one.label, color_of(cell, one)) for one in found if one.score > MIN_SCORE))
+        for cell, found in zip(cells, detect_in_batch(cells), strict=True)
+    )
     pairs = cell_pairs(CELLS)
     return GridVerdict(
         cells=tuple(content == (wanted,) for content, wanted in zip(seen, asked, strict=True)),
@@ -94,16 +96,9 @@ def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) 
     )
 
 
-def _content(cell: UInt8[np.ndarray, " h w 3"], found: Sequence[Detection]) -> Content:
-    return tuple(sorted((one.label, color_of(cell, one)) for one in found if one.score > MIN_SCORE))
-
-
 def asked_objects(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Label and colour of the object that a grid's record asks for in each cell.
-
-    Raises:
-        ValueError: if it does not ask for exactly one object with a colour in each of the cells.
-    """
+    """Label and colour of the object that a grid's record asks for in each cell. Raises ValueError if it does not ask
+    for exactly one object with a colour in each of the cells."""
     cells = [parse_record(cell.metadata).include for cell in cell_prompts("", record)]
     asked = [(own[0].label, own[0].color) for own in cells if len(own) == 1 and own[0].count == 1]
     found = [(label, color) for label, color in asked if color is not None]

@@ -44,7 +44,7 @@ def _counting(label: str, count: int) -> Record:
     return record
 
 
-def worded(record: Record, opening: str) -> Record:
+def word_record(record: Record, opening: str) -> Record:
     """The record with another of `OPENINGS` before what its prompt names."""
     return {**record, "prompt": f"{opening} {record['prompt'].removeprefix(f'{OPENINGS[0]} ')}"}
 
@@ -88,7 +88,7 @@ def split() -> tuple[dict[str, list[Record]], dict[str, list[Record]]]:
 def _in_all_words(records: Sequence[Record]) -> list[Record]:
     """Every record in every wording; any stretch of the list has records and wordings in about equal numbers."""
     return [
-        worded(record, OPENINGS[(turn + 3 * place) % len(OPENINGS)])
+        word_record(record, OPENINGS[(turn + 3 * place) % len(OPENINGS)])
         for turn in range(len(OPENINGS))
         for place, record in enumerate(records)
     ]

@@ -51,11 +51,8 @@ class Shape:
 
 
 def outline(label: str, x: float, y: float, radius: float) -> list[tuple[float, float]]:
-    """Corner points of a shape whose bounding box is the square of half-size `radius` around `(x, y)`.
-
-    Raises:
-        ValueError: `label` is none of `SHAPES`.
-    """
+    """Corner points of a shape whose bounding box is the square of half-size `radius` around `(x, y)`. Raises
+    ValueError: `label` is none of `SHAPES`."""
     if label == "square":
         corners = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
     elif label == "triangle":
@@ -84,7 +81,7 @@ def _box_gap(a: Shape, b: Shape) -> float:
     return max(abs(a.x - b.x), abs(a.y - b.y)) - a.radius - b.radius
 
 
-def _wanted(metadata: Mapping[str, Any], rng: np.random.Generator) -> list[tuple[str, str]]:
+def _wanted_shapes(metadata: Mapping[str, Any], rng: np.random.Generator) -> list[tuple[str, str]]:
     """Label and colour of every object that the record asks for; an unstated colour is drawn at random."""
     names = list(COLORS)
     objects = []
@@ -124,12 +121,10 @@ def random_scene(metadata: Mapping[str, Any], rng: np.random.Generator) -> tuple
 
     Args:
         metadata: a GenEval record; only `include` is read (its positions refer to clauses of one object each).
-        rng: source of all randomness.
 
-    Raises:
-        ValueError: no arrangement was found in 1000 attempts (more than four shapes do not fit).
+    Raises ValueError: no arrangement was found in 1000 attempts (more than four shapes do not fit).
     """
-    labels = _wanted(metadata, rng)
+    labels = _wanted_shapes(metadata, rng)
     positions = [(i, clause["position"]) for i, clause in enumerate(metadata["include"]) if clause.get("position")]
     for _ in range(1000):
         shapes = _place(labels, rng)

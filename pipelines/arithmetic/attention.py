@@ -29,7 +29,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flowrl.pipelines.arithmetic.attention_words import KERNELS, Known, Mask, check_here, check_word, chosen, usable
+from flowrl.pipelines.arithmetic.attention_words import (
+    KERNELS,
+    Known,
+    Mask,
+    check_here,
+    check_word,
+    choose,
+    usable,
+)
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.private_names import (
     HUB_KERNELS,
@@ -88,7 +96,7 @@ class JointAttention:
         return images, prompt if attn.context_pre_only else attn.to_add_out(prompt)
 
 
-def dispatched(transformer: nn.Module) -> None:
+def dispatch_joint_attention(transformer: nn.Module) -> None:
     """Gives every attention of an SD3 transformer its own processor."""
     for module in transformer.modules():
         if isinstance(module, Attention):
@@ -103,8 +111,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key: not negative, `[b, heads, d, m]`.
         value: `[b, heads, e, m]`.
 
-    Returns:
-        float32 `[b, heads, e, n]`.
+    Returns float32 `[b, heads, e, n]`.
     """
     with torch.autocast(query.device.type, enabled=False):
         counted = F.pad(value.float(), (0, 0, 0, 1), value=1.0)  # a row of ones, whose result is the divisor
@@ -112,7 +119,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return summed[:, :, :-1] / (summed[:, :, -1:] + 1e-15)
 
 
-def _projected(attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _project(attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys through relu, the feature map of linear attention, and values: `[b, n, heads, d]` each."""
     source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
 
@@ -126,26 +133,10 @@ def _projected(attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor |
     )
 
 
-def _sent_on(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
+def _output(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
     """Tokens `[b, n, c]` of what was attended, `[b, heads, d, n]`."""
     tokens: Tensor = attn.to_out[1](attn.to_out[0](attended.flatten(1, 2).transpose(1, 2).to(dtype)))
     return tokens
-
-
-class LinearAttention:
-    """Processor of one linear attention."""
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
-        given = (x.permute(0, 2, 3, 1) for x in _projected(attn, hidden_states, encoder_hidden_states))
-        tokens = _sent_on(attn, linear_attention(*given), hidden_states.dtype)
-        return tokens.clip(-65504, 65504) if tokens.dtype == torch.float16 else tokens  # the largest that it holds
 
 
 def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -157,8 +148,7 @@ def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: t
         value: `[b, n, heads, e]`.
         rotary: cosines and sines of the rotations R, `[1, n, 1, d]`, each twice.
 
-    Returns:
-        float32 `[b, heads, e, n]`.
+    Returns float32 `[b, heads, e, n]`.
     """
     cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
 
@@ -174,34 +164,26 @@ def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: t
         return v @ rotated_k.transpose(-1, -2) @ rotated_q * inverse
 
 
-class RotaryLinearAttention:
-    """Processor of one linear attention of videos, with rotations of tokens."""
+class LinearAttention:
+    """Processor of one linear attention; with rotations of tokens that of videos."""
 
     def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        rotary_emb: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None, rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
-        assert rotary_emb is not None
-        given = _projected(attn, hidden_states, encoder_hidden_states)
-        return _sent_on(attn, rotary_linear_attention(*given, rotary_emb), hidden_states.dtype)
+        given = _project(attn, hidden_states, encoder_hidden_states)
+        if rotary_emb is not None:
+            return _output(attn, rotary_linear_attention(*given, rotary_emb), hidden_states.dtype)
+        tokens = _output(attn, linear_attention(*(x.permute(0, 2, 3, 1) for x in given)), hidden_states.dtype)
+        return tokens.clip(-65504, 65504) if tokens.dtype == torch.float16 else tokens  # the largest that it holds
 
 
 def exact_linear(transformer: nn.Module) -> None:
     """Gives every linear attention of a Sana transformer, of images or videos, its own processor."""
     for module in transformer.modules():
-        processor = getattr(module, "processor", None)
-        if isinstance(processor, SanaLinearAttnProcessor2_0):
+        if isinstance(getattr(module, "processor", None), SanaLinearAttnProcessor2_0 | SanaLinearAttnProcessor3_0):
             module.set_processor(LinearAttention())  # type: ignore[operator]
-        elif isinstance(processor, SanaLinearAttnProcessor3_0):
-            module.set_processor(RotaryLinearAttention())  # type: ignore[operator]
-
-
-# ---- on a loaded network ---------------------------------------------------------------------------------------------
 
 
 def give_kernel(
@@ -209,23 +191,13 @@ def give_kernel(
 ) -> str:
     """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at.
 
-    Args:
-        networks: denoisers whose processors are their own.
-        word: of `pipeline.attention`.
-        known: how they attend.
-        dtype: of their arithmetic.
-        device: where they live.
-
-    Returns:
-        The kernel's word, what "auto" became.
-
-    Raises:
-        ValueError: the word is refused, the kernel cannot be loaded or gives no right gradient, or nothing attends.
+    Returns the kernel's word, what "auto" became. Raises ValueError: the word is refused, the kernel cannot be loaded
+    or gives no right gradient, or nothing attends.
     """
     machine = this_machine(torch.device(device).type)
     check_word(word, dtype, known)
     check_here(word, machine)
-    found = chosen(word, machine, dtype, known)
+    found = choose(word, machine, dtype, known)
     _load(found)
     for size in sorted(set(known.head_sizes)) if found != "native" else ():
         check_backward(found, dtype=dtype, device=device, head_size=size, mask=known.mask)
@@ -260,7 +232,7 @@ def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
         if not isinstance(module, Attention | AttentionModuleMixin):
             continue
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
-        if isinstance(processor, LinearAttention | RotaryLinearAttention):
+        if isinstance(processor, LinearAttention):
             continue
         reads = isinstance(processor, ReadsBackend) and not isinstance(processor, QwenImage21AttnProcessor)
         direct = kernel.torchs and not kernel.casts and (word == "native" or not within)
@@ -268,14 +240,14 @@ def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
             set_backend(processor, AttentionBackendName(kernel.backend if direct else "native"))
         stock = type(processor).__bases__[0] if isinstance(processor, _Given) else type(processor)
         replaced = not direct or (not reads and word != "native")
-        processor.__class__ = _replaced(stock, word) if replaced else stock
+        processor.__class__ = _replacing_class(stock, word) if replaced else stock
         module.set_processor(processor)
         count += 1
     return count
 
 
 @cache
-def _replaced(stock: Any, word: str) -> Any:
+def _replacing_class(stock: Any, word: str) -> Any:
     """A processor's class whose calls of torch's attention go to a kernel."""
     attend = attention_of(word)
 
@@ -302,9 +274,6 @@ class _Instead(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self.attend(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
-
-
-# ---- the functions themselves ----------------------------------------------------------------------------------------
 
 
 def attention_of(word: str) -> Attend:
@@ -338,17 +307,9 @@ def check_backward(
     """Runs a kernel forward and backward on a small attention, and compares with softmax written out in float32.
 
     Outputs and the gradients of queries, keys and values may differ by 5 % of the largest, bfloat16's rounding many
-    times over; what is looked for is a gradient that is missing or another's. Takes milliseconds.
-
-    Args:
-        word: of the kernel.
-        dtype: of queries, keys and values.
-        device: where.
-        head_size: numbers of a head.
-        mask: what kind of mask is given, of which the last keys of the first row are out.
-
-    Raises:
-        ValueError: the kernel cannot run so, or its output or a gradient is not that of attention.
+    times over; what is looked for is a gradient that is missing or another's. Takes milliseconds. Of a mask the last
+    keys of the first row are out. Raises ValueError: the kernel cannot run so, or its output or a gradient is not that
+    of attention.
     """
     rows, heads, tokens = 2, 2, 64
     generator = torch.Generator().manual_seed(0)
@@ -366,7 +327,11 @@ def check_backward(
             f"pipeline.attention={word} cannot run forward and backward here, on {device} in {dtype} with heads of "
             f"{head_size} ({error}): choose auto"
         ) from error
-    wanted = _with_gradients(partial(_written_out, bias=bias), [x.float() for x in given])
+
+    def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.softmax(query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias, -1) @ value
+
+    wanted = _with_gradients(written_out, [x.float() for x in given])
     for name, own, true in zip(("output", "d query", "d key", "d value"), found, wanted, strict=True):
         if own is None or not bool(own.any()):
             raise ValueError(f"pipeline.attention={word} gives no {name}, so that nothing could be learnt: choose auto")
@@ -385,10 +350,6 @@ def _with_gradients(attend: Attend, given: list[Tensor]) -> list[Any]:
         return [out.detach(), *torch.autograd.grad(out, leaves, given[3].to(out.dtype), allow_unused=True)]
 
 
-def _written_out(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor) -> Tensor:
-    return torch.softmax(query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias, -1) @ value
-
-
 def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int, mask: Mask = "none") -> list[str]:
     """Words that this machine has for a head size and dtype, each run forward and backward.
 
@@ -397,7 +358,7 @@ def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int
     machine = this_machine(torch.device(device).type)
     found = []
     for word in usable(machine, dtype, Known(head_sizes=(head_size,), mask=mask)):
-        if word.endswith("_hub") and not _fetched(word):
+        if word.endswith("_hub") and HUB_KERNELS[AttentionBackendName(KERNELS[word].backend)].kernel_fn is None:
             continue
         try:
             check_backward(word, dtype=dtype, device=device, head_size=head_size, mask=mask)
@@ -405,9 +366,3 @@ def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int
             continue
         found.append(word)
     return found
-
-
-def _fetched(word: str) -> bool:
-    """Whether a kernel of the hub was loaded in this process."""
-    config = HUB_KERNELS[AttentionBackendName(KERNELS[word].backend)]
-    return config.kernel_fn is not None

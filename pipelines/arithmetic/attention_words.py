@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from flowrl.config.options import entry_of
-from flowrl.pipelines.cards import Card
 from flowrl.runtime.capabilities import Machine, at_least_version
 
 Mask = Literal["none", "keys", "bias"]
@@ -53,57 +53,34 @@ class AttentionKernel:
 _AMPERE, _HOPPER, _NEWEST = (8, 0), (9, 0), (99, 0)
 _HUB = ("kernels", "0.12", "pip install -U kernels; the first load fetches the kernel from the Hugging Face Hub")
 _FLASH = ("flash-attn", "2.6.3", "pip install flash-attn --no-build-isolation, which compiles for a while")
+_XFORMERS = ("xformers", "0.0.34", "in flowrl's folder, pip install -e '.[gpu]'")
 _FLASH_3 = ("flash_attn_3", "3.0", "build FlashAttention 3 from its source, or take flash_3_hub")
+
+_any = partial(AttentionKernel, capability=(_AMPERE, _NEWEST), low=True)
+_flash = partial(_any, torchs=False, largest=256, mask="none")
+_hopper = partial(_flash, capability=(_HOPPER, _HOPPER))
+_VERSION_4 = ("kernels", "0.12.3", _HUB[2])
 
 KERNELS: Mapping[str, AttentionKernel] = {
     "native": AttentionKernel(backend="native", gpu=False),
     "float32": AttentionKernel(backend="native", casts=True, gpu=False),
     "math": AttentionKernel(backend="_native_math", gpu=False),
     "efficient": AttentionKernel(backend="_native_efficient", multiple=8),
-    "flash": AttentionKernel(
-        backend="_native_flash", capability=(_AMPERE, _NEWEST), low=True, largest=256, mask="none",
-    ),
+    "flash": _any(backend="_native_flash", largest=256, mask="none"),
     # Up to 256 numbers of a head on Hopper with newer versions of cuDNN; 128 is what all that have it take.
-    "cudnn": AttentionKernel(
-        backend="_native_cudnn", capability=(_AMPERE, _NEWEST), low=True, largest=128, multiple=8,
+    "cudnn": _any(backend="_native_cudnn", largest=128, multiple=8),
+    "xformers": AttentionKernel(backend="xformers", torchs=False, multiple=8, package=_XFORMERS),
+    "flash_attn": _flash(backend="flash", package=_FLASH),
+    "flash_attn_varlen": _flash(backend="flash_varlen", package=_FLASH, mask="keys"),
+    "flash_hub": _flash(backend="flash_hub", package=_HUB),
+    "flash_varlen_hub": _flash(backend="flash_varlen_hub", package=_HUB, mask="keys"),
+    "flash_3_varlen": _hopper(backend="_flash_varlen_3", package=_FLASH_3, mask="keys"),
+    "flash_3_hub": _hopper(backend="_flash_3_hub", package=_HUB),
+    "flash_3_varlen_hub": _hopper(backend="_flash_3_varlen_hub", package=_HUB, mask="keys"),
+    "flash_4_hub": _flash(
+        backend="flash_4_hub", capability=(_HOPPER, _NEWEST), package=_VERSION_4, largest=128, mask="none"
     ),
-    "xformers": AttentionKernel(
-        backend="xformers", torchs=False, multiple=8,
-        package=("xformers", "0.0.34", "in flowrl's folder, pip install -e '.[gpu]'"),
-    ),
-    "flash_attn": AttentionKernel(
-        backend="flash", torchs=False, capability=(_AMPERE, _NEWEST), package=_FLASH, low=True, largest=256,
-        mask="none",
-    ),
-    "flash_attn_varlen": AttentionKernel(
-        backend="flash_varlen", torchs=False, capability=(_AMPERE, _NEWEST), package=_FLASH, low=True, largest=256,
-        mask="keys",
-    ),
-    "flash_hub": AttentionKernel(
-        backend="flash_hub", torchs=False, capability=(_AMPERE, _NEWEST), package=_HUB, low=True, largest=256,
-        mask="none",
-    ),
-    "flash_varlen_hub": AttentionKernel(
-        backend="flash_varlen_hub", torchs=False, capability=(_AMPERE, _NEWEST), package=_HUB, low=True, largest=256,
-        mask="keys",
-    ),
-    "flash_3_varlen": AttentionKernel(
-        backend="_flash_varlen_3", torchs=False, capability=(_HOPPER, _HOPPER), package=_FLASH_3, low=True,
-        largest=256, mask="keys",
-    ),
-    "flash_3_hub": AttentionKernel(
-        backend="_flash_3_hub", torchs=False, capability=(_HOPPER, _HOPPER), package=_HUB, low=True, largest=256,
-        mask="none",
-    ),
-    "flash_3_varlen_hub": AttentionKernel(
-        backend="_flash_3_varlen_hub", torchs=False, capability=(_HOPPER, _HOPPER), package=_HUB, low=True,
-        largest=256, mask="keys",
-    ),
-    "flash_4_hub": AttentionKernel(
-        backend="flash_4_hub", torchs=False, capability=(_HOPPER, _NEWEST), package=("kernels", "0.12.3", _HUB[2]),
-        low=True, largest=128, mask="none",
-    ),
-}  # fmt: skip
+}
 """Word of `pipeline.attention` -> kernel; all have a backward pass."""
 
 _INT8 = "multiplies in 8 bits and has no backward pass, so that no gradient would pass through attention"
@@ -147,17 +124,14 @@ class Attends:
     head_sizes: Callable[[Any], tuple[int, ...]] = lambda config: (config.attention_head_dim,)
     mask: Mask = "none"
 
-    def known(self, card: Card | None) -> Known:
-        """Of a checkpoint, of which perhaps nothing is known."""
-        sizes = () if card is None or card.network is None else self.head_sizes(card.network)
+    def known(self, network: Any) -> Known:
+        """Of a denoiser's configuration; None where it is not known."""
+        sizes = () if network is None else self.head_sizes(network)
         return Known(head_sizes=sizes, mask=self.mask)
 
 
 UNMASKED = Attends()
 """Heads of `attention_head_dim` numbers, and no mask: most families."""
-
-
-# ---- before weights load ---------------------------------------------------------------------------------------------
 
 
 def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
@@ -175,29 +149,25 @@ def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
         ours = _THEIRS[word]
         raise ValueError(f"pipeline.attention={word} is diffusers' name of what is called {ours} here: write {ours}")
     kernel = entry_of(KERNELS, word, "pipeline.attention")
-    if fault := _unsuited(kernel, dtype, known):
-        fitting = [name for name, other in KERNELS.items() if not _unsuited(other, dtype, known)]
+    if fault := _misfit(kernel, dtype, known):
+        fitting = [name for name, other in KERNELS.items() if not _misfit(other, dtype, known)]
         raise ValueError(f"pipeline.attention={word} {fault}: choose among {', '.join(fitting)}")
 
 
 def check_here(word: str, machine: Machine) -> None:
-    """Refuses a kernel of our words that a machine does not have.
-
-    Raises:
-        ValueError: says what is missing, what to do, and which kernels the machine has.
-    """
-    if word != "auto" and (fault := _absent(KERNELS[word], machine)):
-        there = [name for name, kernel in KERNELS.items() if not _absent(kernel, machine)]
+    """Refuses a kernel of our words that a machine does not have."""
+    if word != "auto" and (fault := _lack(KERNELS[word], machine)):
+        there = [name for name, kernel in KERNELS.items() if not _lack(kernel, machine)]
         raise ValueError(f"pipeline.attention={word} {fault}; or choose among auto, {', '.join(there)}")
 
 
 def usable(machine: Machine, dtype: torch.dtype, known: Known) -> list[str]:
     """Words that a machine has and that suit a checkpoint in a dtype; float32 is left out where that is the dtype."""
     words = [word for word, kernel in KERNELS.items() if not (kernel.casts and dtype == torch.float32)]
-    return [w for w in words if not _absent(KERNELS[w], machine) and not _unsuited(KERNELS[w], dtype, known)]
+    return [w for w in words if not _lack(KERNELS[w], machine) and not _misfit(KERNELS[w], dtype, known)]
 
 
-def chosen(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
+def choose(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
     """What a word means on a machine: "auto" is its fastest kernel that needs nothing to be installed.
 
     On a CPU in 16 bits that is float32: torch's backward pass is 3 to 8 times slower in bfloat16 and float16 there
@@ -214,7 +184,7 @@ def chosen(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str
     return "native"
 
 
-def _unsuited(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
+def _misfit(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
     """Why a kernel does not suit dtype, heads or masks; empty where it does."""
     if kernel.low and dtype not in _LOW:
         return f"takes bfloat16 and float16, and pipeline.dtype is {str(dtype).removeprefix('torch.')}"
@@ -230,7 +200,7 @@ def _unsuited(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
     return ""
 
 
-def _absent(kernel: AttentionKernel, machine: Machine) -> str:
+def _lack(kernel: AttentionKernel, machine: Machine) -> str:
     """What a machine lacks for a kernel, and what to do; empty where nothing."""
     if kernel.gpu and machine.device != "cuda":
         return f"runs on CUDA devices, and the device is {machine.device}: set pipeline.device=cuda where there is one"
@@ -255,6 +225,6 @@ def _absent(kernel: AttentionKernel, machine: Machine) -> str:
 
 def kernels_line(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
     """What a word means on a machine, and what else there is, for `flowrl plan`."""
-    found = chosen(word, machine, dtype, known)
+    found = choose(word, machine, dtype, known)
     arrow = f"{word} -> {found}" if found != word else word
     return f"{arrow} on this machine (usable: {', '.join(usable(machine, dtype, known))})"

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowrl.pipelines.common import first_expert
 from flowrl.runtime.private_names import repeated_classes, rounding_options
 from flowrl.runtime.progress import clock
 from flowrl.runtime.scrubbing import say as print
@@ -45,6 +44,18 @@ _MOST_GRAPHS = 128
 one row or more, are 96."""
 
 
+def experts_of(denoiser: nn.Module | None) -> list[nn.Module]:
+    """The networks that denoise: one, several, or none."""
+    if isinstance(denoiser, nn.ModuleDict):
+        return list(denoiser.values())
+    return [] if denoiser is None else [denoiser]
+
+
+def first_expert(denoiser: nn.Module) -> nn.Module:
+    """The network that one evaluation calls: the denoiser, or one of its experts, which are alike."""
+    return experts_of(denoiser)[0]
+
+
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:
     """The blocks of a denoiser that are compiled, in their order; of all experts, where there are several."""
     one: Any = first_expert(network)
@@ -54,11 +65,8 @@ def repeated_blocks(network: nn.Module) -> list[nn.Module]:
 
 
 def check_compile(compile: str, device: torch.device | str) -> None:
-    """Refuses to compile where it cannot work, before weights load.
-
-    Raises:
-        ValueError: no such choice; on MPS; on a CPU without a C++ compiler; on a GPU without Triton.
-    """
+    """Refuses to compile where it cannot work, before weights load. Raises ValueError: no such choice; on MPS; on a CPU
+    without a C++ compiler; on a GPU without Triton."""
     if compile == "none":
         return
     if compile != "blocks":
@@ -78,7 +86,7 @@ def check_compile(compile: str, device: torch.device | str) -> None:
 
 
 @cache
-def _told() -> None:
+def _announce() -> None:
     """Has it said on standard error, from now on in this process, that time goes into compiling."""
     from flowrl.runtime.private_names import callback_handler  # seconds to import
 
@@ -111,7 +119,7 @@ def compile_blocks(network: nn.Module, *, backend: str = "inductor") -> None:
         network: a denoiser or a ModuleDict of experts.
         backend: of `torch.compile`; "aot_eager" traces without generating code, for tests.
     """
-    _told()
+    _announce()
     options: dict[str, Any] = rounding_options() if backend == "inductor" else {}
     for block in repeated_blocks(network):
         block.compile(

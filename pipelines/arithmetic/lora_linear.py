@@ -48,34 +48,33 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer with its active adapter at work; several active ones, and uncommon kinds, are left to PEFT."""
-        base = self.base_layer
-        names = [] if self.disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
-        if len(names) != 1 or args or kwargs or self.merged or not _restorable(base):
+        base, kind, name = self.base_layer, x.device.type, self._plain_adapter()
+        if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)
-        name, kind = names[0], x.device.type
         first, second = self.lora_A[name], self.lora_B[name]
         cast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if cast else first.weight.dtype
-        plain = name not in self.lora_variant and isinstance(self.lora_dropout[name], nn.Identity)
-        if not plain or second.bias is not None or _dtype(base) != dtype or not (cast or x.dtype == dtype):
+        kept = base.dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
+        if kept != dtype or not (cast or x.dtype == dtype):
             return super().forward(x)
         whole = kind == "cpu" and dtype in (torch.float32, torch.float64)
         rule = Merged if whole and first.weight.dtype == dtype else Added
         weight = base if isinstance(base, QuantizedLinear) else base.weight
         given = (x.to(dtype), weight, base.bias, first.weight, second.weight, self.scaling[name])
         if kind == "cpu" and not has_products(dtype):
-            return _widened(*given)
+            return _multiply_wide(*given)
         answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]
         return answer
 
-
-def _restorable(base: nn.Module) -> bool:
-    """Whether a layer is plain, or as good as plain once its weight is restored."""
-    return type(base) is nn.Linear or (isinstance(base, QuantizedLinear) and not isinstance(base, WholeNumberLinear))
-
-
-def _dtype(base: nn.Linear) -> torch.dtype:
-    return base.dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
+    def _plain_adapter(self) -> str | None:
+        """The one adapter at work, of the usual kind, on a layer whose weight is plain or can be restored."""
+        names = [] if self.disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
+        base = self.base_layer
+        restored = isinstance(base, QuantizedLinear) and not isinstance(base, WholeNumberLinear)
+        if len(names) != 1 or self.merged or not (type(base) is nn.Linear or restored):
+            return None
+        usual = names[0] not in self.lora_variant and isinstance(self.lora_dropout[names[0]], nn.Identity)
+        return names[0] if usual and self.lora_B[names[0]].bias is None else None
 
 
 def _whole(w: Tensor | QuantizedLinear, dtype: torch.dtype) -> Tensor:
@@ -89,13 +88,13 @@ def _save(ctx: Any, w: Tensor | QuantizedLinear, *tensors: Tensor) -> None:
     ctx.save_for_backward(*tensors, *((w,) if isinstance(w, Tensor) else ()))
 
 
-def _saved(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _load(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """What was saved, the weight last."""
     tensors: tuple[Tensor, ...] = ctx.saved_tensors
     return tensors if ctx.layer is None else (*tensors, ctx.layer.restored(dtype))
 
 
-def _widened(
+def _multiply_wide(
     x: Tensor, w: Tensor | QuantizedLinear, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float
 ) -> Tensor:
     """The layer in float32 on operands that are rounded to the dtype of x, and its answer rounded to it: for 16 bits on
@@ -119,7 +118,7 @@ class Merged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, lora_a, lora_b, w = _saved(ctx, grad.dtype)
+        x, lora_a, lora_b, w = _load(ctx, grad.dtype)
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         for_x = for_a = for_b = None
         if ctx.needs_input_grad[0]:
@@ -148,7 +147,7 @@ class Added(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, first, second, low, w = _saved(ctx, grad.dtype)
+        x, first, second, low, w = _load(ctx, grad.dtype)
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         through = grads.mm(second)
         for_x = for_a = for_b = None

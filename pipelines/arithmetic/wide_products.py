@@ -27,13 +27,11 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
 })  # fmt: skip
 
 
-def _missing() -> frozenset[torch.dtype]:
-    if not torch.backends.mkldnn.is_available():
-        return frozenset()
-    return frozenset(getattr(torch, dtype) for dtype, supported in products_by_dtype().items() if not supported)
-
-
-_MISSING = _missing()  # found once: compiled code cannot ask
+_MISSING = frozenset(
+    getattr(torch, dtype) for dtype, supported in products_by_dtype().items()
+    if not supported and torch.backends.mkldnn.is_available()
+)  # fmt: skip
+"""Found once: compiled code cannot ask."""
 
 
 def has_products(dtype: torch.dtype) -> bool:
@@ -71,13 +69,7 @@ def _narrow(operands: Sequence[Any]) -> bool:
 
 
 def checkpoint_blocks(network: Any, device: torch.device | str, dtype: torch.dtype) -> None:
-    """Has a network of diffusers recompute its blocks in the backward pass, with products as in the forward pass.
-
-    Args:
-        network: a denoiser with blocks that can be recomputed.
-        device: where it lives.
-        dtype: of its arithmetic.
-    """
+    """Has a network of diffusers recompute its blocks in the backward pass, with products as in the forward pass."""
     from flowrl.pipelines.arithmetic.checkpointed_masks import with_masks  # diffusers, a second
 
     again: Callable[..., Any] = partial(checkpoint, use_reentrant=False)

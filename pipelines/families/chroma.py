@@ -12,7 +12,6 @@ the model was trained (the first padding token is read in both).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,11 +19,11 @@ import torch
 from diffusers import ChromaTransformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import ImageOptions, given, square
 from flowrl.pipelines.families import flux
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import ImageOptions, embedding, given, square
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 LONGEST_PROMPT = 512
@@ -40,28 +39,27 @@ class ChromaOptions(ImageOptions):
     out."""
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    """A prompt's T5 embedding `embeds` `[1, length, d]`, and `mask` `[1, length]`: 1 up to the first padding token."""
-    embeds, _ids, mask, *_none = p.pipe.encode_prompt(
-        [prompt], device=p.device, do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length
-    )
-    return {"embeds": embeds.to(p.dtype), "mask": mask.to(p.dtype)}
+_EMBED = embedding("embeds", "", "mask", cast=("embeds", "mask"), do_classifier_free_guidance=False)
+"""A prompt's T5 embedding `[1, length, d]`, and its mask `[1, length]`: 1 up to the first padding token."""
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     embeds, mask, ids, tokens = cond.tensors["embeds"], cond.tensors["mask"], p.positions["ids"], common.pack(x)
     read = torch.cat([mask, mask.new_ones(len(mask), tokens.shape[1])], dim=1)
     return {
-        "hidden_states": tokens, "timestep": timestep / 1000, "encoder_hidden_states": embeds,
-        "txt_ids": ids.new_zeros(embeds.shape[1], 3), "img_ids": ids,
+        "hidden_states": tokens,
+        "timestep": timestep / 1000,
+        "encoder_hidden_states": embeds,
+        "txt_ids": ids.new_zeros(embeds.shape[1], 3),
+        "img_ids": ids,
         "attention_mask": read.bool() if p.options.masking == "hidden" else read,
-    }  # fmt: skip
+    }
 
 
 FAMILY = Family(
     name="chroma", title="Chroma", network=ChromaTransformer2DModel, lora_targets=flux.LORA_TARGETS,
     options=ChromaOptions, encoders=("text_encoder",), length=LONGEST_PROMPT, own_size=square(128),
-    grid=flux.packed_grid, embed=_embed, arguments=_arguments, read=flux.read,
+    grid=flux.packed_grid, embed=_EMBED, arguments=_arguments, read=flux.read,
     conditioning=given("joint_attention_dim", mask=True), schedule=stock_schedules.by_image_size,
     positions=lambda p: {"ids": flux.token_ids(p.latent_shape).to(p.device)}, refuse=flux.refuse,
     longest=lambda card: LONGEST_PROMPT, attention=Attends(mask="bias"),

@@ -8,25 +8,20 @@ time (`use_dynamic_cfg`), and CogVideoX 1.5, which pads and drops latent frames.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusers import CogVideoXTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.families import sd
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.runtime.private_names import get_3d_rotary_pos_embed
 from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 """The projections of the attention over text and video."""
-
-
-def _grid(config: Any) -> Grid:
-    return Grid(channels=config.in_channels, patch=config.patch_size, odd_frames=True)
 
 
 def _own_size(card: Card) -> Size:
@@ -35,24 +30,18 @@ def _own_size(card: Card) -> Size:
     return Size(height=height, width=width, num_frames=config.sample_frames, fps=8.0)
 
 
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    return common.pixels_per_latent(vae), int(vae.get("temporal_compression_ratio") or 4)
-
-
-def embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    """A prompt's embedding by a T5 encoder, padded."""
-    embeds, _none = p.pipe.encode_prompt(
-        [prompt], do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length, device=p.device
-    )
-    return {"embeds": embeds.to(p.dtype)}
+embed = embedding("embeds", do_classifier_free_guidance=False)
+"""A prompt's embedding by a T5 encoder, padded."""
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     rotary = (p.positions["cos"], p.positions["sin"]) if p.positions else None
     return {
-        "hidden_states": x.transpose(1, 2), "encoder_hidden_states": cond.tensors["embeds"], "timestep": timestep,
+        "hidden_states": x.transpose(1, 2),
+        "encoder_hidden_states": cond.tensors["embeds"],
+        "timestep": timestep,
         "image_rotary_emb": rotary,
-    }  # fmt: skip
+    }
 
 
 def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
@@ -70,9 +59,12 @@ def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
     kept = round(rows * ratio), round(columns * ratio)
     start = round((own_rows - kept[0]) / 2), round((own_columns - kept[1]) / 2)
     cos, sin = get_3d_rotary_pos_embed(
-        embed_dim=config.attention_head_dim, crops_coords=(start, (start[0] + kept[0], start[1] + kept[1])),
-        grid_size=(rows, columns), temporal_size=frames, device=p.device,
-    )  # fmt: skip
+        embed_dim=config.attention_head_dim,
+        crops_coords=(start, (start[0] + kept[0], start[1] + kept[1])),
+        grid_size=(rows, columns),
+        temporal_size=frames,
+        device=p.device,
+    )
     return {"cos": cos, "sin": sin}
 
 
@@ -106,7 +98,9 @@ def _tokens(card: Card, options: Any) -> int:
 
 FAMILY = Family(
     name="cogvideox", title="CogVideoX", network=CogVideoXTransformer3DModel, lora_targets=LORA_TARGETS,
-    options=VideoOptions, encoders=("text_encoder",), own_size=_own_size, grid=_grid, factors=_factors, embed=embed,
+    options=VideoOptions, encoders=("text_encoder",), own_size=_own_size,
+    grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, odd_frames=True),
+    factors=lambda vae: (common.pixels_per_latent(vae), int(vae.get("temporal_compression_ratio") or 4)), embed=embed,
     arguments=_arguments, read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
     constants=lambda p: sd.levels_on(p.device, stock_schedules.plain_config(p.pipe.scheduler.config)),
     positions=_positions, evaluate=sd.evaluate, schedule=sd.own_levels,

@@ -14,15 +14,13 @@ import torch
 from diffusers import FluxTransformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, given, one_pass, square
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, embedding, given, one_pass, square
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
 
-LORA_TARGETS = (
-    *JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
-)  # fmt: skip
+LORA_TARGETS = (*JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 """Attention of all blocks and the feed-forward layers of the double-stream ones, as Flow-GRPO trains FLUX."""
 
 LENGTH, LENGTH_SCHNELL = 512, 256
@@ -38,12 +36,6 @@ def token_ids(shape: Sequence[int], image: int = 0) -> Tensor:
     """Position of every token `[n, 3]`: (image, row, column); image 0 is the one that is drawn."""
     rows, columns = shape[1] // 2, shape[2] // 2
     return torch.cartesian_prod(torch.tensor([image]), torch.arange(rows), torch.arange(columns)).float()
-
-
-def embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    """A prompt's T5 embedding `embeds` `[1, length, d]` and CLIP embedding `pooled` `[1, d]`, as stock embeds it."""
-    embeds, pooled, _ids = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length)
-    return {"embeds": embeds.to(p.dtype), "pooled": pooled.to(p.dtype)}
 
 
 def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -67,11 +59,7 @@ def read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
 
 
 def refuse(card: Card) -> None:
-    """Refuses networks that take more than latents.
-
-    Raises:
-        ValueError: a fill or control model.
-    """
+    """Refuses networks that take more than latents. Raises ValueError: a fill or control model."""
     channels, wanted = card.vae.get("latent_channels", 16), card.network.in_channels
     if wanted != 4 * channels:
         raise ValueError(
@@ -95,8 +83,9 @@ def _tokens(card: Card, options: Any) -> int:
 
 FAMILY = Family(
     name="flux", title="FLUX.1", network=FluxTransformer2DModel, lora_targets=LORA_TARGETS,
-    encoders=("text_encoder", "text_encoder_2"), own_size=square(128), grid=packed_grid, embed=embed,
-    arguments=arguments, read=read, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
-    schedule=stock_schedules.by_image_size, guided=common.embedded, passes=one_pass,
-    positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)}, refuse=refuse, tokens=_tokens,
+    encoders=("text_encoder", "text_encoder_2"), own_size=square(128), grid=packed_grid,
+    embed=embedding("embeds", "pooled"), arguments=arguments, read=read,
+    conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"), schedule=stock_schedules.by_image_size,
+    guided=common.guide_by_input, passes=one_pass, positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)},
+    refuse=refuse, tokens=_tokens,
 )  # fmt: skip

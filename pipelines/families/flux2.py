@@ -10,19 +10,20 @@ drawn (stock keeps each one's own size up to a megapixel).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from diffusers import Flux2Transformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, given, square
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, embedding, given, square
+from flowrl.pipelines.shared.common import Guidance
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
+from flowrl.samplers.guidance import Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
@@ -42,11 +43,6 @@ class Flux2Options(ImageOptions):
     def __post_init__(self) -> None:
         if self.max_references < 0:
             raise ValueError(f"pipeline.options.max_references must be at least 0, got {self.max_references}")
-
-
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, _ids = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length)
-    return {"embeds": embeds.to(p.dtype)}
 
 
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -72,25 +68,19 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     text_ids = torch.zeros(embeds.shape[1], 4, device=embeds.device)
     text_ids[:, 3] = torch.arange(embeds.shape[1], device=embeds.device)
     return {
-        "hidden_states": tokens, "timestep": timestep / 1000, "guidance": cond.tensors.get("guidance"),
-        "encoder_hidden_states": embeds, "txt_ids": text_ids[None],
+        "hidden_states": tokens,
+        "timestep": timestep / 1000,
+        "guidance": cond.tensors.get("guidance"),
+        "encoder_hidden_states": embeds,
+        "txt_ids": text_ids[None],
         "img_ids": p.positions["ids"][None, : tokens.shape[1]],
-    }  # fmt: skip
-
-
-def _read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
-    return output[:, : x.shape[2] * x.shape[3]].transpose(1, 2).reshape(x.shape)
+    }
 
 
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Samples with different numbers of references are evaluated apart, as many calls as there are numbers."""
     counts = cond.tensors["num_references_on_host"].tolist() if p.num_sources[1] else [0]
-    different = sorted(set(counts))
-    if len(different) == 1:
-        return p.call(x, timestep, cond).float()
-    rows = [[row for row, own in enumerate(counts) if own == count] for count in different]
-    order = torch.tensor([row for own in rows for row in own], device=x.device)
-    return torch.cat([p.call(x[own], timestep[own], cond[own]).float() for own in rows])[order.argsort()]
+    return common.predict_by_kind(p, x, timestep, cond, counts)
 
 
 def two_passes(card: Card | None) -> bool:
@@ -98,22 +88,16 @@ def two_passes(card: Card | None) -> bool:
     return card is not None and card.stock == "Flux2KleinPipeline" and not card.index.get("is_distilled")
 
 
-def _passes(card: Card | None, scale: float) -> int:
-    return 2 if scale != 1 and two_passes(card) else 1
-
-
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     """dev: the scale as an input of the network; klein base: two passes, both with the prompt's references."""
     if not two_passes(p.card):
         embeds = p.card.stock == "Flux2Pipeline" and bool(p.card.network.guidance_embeds)
-        return common.distilled_guidance(network, cond, scale, embeds=embeds, model=p.model)
-    if negative is not None and p.num_sources[1]:
-        shared = {name: cond.tensors[name] for name in ("references", "num_references_on_host")}
-        negative = Conditioning({**negative.expand(len(cond)).tensors, **shared})
-    return common.two_pass_guidance(network, cond, negative, scale, train_negative)
+        return common.distilled_guidance(asked, embeds=embeds, model=p.model)
+    if asked.negative is not None and p.num_sources[1]:
+        shared = {name: asked.cond.tensors[name] for name in ("references", "num_references_on_host")}
+        own = asked.negative.expand(len(asked.cond)).tensors
+        asked = replace(asked, negative=Conditioning({**own, **shared}))
+    return common.two_pass_guidance(asked)
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
@@ -122,23 +106,11 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
     return stock_schedules.stock_schedule(p.pipe.scheduler.config, num_steps, grid, mu, shift)
 
 
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    return p.pipe.vae.decode(nn.functional.pixel_shuffle(common.restored(p, z), 2), return_dict=False)[0]
-
-
-def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
-    return common.normalised(p, nn.functional.pixel_unshuffle(p.pipe.vae.encode(x).latent_dist.mode(), 2))
-
-
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
     """Mean and standard deviation `[1, 4c, 1, 1]` of folded latents, which the VAE carries as a batch norm's."""
     vae = p.pipe.vae
     mean, variance = (value.view(1, -1, 1, 1) for value in (vae.bn.running_mean, vae.bn.running_var))
     return {"mean": mean, "std": (variance + vae.config.batch_norm_eps).sqrt()}
-
-
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    return 2 * common.pixels_per_latent(vae), 1
 
 
 def pack(x: Tensor) -> Tensor:
@@ -166,8 +138,12 @@ FAMILY = Family(
     name="flux2", title="FLUX.2", network=Flux2Transformer2DModel, lora_targets=LORA_TARGETS, options=Flux2Options,
     encoders=("text_encoder",), num_sources=None, sources_option="max_references",
     source_size=lambda card, options, drawn: (drawn.height, drawn.width), own_size=square(64),
-    grid=lambda config: Grid(channels=config.in_channels), factors=_factors, constants=_constants, positions=_positions,
-    embed=_embed, embed_sources=_embed_sources, count_sources=lambda card, options: (0, options.max_references),
-    arguments=_arguments, read=_read, evaluate=_evaluate, conditioning=given("joint_attention_dim"), guided=_guided,
-    passes=_passes, schedule=_schedule, decode=_decode, encode=_encode,
+    grid=lambda config: Grid(channels=config.in_channels), factors=lambda vae: (2 * common.pixels_per_latent(vae), 1),
+    constants=_constants, positions=_positions, embed=embedding("embeds"), embed_sources=_embed_sources,
+    count_sources=lambda card, options: (0, options.max_references), arguments=_arguments,
+    read=lambda p, output, x: output[:, : x.shape[2] * x.shape[3]].transpose(1, 2).reshape(x.shape), evaluate=_evaluate,
+    conditioning=given("joint_attention_dim"), guided=_guided,
+    passes=lambda card, scale: 2 if scale != 1 and two_passes(card) else 1, schedule=_schedule,
+    decode=lambda p, z: p.pipe.vae.decode(nn.functional.pixel_shuffle(common.restore(p, z), 2), return_dict=False)[0],
+    encode=lambda p, x: common.normalise(p, nn.functional.pixel_unshuffle(p.pipe.vae.encode(x).latent_dist.mode(), 2)),
 )  # fmt: skip

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
-from flowrl.pipelines.cards import Card, Grid
 from flowrl.pipelines.families import flux
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Grid
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, by which stock's image library turns colours to grey
 
 
-def drawn_new(mask: Tensor) -> Tensor:
+def mark_drawn(mask: Tensor) -> Tensor:
     """A mask `[3, h, w]` in [0, 1] as 1 where the image is drawn new, at half grey and above, and 0, `[1, h, w]`."""
     grey = (mask * torch.tensor(_GREY, device=mask.device).view(3, 1, 1)).sum(0, keepdim=True)
     return (grey >= 0.5).float()
@@ -38,7 +38,7 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     """Tokens `[1, n, 4c + 4 f^2]` of the image and the mask, f pixels to a latent's side."""
     common.check_mask(sources[0], sources[1], "a source image")
     image, mask = (common.covering(source.float(), *p.image_shape[1:]).to(p.device) for source in sources)
-    new = drawn_new(mask)
+    new = mark_drawn(mask)
     latents = p.encode_images((image * (1 - new) + 0.5 * new)[None])
     folded = nn.functional.pixel_unshuffle(new[None], p.card.factors[0])
     return {"kept": torch.cat([common.pack(latents), common.pack(folded)], dim=2).to(p.dtype)}
@@ -49,10 +49,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     return given | {"hidden_states": torch.cat([given["hidden_states"], cond.tensors["kept"]], dim=2)}
 
 
-def _grid(config: Any) -> Grid:
-    return Grid(channels=(config.out_channels or config.in_channels) // 4, patch=2)
-
-
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     channels, height, width = p.latent_shape
     kept = common.meta(1, height * width // 4, 4 * (channels + p.card.factors[0] ** 2))
@@ -60,11 +56,7 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 
 
 def _refuse(card: Card) -> None:
-    """Refuses networks that take something else.
-
-    Raises:
-        ValueError: names the numbers of channels.
-    """
+    """Refuses networks that take something else."""
     channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
     wanted = 4 * (2 * channels + card.factors[0] ** 2)
     if found != wanted or card.network.out_channels != 4 * channels:
@@ -76,6 +68,7 @@ def _refuse(card: Card) -> None:
 
 
 FAMILY = replace(
-    flux.FAMILY, name="flux_fill", title="FLUX.1 Fill", num_sources=(2, 2), grid=_grid, embed_sources=_embed_sources,
-    arguments=_arguments, conditioning=_conditioning, refuse=_refuse,
+    flux.FAMILY, name="flux_fill", title="FLUX.1 Fill", num_sources=(2, 2),
+    grid=lambda config: Grid(channels=(config.out_channels or config.in_channels) // 4, patch=2),
+    embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning, refuse=_refuse,
 )  # fmt: skip

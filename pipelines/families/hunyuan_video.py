@@ -9,46 +9,31 @@ Long clips are decoded in overlapping stretches of 16 frames, as in the stock pi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusers import HunyuanVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given, one_pass
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
-from flowrl.trajectory import Conditioning, Schedule
-
-
-def _grid(config: Any) -> Grid:
-    return Grid(channels=config.in_channels, patch=config.patch_size, frame_patch=config.patch_size_t)
-
-
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    return int(vae.get("spatial_compression_ratio", 8)), int(vae.get("temporal_compression_ratio", 4))
-
-
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, pooled, mask = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length)
-    return {"embeds": embeds.to(p.dtype), "mask": mask.to(p.dtype), "pooled": pooled.to(p.dtype)}
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, given, one_pass
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
+from flowrl.trajectory import Conditioning
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """In low precision the network reads 1000 * scale rounded: 6 becomes 6016 in bfloat16, as in stock."""
     tensors = cond.tensors
     return {
-        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": tensors["embeds"],
-        "encoder_attention_mask": tensors["mask"], "pooled_projections": tensors["pooled"],
+        "hidden_states": x,
+        "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"],
+        "encoder_attention_mask": tensors["mask"],
+        "pooled_projections": tensors["pooled"],
         "guidance": tensors["guidance"].to(p.dtype) * 1000.0,
-    }  # fmt: skip
-
-
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
-    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift, sigmas="linspace")
+    }
 
 
 def _refuse(card: Card) -> None:
@@ -62,8 +47,11 @@ def _refuse(card: Card) -> None:
 FAMILY = Family(
     name="hunyuan_video", title="HunyuanVideo", network=HunyuanVideoTransformer3DModel, lora_targets=JOINT_ATTENTION,
     options=VideoOptions, encoders=("text_encoder", "text_encoder_2"), length=256,
-    own_size=lambda card: Size(height=720, width=1280, num_frames=129, fps=24.0), grid=_grid, factors=_factors,
-    embed=_embed, arguments=_arguments, conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True),
-    guided=common.embedded, passes=one_pass, schedule=_schedule, check_scheduler=stock_schedules.check_flow_scheduler,
-    refuse=_refuse, attention=Attends(mask="keys"),
+    own_size=lambda card: Size(height=720, width=1280, num_frames=129, fps=24.0),
+    grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
+    factors=lambda vae: (int(vae.get("spatial_compression_ratio", 8)), int(vae.get("temporal_compression_ratio", 4))),
+    embed=embedding("embeds", "pooled", "mask", cast=("embeds", "pooled", "mask")), arguments=_arguments,
+    conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True), guided=common.guide_by_input,
+    passes=one_pass, schedule=flow_levels_of(sigmas="linspace"), check_scheduler=check_flow_scheduler, refuse=_refuse,
+    attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -20,24 +20,17 @@ from typing import Any
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor, cat
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, read_part
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
-from flowrl.trajectory import Conditioning, Schedule
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, read_part
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
+from flowrl.trajectory import Conditioning
 
 _GLYPHS = 256
 """Tokens of quoted text, always so many."""
 _PLAIN = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0.0, "stop": 1.0}
-
-
-def _grid(config: Any) -> Grid:
-    return Grid(channels=config.out_channels, patch=config.patch_size, frame_patch=config.patch_size_t)
-
-
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    return int(vae.get("spatial_compression_ratio", 16)), int(vae.get("temporal_compression_ratio", 4))
 
 
 def _own_size(card: Card) -> Size:
@@ -58,33 +51,29 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     config = p.card.network
     return {
-        "embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens),
-        "glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS),
-    }  # fmt: skip
+        "embeds": common.meta(1, tokens, config.text_embed_dim),
+        "mask": common.meta(1, tokens),
+        "glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim),
+        "glyph_mask": common.meta(1, _GLYPHS),
+    }
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """Beside the noisy channels stand those of a first frame and a mask that says that there is none."""
     tensors, (b, channels, *rest) = cond.tensors, x.shape
     return {
-        "hidden_states": cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1), "timestep": timestep,
-        "encoder_hidden_states": tensors["embeds"], "encoder_attention_mask": tensors["mask"],
-        "encoder_hidden_states_2": tensors["glyphs"], "encoder_attention_mask_2": tensors["glyph_mask"],
+        "hidden_states": cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1),
+        "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"],
+        "encoder_attention_mask": tensors["mask"],
+        "encoder_hidden_states_2": tensors["glyphs"],
+        "encoder_attention_mask_2": tensors["glyph_mask"],
         "image_embeds": x.new_zeros(b, 0, p.card.network.image_embed_dim),
-    }  # fmt: skip
-
-
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
-    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift, sigmas="linspace")
+    }
 
 
 def _check_guider(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses a guider that does more than mix two predictions linearly at every step.
-
-    Raises:
-        ValueError: says what it does.
-    """
+    """Refuses a guider that does more than mix two predictions linearly at every step."""
     kind = config.get("_class_name", "ClassifierFreeGuidance")
     other = {name: config[name] for name, usual in _PLAIN.items() if config.get(name, usual) != usual}
     if kind != "ClassifierFreeGuidance" or other:
@@ -126,7 +115,10 @@ def _prepare(p: FamilyPipeline) -> None:
 FAMILY = Family(
     name="hunyuan_video15", title="HunyuanVideo 1.5", network=HunyuanVideo15Transformer3DModel,
     lora_targets=JOINT_ATTENTION, options=VideoOptions, encoders=("text_encoder", "text_encoder_2"), length=1000,
-    own_size=_own_size, grid=_grid, factors=_factors, embed=_embed, arguments=_arguments, conditioning=_conditioning,
-    schedule=_schedule, check_scheduler=stock_schedules.check_flow_scheduler, refuse=_refuse, suits=_suits,
-    prepare=_prepare, attention=Attends(mask="keys"),
+    own_size=_own_size,
+    grid=lambda config: Grid(channels=config.out_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
+    factors=lambda vae: (int(vae.get("spatial_compression_ratio", 16)), int(vae.get("temporal_compression_ratio", 4))),
+    embed=_embed, arguments=_arguments, conditioning=_conditioning, schedule=flow_levels_of(sigmas="linspace"),
+    check_scheduler=check_flow_scheduler, refuse=_refuse, suits=_suits, prepare=_prepare,
+    attention=Attends(mask="keys"),
 )  # fmt: skip

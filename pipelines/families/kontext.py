@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import common
 from flowrl.pipelines.families import flux
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 LORA_TARGETS = (*flux.LORA_TARGETS, "proj_mlp")
 """FLUX.1's, and the feed-forward input of the single-stream blocks, as Flow-GRPO trains Kontext."""
@@ -26,16 +26,13 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     return {"image_latents": latents.to(p.dtype)}
 
 
-def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
-    return {"ids": torch.cat([flux.token_ids(p.latent_shape, image) for image in (0, 1)]).to(p.device)}
-
-
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {**flux.FAMILY.conditioning(p, tokens), "image_latents": common.meta(1, *p.latent_shape)}
 
 
 FAMILY = replace(
     flux.FAMILY, name="kontext", title="FLUX.1 Kontext", lora_targets=LORA_TARGETS, num_sources=(1, 1),
-    source_size=lambda card, options, drawn: (drawn.height, drawn.width),
-    embed_sources=_embed_sources, positions=_positions, conditioning=_conditioning, tokens=None,
+    source_size=lambda card, options, drawn: (drawn.height, drawn.width), embed_sources=_embed_sources,
+    positions=lambda p: {"ids": torch.cat([flux.token_ids(p.latent_shape, image) for image in (0, 1)]).to(p.device)},
+    conditioning=_conditioning, tokens=None,
 )  # fmt: skip

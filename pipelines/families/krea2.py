@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 from diffusers import Krea2Transformer2DModel
-from torch import Tensor, nn
+from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Size
-from flowrl.pipelines.common import pack
 from flowrl.pipelines.families.flux import packed_grid, read
-from flowrl.pipelines.families.qwen_image import decode, encode, factors
+from flowrl.pipelines.families.qwen_image import decode, encode, factors, pad_embeddings, padded_meta
 from flowrl.pipelines.families.z_image import guided_from_zero
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Size
+from flowrl.pipelines.shared.common import Guidance, pack
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -45,13 +45,7 @@ DISTILLED_MU = 1.15
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     length = p.max_sequence_length
     embeds, mask = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=length)
-    read, n = embeds[:, mask[0]].to(p.dtype), int(mask.sum())
-    filled = nn.functional.pad(read, (0, 0, 0, 0, 0, length - n))
-    return {
-        "embeds": filled,
-        "mask": torch.arange(length, device=p.device)[None] < n,
-        "length_on_host": torch.tensor([n]),
-    }
+    return pad_embeddings(embeds[:, mask[0]].to(p.dtype), length)
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -62,27 +56,24 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     rows, columns = (torch.arange(side // 2, device=x.device) for side in (height, width))
     places = torch.cartesian_prod(rows.new_zeros(1), rows, columns).float()
     return {
-        "hidden_states": pack(x), "timestep": timestep / 1000,
-        "encoder_hidden_states": cond.tensors["embeds"][:, :longest], "encoder_attention_mask": mask,
+        "hidden_states": pack(x),
+        "timestep": timestep / 1000,
+        "encoder_hidden_states": cond.tensors["embeds"][:, :longest],
+        "encoder_attention_mask": mask,
         "position_ids": torch.cat([places.new_zeros(longest, 3), places]),
-    }  # fmt: skip
+    }
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     config = p.card.network
-    embeds = common.meta(1, tokens, config.num_text_layers, config.text_hidden_dim)
-    return {"embeds": embeds, "mask": torch.ones(1, tokens, dtype=torch.bool), "length_on_host": torch.tensor([tokens])}
+    return padded_meta(tokens, config.num_text_layers, config.text_hidden_dim)
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     distilled = bool(p.card.index.get("is_distilled"))
     return guided_from_zero(
-        p, network, cond, negative, scale, train_negative, distilled=distilled,
-        rule=lambda no, yes, w: linear_cfg(no, yes, 1 + w), apart=True,
-    )  # fmt: skip
+        p, asked, distilled=distilled, rule=lambda no, yes, w: linear_cfg(no, yes, 1 + w), apart=True
+    )
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
@@ -93,11 +84,7 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 
 
 def _refuse(card: Card) -> None:
-    """Refuses other patches than stock's usual ones.
-
-    Raises:
-        ValueError: the index says another patch size than 2.
-    """
+    """Refuses other patches than stock's usual ones."""
     if card.index.get("patch_size", 2) != 2:
         raise ValueError(f"{card.model} packs patches of {card.index['patch_size']}, and only 2 x 2 is loaded here")
 

@@ -20,16 +20,18 @@ import torch
 from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Size, read_part
 from flowrl.pipelines.families import ltx_video
 from flowrl.pipelines.families.ltx_video import LTXVideoOptions
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.sounds import Sound
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Size, read_part
+from flowrl.pipelines.shared.common import Guidance
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.sounds import Sound
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
+from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
-from flowrl.trajectory import Conditioning, Schedule
+from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """All attention: of either kind, to the text, and of each kind to the other."""
@@ -41,9 +43,6 @@ class LTX2Options(LTXVideoOptions):
 
     sound_guidance_scale: float | None = None
     """Guidance of the sound, where the video's is not 1; None takes the video's scale."""
-
-
-# ---- states ----------------------------------------------------------------------------------------------------------
 
 
 def _video_tokens(p: FamilyPipeline) -> int:
@@ -71,9 +70,6 @@ def _refuse(card: Card) -> None:
             f"{config.audio_in_channels} of sound: this family takes networks with patches of 1 and as many channels "
             "of both, as all published ones have"
         )
-
-
-# ---- the network -----------------------------------------------------------------------------------------------------
 
 
 def _tokens(card: Card, options: LTX2Options) -> int:
@@ -127,30 +123,20 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
     return torch.cat([video, sound], dim=1).float()
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     rule = partial(_of_each_kind, count=_video_tokens(p), sound=p.options.sound_guidance_scale)
-    return common.two_pass_guidance(network, cond, negative, scale, train_negative, rule=rule)
+    return common.two_pass_guidance(asked, rule=rule)
 
 
 def _of_each_kind(negative: Tensor, positive: Tensor, scale: float, *, count: int, sound: float | None) -> Tensor:
     """Linear guidance of the first `count` tokens, and of the others at the sound's scale."""
     if sound is None:
         return linear_cfg(negative, positive, scale)
-    parts = [linear_cfg(negative[:, part], positive[:, part], own)
-             for part, own in ((slice(None, count), scale), (slice(count, None), sound))]  # fmt: skip
+    parts = [
+        linear_cfg(negative[:, part], positive[:, part], own)
+        for part, own in ((slice(None, count), scale), (slice(count, None), sound))
+    ]
     return torch.cat(parts, dim=1)
-
-
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
-    mu = stock_schedules.own_mu(p.pipe.scheduler.config, _video_tokens(p))
-    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift, sigmas="linspace", mu=mu)
-
-
-# ---- decoders --------------------------------------------------------------------------------------------------------
 
 
 def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
@@ -184,8 +170,9 @@ FAMILY = Family(
     encoders=("text_encoder", "connectors"), exact=("vae", "audio_vae", "vocoder"), length=1024,
     own_size=lambda card: Size(height=512, width=768, num_frames=121, fps=24.0), grid=ltx_video.grid,
     factors=ltx_video.factors, tokens=_tokens, embed=_embed, arguments=_arguments, evaluate=_evaluate,
-    conditioning=_conditioning, schedule=_schedule, constants=ltx_video.constants, guided=_guided, decode=_decode,
-    encode=_encode, refuse=_refuse, suits=ltx_video.suits, check_scheduler=stock_schedules.check_flow_scheduler,
+    conditioning=_conditioning, schedule=flow_levels_of(sigmas="linspace", tokens=_video_tokens),
+    constants=ltx_video.constants, guided=_guided, decode=_decode, encode=_encode, refuse=_refuse,
+    suits=ltx_video.suits, check_scheduler=check_flow_scheduler,
     attention=Attends(
         head_sizes=lambda config: (config.attention_head_dim, config.audio_attention_head_dim), mask="bias"
     ),

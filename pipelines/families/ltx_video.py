@@ -8,20 +8,21 @@ pipeline's rescale is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from diffusers import LTXVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given
 from flowrl.pipelines.families import wan
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
-from flowrl.trajectory import Conditioning, Schedule
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, given
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
+from flowrl.pipelines.weights.lora import SELF_AND_CROSS_ATTENTION
+from flowrl.trajectory import Conditioning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +46,6 @@ def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
     usual = [patch * 2 ** sum(scaled) for patch in (vae.get("patch_size", patches[0]), vae.get("patch_size_t", 1))]
     own = vae.get("spatial_compression_ratio"), vae.get("temporal_compression_ratio")
     return own[0] or usual[0], own[1] or usual[1]
-
-
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, mask, _none, _nomask = p.pipe.encode_prompt(
-        [prompt], do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length, device=p.device
-    )
-    return {"embeds": embeds.to(p.dtype), "mask": mask}
 
 
 def _tokens_of(p: FamilyPipeline) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -79,13 +73,6 @@ def _read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
     return split.reshape(x.shape)
 
 
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
-    scheduler = p.pipe.scheduler
-    mu = stock_schedules.own_mu(scheduler.config, math.prod(p.latent_shape[1:]))
-    return stock_schedules.flow_schedule(scheduler, num_steps, grid, shift, sigmas="linspace", mu=mu)
-
-
 def constants(p: FamilyPipeline) -> dict[str, Tensor]:
     """What latents are normalised by, which the autoencoder holds among its weights."""
     vae = p.pipe.vae
@@ -97,7 +84,7 @@ def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
     """Clips of latents `[b, C, F, h, w]`."""
     vae = p.pipe.vae
     time = z.new_full((len(z),), p.options.decode_timestep) if vae.config.timestep_conditioning else None
-    return vae.decode(common.restored(p, z), time, return_dict=False)[0]
+    return vae.decode(common.restore(p, z), time, return_dict=False)[0]
 
 
 def suits(card: Card, options: Any) -> None:
@@ -112,7 +99,8 @@ FAMILY = Family(
     name="ltx_video", title="LTX-Video", network=LTXVideoTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION,
     options=LTXVideoOptions, encoders=("text_encoder",), length=128,
     own_size=lambda card: Size(height=512, width=704, num_frames=161, fps=25.0), grid=grid, factors=factors,
-    embed=_embed, arguments=_arguments, read=_read, conditioning=given("caption_channels", mask=True),
-    schedule=_schedule, constants=constants, decode=decode, encode=wan.encode, suits=suits,
-    check_scheduler=stock_schedules.check_flow_scheduler, attention=Attends(mask="bias"),
+    embed=embedding("embeds", "mask", do_classifier_free_guidance=False), arguments=_arguments, read=_read,
+    conditioning=given("caption_channels", mask=True),
+    schedule=flow_levels_of(sigmas="linspace", tokens=lambda p: math.prod(p.latent_shape[1:])), constants=constants,
+    decode=decode, encode=wan.encode, suits=suits, check_scheduler=check_flow_scheduler, attention=Attends(mask="bias"),
 )  # fmt: skip

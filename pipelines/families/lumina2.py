@@ -22,14 +22,14 @@ import torch
 from diffusers import Lumina2Transformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, sample_size
 from flowrl.pipelines.families.sana import prepare_gemma
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Grid, ImageOptions, embedding, sample_size
+from flowrl.pipelines.shared.common import Guidance
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg, qwen_norm_rescale
-from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 """All projections of attention, refiners included."""
@@ -45,30 +45,12 @@ class Lumina2Options(ImageOptions):
     """Bring guided outputs back to the norms of the positive ones (stock's `cfg_normalization`)."""
 
 
-def _grid(config: Any) -> Grid:
-    """Positions are looked up in tables of so many rows and columns of tokens."""
-    return Grid(channels=config.in_channels, patch=config.patch_size, most=min(config.axes_lens[1:]))
-
-
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """Embeddings `[1, length, d]` and the mask `[1, length]` of those that are the prompt's, on its left."""
-    length = p.max_sequence_length
     if prompt and p.options.system_prompt:
-        embeds, mask, *_none = p.pipe.encode_prompt(
-            [prompt], do_classifier_free_guidance=False, device=p.device, max_sequence_length=length
-        )
-    else:  # as stock reads a negative prompt, for which it asks a positive one
-        _yes, _mask, embeds, mask = p.pipe.encode_prompt(
-            [""], negative_prompt=[prompt], device=p.device, max_sequence_length=length
-        )
-    return {"embeds": embeds.to(p.dtype), "mask": mask}
-
-
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    return {
-        "hidden_states": x, "timestep": 1 - timestep / 1000, "encoder_hidden_states": cond.tensors["embeds"],
-        "encoder_attention_mask": cond.tensors["mask"],
-    }  # fmt: skip
+        return embedding("embeds", "mask", do_classifier_free_guidance=False)(p, prompt, sources)
+    # As stock reads a negative prompt, for which it asks a positive one.
+    return embedding("", "", "embeds", "mask", negative_prompt=[prompt])(p, "", sources)
 
 
 class AllRead(Tensor):
@@ -87,32 +69,23 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {"embeds": common.meta(1, tokens, p.card.network.cap_feat_dim), "mask": mask}
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     """The rule is even in the network's sign, which `read` has turned."""
     rule = qwen_norm_rescale if p.options.normalise else linear_cfg
-    return common.two_pass_guidance(network, cond, negative, scale, train_negative, rule=rule, apart=True)
-
-
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Where a scheduler shifts by size, stock tells it the number of channels: published ones do not."""
-    config = p.pipe.scheduler.config
-    return stock_schedules.stock_schedule(
-        config, num_steps, grid, stock_schedules.own_mu(config, p.latent_shape[0]), shift
-    )
-
-
-def _longest(card: Card) -> int:
-    """An image's position comes after its prompt's, in a table of so many."""
-    return int(card.network.axes_lens[0]) - 1
+    return common.two_pass_guidance(asked, rule=rule, apart=True)
 
 
 FAMILY = Family(
     name="lumina2", title="Lumina Image 2.0", network=Lumina2Transformer2DModel, lora_targets=LORA_TARGETS,
-    options=Lumina2Options, encoders=("text_encoder",), length=256, own_size=sample_size, grid=_grid, embed=_embed,
-    arguments=_arguments, read=lambda p, output, x: -output, conditioning=_conditioning, guided=_guided,
-    schedule=_schedule, longest=_longest, prepare_encoders=prepare_gemma,
+    options=Lumina2Options, encoders=("text_encoder",), length=256, own_size=sample_size,
+    # Positions are looked up in tables of so many rows and columns of tokens
+    grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, most=min(config.axes_lens[1:])),
+    embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, 1 - timestep / 1000, cond),
+    read=lambda p, output, x: -output, conditioning=_conditioning, guided=_guided,
+    # Where a scheduler shifts by size, stock tells it the number of channels: published ones do not
+    schedule=stock_schedules.shifted_by(lambda p: p.latent_shape[0]),
+    # An image's position comes after its prompt's, in a table of so many
+    longest=lambda card: int(card.network.axes_lens[0]) - 1,
+    prepare_encoders=prepare_gemma,
     attention=Attends(head_sizes=lambda config: (config.hidden_size // config.num_attention_heads,), mask="keys"),
 )  # fmt: skip

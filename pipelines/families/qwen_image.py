@@ -19,20 +19,17 @@ import torch
 from diffusers import QwenImageTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import square
-from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.families.flux import packed_grid, read
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import square
+from flowrl.pipelines.shared.common import pack, unpack
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 from flowrl.trajectory import Conditioning
 
-LORA_TARGETS = (
-    *JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
-)  # fmt: skip
+LORA_TARGETS = (*JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 """Joint attention and both streams' MLPs, as published RL recipes of Qwen-Image train them (rank 64, alpha 128).
 
 The last block's text output is read by nothing: there `add_q_proj`, `to_add_out` and `txt_mlp` never get a gradient.
@@ -44,16 +41,18 @@ LONGEST_PROMPT = 1024
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     embeds, _mask = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length)
-    return padded(embeds.to(p.dtype), p.max_sequence_length)
+    return pad_embeddings(embeds.to(p.dtype), p.max_sequence_length)
 
 
-def padded(embeds: Tensor, length: int) -> dict[str, Tensor]:
-    """One prompt's embeddings `[1, n, d]` padded to a fixed length, the mask `[1, length]` of its tokens, and n."""
+def pad_embeddings(embeds: Tensor, length: int) -> dict[str, Tensor]:
+    """One prompt's embeddings `[1, n, ...]` padded to a fixed length, the mask `[1, length]` of its tokens, and n."""
     n = embeds.shape[1]
     mask = (torch.arange(length, device=embeds.device) < n)[None]
     return {
-        "embeds": nn.functional.pad(embeds, (0, 0, 0, length - n)), "mask": mask, "length_on_host": torch.tensor([n])
-    }  # fmt: skip
+        "embeds": nn.functional.pad(embeds, (*(0, 0) * (embeds.ndim - 2), 0, length - n)),
+        "mask": mask,
+        "length_on_host": torch.tensor([n]),
+    }
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -67,10 +66,12 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
         given = pack(sources.flatten(0, 1)).unflatten(0, (b, count)).flatten(1, 2)
         tokens, shapes = torch.cat([tokens, given], dim=1), [*shapes, *[_rows_and_columns(sources)] * count]
     return {
-        "hidden_states": tokens, "timestep": timestep / 1000,
+        "hidden_states": tokens,
+        "timestep": timestep / 1000,
         "encoder_hidden_states": cond.tensors["embeds"][:, :longest],
-        "encoder_hidden_states_mask": mask, "img_shapes": [shapes] * len(x),
-    }  # fmt: skip
+        "encoder_hidden_states_mask": mask,
+        "img_shapes": [shapes] * len(x),
+    }
 
 
 def _rows_and_columns(x: Tensor) -> tuple[int, int, int]:
@@ -78,34 +79,30 @@ def _rows_and_columns(x: Tensor) -> tuple[int, int, int]:
     return 1, x.shape[-2] // 2, x.shape[-1] // 2
 
 
+def padded_meta(tokens: int, *widths: int) -> dict[str, Tensor]:
+    """What `pad_embeddings` gives, without numbers but with its mask and length."""
+    mask, length = torch.ones(1, tokens, dtype=torch.bool), torch.tensor([tokens])
+    return {"embeds": common.meta(1, tokens, *widths), "mask": mask, "length_on_host": length}
+
+
 def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     """What a prompt gives, without numbers but with its mask and length."""
-    return {
-        "embeds": common.meta(1, tokens, p.card.network.joint_attention_dim),
-        "mask": torch.ones(1, tokens, dtype=torch.bool), "length_on_host": torch.tensor([tokens]),
-    }  # fmt: skip
+    return padded_meta(tokens, p.card.network.joint_attention_dim)
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
-    return common.two_pass_guidance(network, cond, negative, scale, train_negative, rule=rescaled_by_token, apart=True)
-
-
-def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
+def rescale_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
     """`qwen_norm_rescale` of unpacked outputs: norms are those of tokens."""
     return unpack(qwen_norm_rescale(pack(negative), pack(positive), scale), positive.shape[1:])
 
 
 def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
     """Images are decoded as videos of one frame."""
-    return p.pipe.vae.decode(common.restored(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
+    return p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
 
 
 def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     """Latents of the posterior's mode, by the autoencoder's statistics."""
-    return common.normalised(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
+    return common.normalise(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
 
 
 def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
@@ -117,6 +114,7 @@ FAMILY = Family(
     name="qwen_image", title="Qwen-Image", network=QwenImageTransformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors,
     constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=conditioning,
-    guided=_guided, schedule=stock_schedules.by_image_size, decode=decode, encode=encode,
-    longest=lambda card: LONGEST_PROMPT, attention=Attends(mask="keys"),
+    guided=lambda p, asked: common.two_pass_guidance(asked, rule=rescale_by_token, apart=True),
+    schedule=stock_schedules.by_image_size, decode=decode, encode=encode, longest=lambda card: LONGEST_PROMPT,
+    attention=Attends(mask="keys"),
 )  # fmt: skip

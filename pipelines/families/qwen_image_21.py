@@ -21,12 +21,13 @@ import torch
 from diffusers import QwenImage21Transformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Grid, Size
-from flowrl.pipelines.families.qwen_image import padded
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.pipelines.families.qwen_image import pad_embeddings
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Grid, Size
+from flowrl.pipelines.shared.common import Guidance
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.samplers.guidance import Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
@@ -53,7 +54,7 @@ class Marks(Tensor):
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     embeds, _mask, _images = p.pipe.encode_prompt([prompt], device=p.device)
-    return padded(embeds[:, : p.max_sequence_length].to(p.dtype), p.max_sequence_length)
+    return pad_embeddings(embeds[:, : p.max_sequence_length].to(p.dtype), p.max_sequence_length)
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -62,49 +63,32 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     places = torch.arange(n + height * width // SLOT, device="cpu" if x.is_meta else x.device)
     marks = (places >= n)[None].expand(len(x), -1)
     return {
-        "hidden_states": x.flatten(2).transpose(1, 2), "timestep": timestep / 1000,
-        "encoder_hidden_states": cond.tensors["embeds"][:, :n], "img_shapes": [[(1, height, width)]] * len(x),
+        "hidden_states": x.flatten(2).transpose(1, 2),
+        "timestep": timestep / 1000,
+        "encoder_hidden_states": cond.tensors["embeds"][:, :n],
+        "img_shapes": [[(1, height, width)]] * len(x),
         "img_mask": marks.as_subclass(Marks) if x.is_meta else marks,
-    }  # fmt: skip
-
-
-def _read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
-    return output[:, -x.shape[-2] * x.shape[-1] :].transpose(1, 2).reshape(x.shape)
+    }
 
 
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """A call for each length of prompts that is among the rows."""
-    lengths = cond.tensors["length_on_host"].tolist()
-    if len(set(lengths)) == 1:
-        return p.call(x, timestep, cond).float()
-    timestep, found = timestep.expand(len(x)), [x] * len(x)
-    for length in dict.fromkeys(lengths):
-        rows = [row for row, own in enumerate(lengths) if own == length]
-        place = torch.tensor(rows, device=x.device)
-        for row, velocity in zip(rows, p.call(x[place], timestep[place], cond[rows]).float(), strict=True):
-            found[row] = velocity
-    return torch.stack(found)
+    return common.predict_by_kind(p, x, timestep, cond, cond.tensors["length_on_host"].tolist())
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {"embeds": common.meta(1, tokens, p.card.network.context_in_dim), "length_on_host": torch.tensor([tokens])}
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     if p.card.index.get("sample_sigmas"):
-        return common.distilled_guidance(network, cond, scale, embeds=False, model=p.model)
-    return common.two_pass_guidance(network, cond, negative, scale, train_negative, apart=True)
+        return common.distilled_guidance(asked, embeds=False, model=p.model)
+    return common.two_pass_guidance(asked, apart=True)
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Stock's levels; a distilled checkpoint's own ones, through its scheduler, as grid "diffusers".
-
-    Raises:
-        ValueError: another number of steps than the checkpoint has levels, or a shift of them.
-    """
+    """Stock's levels; a distilled checkpoint's own ones, through its scheduler, as grid "diffusers". Raises ValueError:
+    another number of steps than the checkpoint has levels, or a shift of them."""
     own, scheduler, (height, width) = p.card.index.get("sample_sigmas"), p.pipe.scheduler, p.latent_shape[1:]
     mu = stock_schedules.own_mu(scheduler.config, height * width)
     if not own or grid != "diffusers":
@@ -119,22 +103,22 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
     return Schedule(sigma=levels.sigmas.float().cpu(), timestep=levels.timesteps.float().cpu())
 
 
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    """Images are decoded as videos of one frame; their opacity is dropped."""
-    return p.pipe.vae.decode(common.restored(p, z).unsqueeze(2), return_dict=False)[0][:, :3, 0]
-
-
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     """Images are opaque where the autoencoder asks."""
     x = nn.functional.pad(x, (0, 0, 0, 0, 0, p.pipe.vae.config.in_channels - x.shape[1]), value=1.0)
-    return common.normalised(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
+    return common.normalise(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
 
 
 FAMILY = Family(
     name="qwen_image_21", title="Qwen-Image-2.1", network=QwenImage21Transformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024),
     grid=lambda config: Grid(channels=config.in_channels, multiple=32), factors=lambda vae: (16, 1),
-    constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=_read, evaluate=_evaluate,
-    conditioning=_conditioning, guided=_guided, schedule=_schedule, decode=_decode, encode=_encode,
-    attention=Attends(mask="bias"),  # the prompt is causal: keys that are read differ from token to token
+    constants=common.latent_statistics, embed=_embed, arguments=_arguments,
+    read=lambda p, output, x: output[:, -x.shape[-2] * x.shape[-1] :].transpose(1, 2).reshape(x.shape),
+    evaluate=_evaluate, conditioning=_conditioning, guided=_guided, schedule=_schedule,
+    # Images are decoded as videos of one frame; their opacity is dropped
+    decode=lambda p, z: p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :3, 0],
+    encode=_encode,
+    # the prompt is causal: keys that are read differ from token to token
+    attention=Attends(mask="bias"),
 )  # fmt: skip

@@ -27,10 +27,10 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import common
-from flowrl.pipelines.cards import Card, ImageOptions, read_part
 from flowrl.pipelines.families import qwen_image
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, ImageOptions, read_part
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 MOST_SOURCES = 3
 """Source images that the second pipeline is made for."""
@@ -59,11 +59,8 @@ class QwenImageEditOptions(ImageOptions):
 
 
 def source_size(card: Card, options: Any) -> tuple[int, int]:
-    """Height and width that sources are resized to: options, then what is drawn.
-
-    Raises:
-        ValueError: no multiple of what a token covers.
-    """
+    """Height and width that sources are resized to: options, then what is drawn. Raises ValueError: no multiple of what
+    a token covers."""
     drawn = qwen_image.FAMILY.size_of(card, options)
     size, multiple = (options.source_height or drawn.height, options.source_width or drawn.width), 2 * card.factors[0]
     if any(pixels <= 0 or pixels % multiple for pixels in size):
@@ -92,7 +89,7 @@ def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[st
         )
     ready = [processor.preprocess(image, height, width).to(p.device) for image in images]
     latents = torch.stack([p.family.encode(p, image) for image in ready], dim=1)
-    return {**qwen_image.padded(embeds.to(p.dtype), p.max_sequence_length), "sources": latents.to(p.dtype)}
+    return {**qwen_image.pad_embeddings(embeds.to(p.dtype), p.max_sequence_length), "sources": latents.to(p.dtype)}
 
 
 def seen_size(ratio: float) -> tuple[int, int]:
@@ -154,6 +151,7 @@ def _tokens(card: Card, options: Any) -> int:
 FAMILY = replace(
     qwen_image.FAMILY, name="qwen_image_edit", title="Qwen-Image-Edit", options=QwenImageEditOptions, num_sources=None,
     sources_option="num_sources", count_sources=lambda card, options: (options.num_sources, options.num_sources),
-    source_size=lambda card, options, drawn: source_size(card, options),  # evaluations keep the sources of rollouts
+    # evaluations keep the sources of rollouts
+    source_size=lambda card, options, drawn: source_size(card, options),
     embed=_embed, conditioning=_conditioning, suits=_suits, tokens=_tokens,
 )  # fmt: skip

@@ -10,21 +10,20 @@ out: cleaning of captions, and stock's rounding of sizes to its list of aspect r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from diffusers import SanaTransformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, given, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Embed, Grid, ImageOptions, embedding, given, sample_size
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.runtime.private_names import sana_instruction
-from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """All projections of self- and cross-attention."""
@@ -38,33 +37,14 @@ class SanaOptions(ImageOptions):
     """Put stock's instruction (`complex_human_instruction`) before every prompt but the empty one."""
 
 
-def _grid(config: Any) -> Grid:
-    """Stock draws multiples of 32 pixels alone."""
-    return Grid(channels=config.in_channels, patch=config.patch_size, multiple=32)
+def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+    told = sana_instruction() if prompt and p.options.instruction else None
+    return embed_told(told)(p, prompt, sources)
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, mask, _none, _none = p.pipe.encode_prompt(
-        [prompt], do_classifier_free_guidance=False, device=p.device, max_sequence_length=p.max_sequence_length,
-        complex_human_instruction=sana_instruction() if prompt and p.options.instruction else None,
-    )  # fmt: skip
-    return {"embeds": embeds.to(p.dtype), "mask": mask}
-
-
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    return {
-        "hidden_states": x, "encoder_hidden_states": cond.tensors["embeds"],
-        "encoder_attention_mask": cond.tensors["mask"], "timestep": timestep * p.card.network.timestep_scale,
-    }  # fmt: skip
-
-
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" visits what the checkpoint's scheduler does, "linspace" is shifted once, from sigma 1.
-
-    The published scheduler, DPM-Solver with flow sigmas, starts just below 1 and feeds integer timesteps; its own steps
-    are `solver="dpm2"` here.
-    """
-    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift)
+def embed_told(instruction: list[str] | None) -> Embed:
+    """An `embed` of prompts behind an instruction, or alone."""
+    return embedding("embeds", "mask", do_classifier_free_guidance=False, complex_human_instruction=instruction)
 
 
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
@@ -81,10 +61,6 @@ def _refuse(card: Card) -> None:
         )
 
 
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    return common.pixels_per_latent(vae, "encoder_block_out_channels", 6), 1
-
-
 def _prepare(p: FamilyPipeline) -> None:
     exact_linear(p.pipe.transformer)
 
@@ -97,9 +73,13 @@ def prepare_gemma(p: FamilyPipeline) -> None:
 
 FAMILY = Family(
     name="sana", title="Sana", network=SanaTransformer2DModel, lora_targets=LORA_TARGETS, options=SanaOptions,
-    encoders=("text_encoder",), length=300, own_size=sample_size, factors=_factors, grid=_grid, embed=_embed,
-    arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule, encode=_encode,
-    check_scheduler=stock_schedules.check_flow_scheduler,
-    refuse=_refuse, prepare=_prepare, prepare_encoders=prepare_gemma,
+    encoders=("text_encoder",), length=300, own_size=sample_size,
+    factors=lambda vae: (common.pixels_per_latent(vae, "encoder_block_out_channels", 6), 1),
+    # Stock draws multiples of 32 pixels alone
+    grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, multiple=32),
+    embed=_embed,
+    arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep * p.card.network.timestep_scale, cond),
+    conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), encode=_encode,
+    check_scheduler=check_flow_scheduler, refuse=_refuse, prepare=_prepare, prepare_encoders=prepare_gemma,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

@@ -19,14 +19,14 @@ from typing import Any
 from diffusers import SanaVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given
 from flowrl.pipelines.families import sana, wan
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, given
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.runtime.private_names import sana_instruction
-from flowrl.trajectory import Conditioning, Schedule
 
 _STOCK = "SanaVideoPipeline"
 
@@ -68,26 +68,11 @@ def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
     return int(spatial), int(vae.get("temporal_compression_ratio") or vae.get("scale_factor_temporal", 4))
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     alone, score = prompt in ("", p.options.negative_prompt), p.options.motion_score
     text = prompt if alone or score is None else f"{prompt} motion score: {score}."
-    embeds, mask, _none, _nomask = p.pipe.encode_prompt(
-        [text], do_classifier_free_guidance=False, device=p.device, max_sequence_length=p.max_sequence_length,
-        complex_human_instruction=None if alone or not p.options.instruction else sana_instruction(_STOCK),
-    )  # fmt: skip
-    return {"embeds": embeds.to(p.dtype), "mask": mask}
-
-
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    return {
-        "hidden_states": x, "encoder_hidden_states": cond.tensors["embeds"],
-        "encoder_attention_mask": cond.tensors["mask"], "timestep": timestep,
-    }  # fmt: skip
-
-
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" visits what the checkpoint's scheduler does, "linspace" is shifted once, from sigma 1."""
-    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift)
+    told = None if alone or not p.options.instruction else sana_instruction(_STOCK)
+    return sana.embed_told(told)(p, text, sources)
 
 
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
@@ -100,7 +85,7 @@ def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
 
 
 def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    clips: Tensor = p.pipe.vae.decode(common.restored(p, z), return_dict=False)[0]
+    clips: Tensor = p.pipe.vae.decode(common.restore(p, z), return_dict=False)[0]
     return clips
 
 
@@ -130,8 +115,9 @@ def _prepare(p: FamilyPipeline) -> None:
 FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
     options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
-    embed=_embed, arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule,
-    constants=_constants, decode=_decode, encode=wan.encode, refuse=_refuse, prepare=_prepare,
-    prepare_encoders=sana.prepare_gemma, check_scheduler=stock_schedules.check_flow_scheduler,
+    embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep, cond),
+    conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), constants=_constants, decode=_decode,
+    encode=wan.encode, refuse=_refuse, prepare=_prepare, prepare_encoders=sana.prepare_gemma,
+    check_scheduler=check_flow_scheduler,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

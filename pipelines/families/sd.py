@@ -16,18 +16,12 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared import stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, clip_context, given, sample_size
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.runtime.placement import widest
-from flowrl.samplers.flow_coordinates import (
-    flow_levels,
-    prediction_of,
-    sigma_at,
-    velocity_from_prediction,
-    vp_scale,
-)
+from flowrl.samplers.flow_coordinates import flow_levels, prediction_of, sigma_at, velocity_from_prediction, vp_scale
 from flowrl.samplers.parametrization import column, working_dtype
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -51,9 +45,6 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """What a `UNet2DConditionModel` is called with."""
     return {"sample": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"]}
-
-
-# ---- diffusion models in flow coordinates ----------------------------------------------------------------------------
 
 
 def evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
@@ -85,10 +76,7 @@ def levels_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Tens
 
 def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """A diffusion model's levels: grid "diffusers" as the scheduler visits them, "linspace" evenly over all timesteps.
-
-    Raises:
-        ValueError: a shift was given.
-    """
+    Raises ValueError: a shift was given."""
     if shift is not None:
         raise ValueError(
             f"{p.model} is a diffusion model with fixed noise levels, which have no shift (got {shift:g}): remove the "
@@ -97,15 +85,8 @@ def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None
     return stock_schedules.diffusion_levels(p.model, p.pipe.scheduler, num_steps, grid)
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
-
-
 def _refuse(card: Card) -> None:
-    """Refuses networks that want more than latents, time and prompt.
-
-    Raises:
-        ValueError: an inpainting or editing network, or one distilled to take the guidance scale.
-    """
+    """Refuses networks that want more than latents, time and prompt."""
     config = card.network
     if config.in_channels != config.out_channels:
         raise ValueError(

@@ -20,17 +20,15 @@ from typing import Any
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.arithmetic.attention import dispatched
-from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
-from flowrl.trajectory import Conditioning, Schedule
-
-
-def _grid(config: Any) -> Grid:
-    return Grid(channels=config.in_channels, patch=config.patch_size, most=config.pos_embed_max_size)
+from flowrl.pipelines.arithmetic.attention import dispatch_joint_attention
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Grid, clip_context, given, sample_size
+from flowrl.pipelines.shared.common import Guidance
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
+from flowrl.samplers.guidance import Velocity
+from flowrl.trajectory import Conditioning
 
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -46,46 +44,39 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     tensors = cond.tensors
     return {
-        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": tensors["embeds"],
+        "hidden_states": x,
+        "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"],
         "pooled_projections": tensors["pooled"],
-    }  # fmt: skip
+    }
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
-    """Guidance in two passes, 1 is one pass.
-
-    Raises:
-        ValueError: a model whose name says that it is a turbo with a scale below 1, or a large turbo with any but 1.
-    """
-    name = Path(p.model).name.lower()
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
+    """Guidance in two passes, 1 is one pass. Raises ValueError: a model whose name says that it is a turbo with a scale
+    below 1, or a large turbo with any but 1."""
+    name, scale = Path(p.model).name.lower(), asked.scale
     if "turbo" in name and (scale < 1 or (scale > 1 and "large" in name)):  # others' turbos may be guided a little
         raise ValueError(
             f"{p.model} is distilled to draw without guidance, which is scale 1 in this family (its card's 0.0 is "
             f"stock's word for that), got scale {scale:g}: set sampler.guidance_scale=1 and eval.guidance_scale=1"
         )
-    return common.two_pass(p, network, cond, negative, scale, train_negative)
+    return common.two_pass_guidance(asked)
 
 
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" is the stock pipeline's; "linspace" is shifted once (`samplers/schedules.py`)."""
-    scheduler, (height, width), side = p.pipe.scheduler, p.latent_shape[1:], p.card.network.patch_size
-    mu = stock_schedules.own_mu(scheduler.config, (height // side) * (width // side))
-    return stock_schedules.flow_schedule(scheduler, num_steps, grid, shift, mu=mu)
-
-
-def _seen_tokens(card: Card, length: int) -> int:
-    """CLIP's context, and T5's tokens behind it."""
-    return clip_context(card) + length
+def _image_tokens(p: FamilyPipeline) -> int:
+    _channels, height, width = p.latent_shape
+    side = p.card.network.patch_size
+    return int((height // side) * (width // side))
 
 
 FAMILY = Family(
     name="sd3", title="Stable Diffusion 3", network=SD3Transformer2DModel, lora_targets=JOINT_ATTENTION,
     encoders=("text_encoder", "text_encoder_2", "text_encoder_3"), spared=("text_encoder_3", "tokenizer_3"), length=128,
-    own_size=sample_size, grid=_grid, embed=_embed, arguments=_arguments,
-    conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"), guided=_guided, schedule=_schedule,
-    check_scheduler=stock_schedules.check_flow_scheduler, seen_tokens=_seen_tokens,
-    prepare=lambda p: dispatched(p.pipe.transformer),
+    own_size=sample_size,
+    grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, most=config.pos_embed_max_size),
+    embed=_embed, arguments=_arguments, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
+    guided=_guided, schedule=flow_levels_of(tokens=_image_tokens), check_scheduler=check_flow_scheduler,
+    # CLIP's context, and T5's tokens behind it
+    seen_tokens=lambda card, length: clip_context(card) + length,
+    prepare=lambda p: dispatch_joint_attention(p.pipe.transformer),
 )  # fmt: skip

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import common
 from flowrl.pipelines.families import sd
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 

@@ -12,8 +12,8 @@ Prompts are padded with zeros to `max_sequence_length`, and the padding is atten
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,16 +22,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.families import cogvideox
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions
+from flowrl.pipelines.shared.common import Guidance
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
+from flowrl.pipelines.weights.lora import SELF_AND_CROSS_ATTENTION
 from flowrl.pipelines.weights.parallelize import needed
 from flowrl.runtime.private_names import TimestepEmbedding
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity, uncounted
+from flowrl.samplers.guidance import Velocity, uncounted
 from flowrl.samplers.parametrization import Sigma, column
-from flowrl.trajectory import Conditioning, Schedule
+from flowrl.trajectory import Conditioning
 
 _TEXT_TO_VIDEO, _IMAGE_TO_VIDEO = "WanPipeline", "WanImageToVideoPipeline"
 _EXPERTS = ("transformer", "transformer_2")
@@ -60,13 +62,6 @@ def _own_size(card: Card) -> Size:
     if card.index.get("expand_timesteps"):
         return Size(height=704, width=1280, num_frames=121, fps=24.0)  # TI2V-5B: five seconds, as the others
     return Size(height=480, width=832, num_frames=81, fps=16.0)
-
-
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    return int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
-
-
-# ---- conditioning ----------------------------------------------------------------------------------------------------
 
 
 def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -106,9 +101,6 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return found
 
 
-# ---- the networks ----------------------------------------------------------------------------------------------------
-
-
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     tensors = cond.tensors
     if "beside" in tensors:
@@ -120,25 +112,27 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
         timestep = timestep[:, None].repeat(1, x.shape[2] // patch[0] * tokens)
         timestep[:, :tokens] = 0
     return {
-        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": tensors["embeds"],
+        "hidden_states": x,
+        "timestep": timestep,
+        "encoder_hidden_states": tensors["embeds"],
         "encoder_hidden_states_image": tensors.get("image"),
-    }  # fmt: skip
+    }
 
 
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Rows of a batch go to the expert of their time."""
     high = timestep >= boundary(p)
-    called = [True, False] if len(p.experts) == 1 else _called(p, high)
+    called = [True, False] if len(p.experts) == 1 else _which_called(p, high)
     if all(called):
         rows = [high.nonzero().flatten(), (~high).nonzero().flatten()]
         parts = [_rows_of(p, x, timestep, cond, own, name) for name, own in zip(_EXPERTS, rows, strict=True)]
         velocity = torch.cat(parts)[torch.cat(rows).argsort()]
     else:
         velocity = p.call(x, timestep, cond, _EXPERTS[called.index(True)])
-    return _held(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond)
+    return _hold(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond)
 
 
-def _called(p: FamilyPipeline, high: Tensor) -> list[bool]:
+def _which_called(p: FamilyPipeline, high: Tensor) -> list[bool]:
     """Whether the first expert is called, and the second: for rows here or, where weights are split, anywhere."""
     return needed(p.experts[_EXPERTS[0]], [bool(high.any()), not bool(high.all())])
 
@@ -155,7 +149,7 @@ def boundary(p: FamilyPipeline) -> float:
     return float((p.card.index.get("boundary_ratio") or 0.0) * p.pipe.scheduler.config.num_train_timesteps)
 
 
-def _held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
+def _hold(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
     """The velocity that leads the first latent frame straight to the image's, where it is held there."""
     if "first_frame" not in cond.tensors:
         return velocity
@@ -163,19 +157,16 @@ def _held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tens
     return torch.cat([(x[:, :, :1] - first) / column(sigma, x), velocity[:, :, 1:]], dim=2)
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     """In two passes; below the boundary the scale is `guidance_scale_2`, where given and the first's is not 1."""
-    above = common.two_pass_guidance(network, cond, negative, scale, train_negative)
+    above = common.two_pass_guidance(asked)
     below, limit, second = above, boundary(p), p.options.guidance_scale_2
-    if scale != 1 and second is not None:
-        below = common.two_pass_guidance(network, cond, negative, second, train_negative)
+    if asked.scale != 1 and second is not None:
+        below = common.two_pass_guidance(replace(asked, scale=second))
 
     def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
         high = timestep >= limit
-        called = [True, False] if below is above else _called(p, high)
+        called = [True, False] if below is above else _which_called(p, high)
         if called == [True, False]:
             found = above(x, sigma, timestep)
         elif called == [False, True]:
@@ -186,26 +177,14 @@ def _guided(
             with uncounted(bool(high.all())):
                 second = below(x, sigma, timestep)
             found = torch.where(high.view(-1, 1, 1, 1, 1).to(x.device), first, second)
-        return _held(found, x, sigma, cond)  # by the exact sigma: timesteps may be rounded
+        return _hold(found, x, sigma, asked.cond)  # by the exact sigma: timesteps may be rounded
 
     return velocity
 
 
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grid "diffusers" is the stock scheduler's, "unipc_flow" that of Flow-GRPO's runs, "linspace" shifted once."""
-    return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift)
-
-
-# ---- autoencoder and loading -----------------------------------------------------------------------------------------
-
-
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    return p.pipe.vae.decode(common.restored(p, z), return_dict=False)[0]
-
-
 def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     """Normalised latents of clips."""
-    return common.normalised(p, p.pipe.vae.encode(x).latent_dist.mode())
+    return common.normalise(p, p.pipe.vae.encode(x).latent_dist.mode())
 
 
 def has_part(card: Card, name: str) -> bool:
@@ -271,11 +250,13 @@ class _ExactTimestepEmbedding(TimestepEmbedding):  # type: ignore[misc]  # diffu
 FAMILY = Family(
     name="wan", title="Wan", network=WanTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION, denoisers=_EXPERTS,
     exact=("vae", "image_encoder"), options=WanOptions, encoders=("text_encoder",), num_sources=None,
-    own_size=_own_size, grid=_grid, factors=_factors, embed=_embed, embed_sources=_embed_sources,
+    own_size=_own_size, grid=_grid,
+    factors=lambda vae: (int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))),
+    embed=_embed, embed_sources=_embed_sources,
     count_sources=lambda card, options: (1, 1) if card.stock == _IMAGE_TO_VIDEO else (0, 0), arguments=_arguments,
-    conditioning=_conditioning, evaluate=_evaluate, guided=_guided, schedule=_schedule,
-    constants=common.latent_statistics, decode=_decode, encode=encode,
+    conditioning=_conditioning, evaluate=_evaluate, guided=_guided, schedule=flow_levels_of(),
+    constants=common.latent_statistics,
+    decode=lambda p, z: p.pipe.vae.decode(common.restore(p, z), return_dict=False)[0], encode=encode,
     seen_tokens=lambda card, length: length if card.network.added_kv_proj_dim is None else _IMAGE_TEXT,
-    check_scheduler=stock_schedules.check_flow_scheduler, refuse=_refuse, suits=_suits, stock_class=_stock_class,
-    prepare=_prepare,
+    check_scheduler=check_flow_scheduler, refuse=_refuse, suits=_suits, stock_class=_stock_class, prepare=_prepare,
 )  # fmt: skip

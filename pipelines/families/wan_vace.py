@@ -23,10 +23,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import common
-from flowrl.pipelines.cards import Card, VideoOptions
 from flowrl.pipelines.families import wan
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.cards import Card, VideoOptions
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 _CLIPS = ("source_video", "mask_video")
@@ -57,16 +57,13 @@ def _state(p: FamilyPipeline) -> tuple[int, ...]:
     return channels, p.options.num_references + frames, height, width
 
 
-# ---- conditioning ----------------------------------------------------------------------------------------------------
-
-
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """What control blocks read, `[1, 2 C + f^2, R + F', h, w]`: of R references, then of the clip."""
     frames, _rgb, height, width = p.image_shape
     given = [source for source in sources if source.ndim == 4]
     if len(given) == len(_CLIPS):
         common.check_mask(given[0], given[1], "a control video")
-    clips = [_fitted(p, clip) for clip in given]
+    clips = [_fit(p, clip) for clip in given]
     images = [Image.fromarray(to_pixels(image)) for image in sources if image.ndim == 3]
     if len(images) != p.options.num_references or len(clips) > len(_CLIPS):
         raise ValueError(
@@ -82,12 +79,12 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     if len(clips) > 1:
         mask = clips[1]
     latents = p.pipe.prepare_video_latents(video, mask, references, None, p.device)
-    folded = _folded(mask, p.card.factors[0], p.grid_shape[1])
+    folded = _fold(mask, p.card.factors[0], p.grid_shape[1])
     folded = nn.functional.pad(folded, (0, 0, 0, 0, len(images), 0))
     return {"control": torch.cat([latents.float(), folded], dim=1).to(p.dtype)}
 
 
-def _fitted(p: FamilyPipeline, clip: Tensor) -> Tensor:
+def _fit(p: FamilyPipeline, clip: Tensor) -> Tensor:
     """As many frames of a clip as are drawn, at their size, `[1, 3, F, H, W]`."""
     frames, _rgb, height, width = p.image_shape
     if len(clip) < frames:
@@ -99,7 +96,7 @@ def _fitted(p: FamilyPipeline, clip: Tensor) -> Tensor:
     return torch.stack(fitted, dim=1)[None].to(p.device)
 
 
-def _folded(mask: Tensor, factor: int, frames: int) -> Tensor:
+def _fold(mask: Tensor, factor: int, frames: int) -> Tensor:
     """A mask `[1, 3, F, H, W]`, of its frames the nearest to latents, pixels as channels, `[1, f^2, F', h, w]`."""
     red = mask[0, 0]
     folded = nn.functional.pixel_unshuffle(red[:, None], factor).transpose(0, 1)[None]
@@ -120,13 +117,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
         scale = x.new_full((len(p.card.network.vace_layers),), p.options.conditioning_scale)
         given["control_hidden_states_scale"] = scale
     return given
-
-
-# ---- autoencoder and checks ------------------------------------------------------------------------------------------
-
-
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    return wan.FAMILY.decode(p, z[:, :, p.options.num_references :])
 
 
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
@@ -161,5 +151,6 @@ FAMILY = replace(
     wan.FAMILY, name="wan_vace", title="Wan VACE", network=WanVACETransformer3DModel, exact=("vae",),
     options=VaceOptions, clips=_CLIPS, embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning,
     count_sources=lambda card, options: (options.num_references, options.num_references + len(_CLIPS)), state=_state,
-    decode=_decode, encode=_encode, refuse=_refuse, suits=_suits, stock_class=lambda card, options: card.stock,
+    decode=lambda p, z: wan.FAMILY.decode(p, z[:, :, p.options.num_references :]), encode=_encode, refuse=_refuse,
+    suits=_suits, stock_class=lambda card, options: card.stock,
 )  # fmt: skip

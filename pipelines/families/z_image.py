@@ -21,11 +21,12 @@ import torch
 from diffusers import ZImageTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
+from flowrl.pipelines.shared import common, stock_schedules
+from flowrl.pipelines.shared.cards import Grid, ImageOptions, Size
+from flowrl.pipelines.shared.common import Guidance
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.samplers.guidance import Velocity, conditioned
 from flowrl.samplers.guidance_rules import Rule, z_image
 from flowrl.trajectory import Conditioning
 
@@ -48,11 +49,6 @@ class ZImageOptions(ImageOptions):
             raise ValueError(f"norm_cap must be positive, got {self.norm_cap}: null means no cap")
 
 
-def _grid(config: Any) -> Grid:
-    """Positions are looked up in tables of so many rows and columns of tokens."""
-    return Grid(channels=config.in_channels, patch=2, most=min(config.axes_lens[1:]))
-
-
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     ([embeds], _none) = p.pipe.encode_prompt(
         [prompt], device=p.device, do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length
@@ -67,62 +63,48 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     return {"x": list(x.unsqueeze(2).unbind()), "t": (1000 - timestep) / 1000, "cap_feats": captions}
 
 
-def _read(p: FamilyPipeline, output: Sequence[Tensor], x: Tensor) -> Tensor:
-    return -torch.stack([sample.float() for sample in output]).squeeze(2)
-
-
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {"embeds": common.meta(1, tokens, p.card.network.cap_feat_dim), "length_on_host": torch.tensor([tokens])}
 
 
-def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative,
-) -> Velocity:  # fmt: skip
+def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     cap = p.options.norm_cap
     # The rule is stated for the network's own sign, which `_read` has turned.
-    return guided_from_zero(
-        p, network, cond, negative, scale, train_negative, distilled="turbo" in Path(p.model).name.lower(),
-        rule=lambda no, yes, w: z_image(-no, -yes, w, norm_cap=cap),
-    )  # fmt: skip
+    distilled = "turbo" in Path(p.model).name.lower()
+    return guided_from_zero(p, asked, distilled=distilled, rule=lambda no, yes, w: z_image(-no, -yes, w, norm_cap=cap))
 
 
 def guided_from_zero(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
-    train_negative: TrainNegative, *, distilled: bool, rule: Rule, apart: bool = False,
-) -> Velocity:  # fmt: skip
+    p: FamilyPipeline, asked: Guidance, *, distilled: bool, rule: Rule, apart: bool = False
+) -> Velocity:
     """Guidance in two passes whose scale counts from 0, `positive + scale * (positive - negative)`; 0 is one pass.
-
-    Raises:
-        ValueError: the scale is negative, or asks for a negative prompt and there is none; or it is not 0, and the
-            model is distilled.
-    """
-    if scale == 0:
-        return conditioned(network, cond)
+    Raises ValueError: the scale is negative, or asks for a negative prompt and there is none; or it is not 0, and the
+    model is distilled."""
+    if (scale := asked.scale) == 0:
+        return conditioned(asked.network, asked.cond)
     if distilled:
         raise ValueError(
             f"{p.model} is distilled to draw without guidance, which is scale 0 in this family, got scale {scale:g}: "
             "set sampler.guidance_scale=0 and eval.guidance_scale=0"
         )
-    if not scale > 0 or negative is None:
+    if not scale > 0 or asked.negative is None:
         raise ValueError(
             f"guidance at scale {scale} is not to be had: {p.family.title} takes positive scales with a negative "
             "prompt, and 0 for none"
         )
-    return classifier_free_guidance(
-        network, cond, negative, scale, rule=rule, train_negative=train_negative, apart=apart
-    )
-
-
-def _longest(card: Card) -> int:
-    """A prompt is filled up to a multiple of 32 tokens, and the image's position comes after it."""
-    return int((card.network.axes_lens[0] - 2) // 32 * 32)
+    return common.halves(asked, rule=rule, apart=apart)
 
 
 FAMILY = Family(
     name="z_image", title="Z-Image", network=ZImageTransformer2DModel, lora_targets=LORA_TARGETS, options=ZImageOptions,
-    encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024), grid=_grid, embed=_embed,
-    arguments=_arguments, read=_read, conditioning=_conditioning, guided=_guided,
-    passes=lambda card, scale: 1 if scale == 0 else 2, schedule=stock_schedules.by_image_size, longest=_longest,
+    encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024),
+    # Positions are looked up in tables of so many rows and columns of tokens
+    grid=lambda config: Grid(channels=config.in_channels, patch=2, most=min(config.axes_lens[1:])),
+    embed=_embed, arguments=_arguments,
+    read=lambda p, output, x: -torch.stack([sample.float() for sample in output]).squeeze(2),
+    conditioning=_conditioning, guided=_guided, passes=lambda card, scale: 1 if scale == 0 else 2,
+    schedule=stock_schedules.by_image_size,
+    # A prompt is filled up to a multiple of 32 tokens, and the image's position comes after it
+    longest=lambda card: int((card.network.axes_lens[0] - 2) // 32 * 32),
     attention=Attends(head_sizes=lambda config: (config.dim // config.n_heads,), mask="keys"),
 )  # fmt: skip

@@ -10,13 +10,11 @@ import torch
 from torch import nn
 
 from flowrl.config.options import build_options
-from flowrl.pipelines import cards
 from flowrl.pipelines.arithmetic.attention_words import Known
-from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, experts_of
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
-from flowrl.pipelines.cards import Size, VideoOptions
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
-from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, refused
+from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, describe_error
 from flowrl.pipelines.generic.stock_classes import (
     GUIDER_PARTS,
     OTHER,
@@ -28,12 +26,14 @@ from flowrl.pipelines.generic.stock_classes import (
 )
 from flowrl.pipelines.generic.stock_levels import is_flow
 from flowrl.pipelines.generic.stock_recording import Recorder, recorder
-from flowrl.pipelines.known_checkpoints import published
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.places.known_checkpoints import published
 from flowrl.pipelines.places.model_folders import check_index, check_parts, no_pipeline
-from flowrl.pipelines.stock_schedules import check_diffusion_scheduler
+from flowrl.pipelines.shared import cards
+from flowrl.pipelines.shared.cards import Size, VideoOptions
+from flowrl.pipelines.shared.stock_schedules import check_diffusion_scheduler
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.lora import check_targets
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.precision import refuse_unable
 
@@ -64,11 +64,8 @@ class GenericFamily:
         self.videos = videos
 
     def of(self, model: str) -> GenericFamily:
-        """The family of a model, which makes videos or images.
-
-        Raises:
-            ValueError: its class cannot be called from outside.
-        """
+        """The family of a model, which makes videos or images. Raises ValueError: its class cannot be called from
+        outside."""
         return GenericFamily(videos=not self._index(model) or self.makes_videos(model))
 
     def card(self, model: str) -> None:
@@ -91,11 +88,7 @@ class GenericFamily:
         return stock_class(str(index.get("_class_name")), model)
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
-        """Refuses a class that cannot be called from outside, and a LoRA that binds to nothing.
-
-        Raises:
-            ValueError: says what is wrong.
-        """
+        """Refuses a class that cannot be called from outside, and a LoRA that binds to nothing."""
         index = self._index(model)
         if not index:  # of a hub id while nothing can be asked
             return
@@ -103,25 +96,20 @@ class GenericFamily:
         if published(model) is None and not denoiser_parts(index):
             raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
         for part in GUIDER_PARTS:
-            if (index.get(part) or [None])[0] is not None:
-                check_guider(cls.__name__, str(index[part][1]), {})
+            if (kind := (index.get(part) or [None, None])[1]) is not None:
+                check_guider(cls.__name__, str(kind), {})
         if Path(model).is_dir():
             away = dict.fromkeys(part for part in index if not (Path(model) / part).is_dir())
             check_parts(model, index, given=away)  # a plan says what it does not know of those, and loading refuses
             levels = cards.read_part(model, "scheduler/scheduler_config.json")
             if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
                 check_diffusion_scheduler(model, levels)
-        denoiser = self.meta_denoiser(model)
-        if denoiser is not None:
-            for network in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
-                check_targets(network, targets or found_targets(network), rank)
+        for network in experts_of(self.meta_denoiser(model)):
+            check_targets(network, targets or found_targets(network), rank)
 
     def sampling(self, model: str) -> dict[str, Any]:
-        """`num_steps` and `guidance_scale` that stock's call has unless told otherwise.
-
-        Raises:
-            ValueError: its class cannot be called from outside.
-        """
+        """`num_steps` and `guidance_scale` that stock's call has unless told otherwise. Raises ValueError: its class
+        cannot be called from outside."""
         taken = call_arguments(self._stock_class(model, self._index(model)))
         name = scale_argument(taken)
         scale = 1.0 if name is None else taken[name].default
@@ -131,20 +119,12 @@ class GenericFamily:
         }
 
     def makes_videos(self, model: str) -> bool:
-        """Whether stock's call takes a number of frames.
-
-        Raises:
-            ValueError: its class cannot be called from outside.
-        """
+        """Whether stock's call takes a number of frames. Raises ValueError: its class cannot be called from outside."""
         taken = call_arguments(self._stock_class(model, self._index(model)))
         return takes_frames(taken)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks `pipeline.options`, those that have no key of their own.
-
-        Raises:
-            ValueError: names the option.
-        """
+        """Checks `pipeline.options`, those that have no key of their own."""
         cards.check_no_keys(options)
         self.chosen(options)
 
@@ -189,19 +169,12 @@ class GenericFamily:
         return 1 if scale == 1 else 2
 
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
-        """Refused.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused."""
         raise ValueError(f"what the network of {model} is called with is known once stock's own code is loaded")
 
     def recorder(self, model: str, options: Mapping[str, Any]) -> Recorder:
-        """A folder's pipeline without weights, of which a plan can find what its networks are called with.
-
-        Raises:
-            ValueError: it is no folder, or a part cannot be made of what it holds.
-        """
+        """A folder's pipeline without weights, of which a plan can find what its networks are called with. Raises
+        ValueError: it is no folder, or a part cannot be made of what it holds."""
         if not Path(model).is_dir():
             raise ValueError("a folder with its tokenizers and configurations is needed")
         index = self._index(model)
@@ -211,22 +184,9 @@ class GenericFamily:
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
         attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> GenericPipeline:  # fmt: skip
-        """Loads a checkpoint from a folder or the hub, and tests whether its own call can be taken step by step.
-
-        Args:
-            model: folder or hub id.
-            dtype: of denoiser and text encoders; the autoencoder is float32.
-            device: where everything lives.
-            attention: "auto" or "native".
-            compile: "blocks" compiles the denoisers' repeated blocks.
-            how: `later` is not heeded, all is loaded at once.
-            options: fields of `VideoOptions`.
-
-        Raises:
-            ValueError: nothing loadable there, or a pipeline that is not reproduced, and why.
-        """
-        import diffusers
-
+        """Loads a checkpoint from a folder or the hub, and tests whether its own call can be taken step by step. All is
+        loaded at once: `how.later` is not heeded. Raises ValueError: nothing loadable there, or a pipeline that is not
+        reproduced, and why."""
         chosen = self.chosen(options)
         check_compile(compile, device)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
@@ -245,21 +205,11 @@ class GenericFamily:
             )
         cls = self._stock_class(model, index)
         pipe = stock_loading.load_stock(cls.__name__, model, title=cls.__name__, dtype=dtype, exact=("vae",))
-        denoisers = {name: part for name, part in pipe.components.items()
-                     if name.startswith(("transformer", "unet")) and isinstance(part, nn.Module)}  # fmt: skip
-        if not denoisers or not isinstance(getattr(pipe, "vae", None), nn.Module):
-            raise ValueError(f"{cls.__name__} has not both a transformer or unet and a vae: {OTHER}")
-        schedulers = [n for n, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
-        if schedulers != ["scheduler"]:
-            raise ValueError(
-                f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}"
-            )
-        for part in GUIDER_PARTS:
-            if (guider := getattr(pipe, part, None)) is not None:
-                check_guider(cls.__name__, type(guider).__name__, dict(guider.config))
+        networks = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+        denoisers = {name: part for name, part in networks.items() if name.startswith(("transformer", "unet"))}
+        _check_loaded(pipe, has_networks=bool(denoisers) and "vae" in networks)
         stock_loading.freeze(pipe, device)
-        encoders = [name for name, part in pipe.components.items()
-                    if name.startswith("text_encoder") and isinstance(part, nn.Module)]  # fmt: skip
+        encoders = [name for name in networks if name.startswith("text_encoder")]
         return self.made(model, pipe, denoisers, encoders, chosen, dtype, torch.device(device), compile)
 
     def made(
@@ -292,8 +242,23 @@ class GenericFamily:
         except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
             if out_of_memory(error):
                 raise
-            raise refused(name, error) from error
+            raise describe_error(name, error) from error
         return p
+
+
+def _check_loaded(pipe: Any, *, has_networks: bool) -> None:
+    """Refuses a loaded pipeline without denoiser or autoencoder, with several schedulers, or with another guider."""
+    import diffusers
+
+    name = type(pipe).__name__
+    if not has_networks:
+        raise ValueError(f"{name} has not both a transformer or unet and a vae: {OTHER}")
+    schedulers = [part for part, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
+    if schedulers != ["scheduler"]:
+        raise ValueError(f"{name} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}")
+    for part in GUIDER_PARTS:
+        if (guider := getattr(pipe, part, None)) is not None:
+            check_guider(name, type(guider).__name__, dict(guider.config))
 
 
 FAMILY = GenericFamily()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -12,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
 from flowrl.pipelines.generic.stock_classes import call_arguments, scale_argument, takes_frames
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
-from flowrl.pipelines.prompt_embeddings import Sources, check_sources, num_cut
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.prompt_embeddings import Sources, check_sources, num_cut
 from flowrl.runtime.files import replacing
 from flowrl.runtime.precision import in_arithmetic
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, conditioned
@@ -38,23 +39,27 @@ _QUERIES = ("to_q", "to_qkv", "q_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq",
 
 def found_targets(network: nn.Module) -> tuple[str, ...]:
     """LoRA targets of a network: its attention's projections by the names they usually have, else all layers in blocks.
-
-    Raises:
-        ValueError: it has no linear layers.
-    """
+    Raises ValueError: it has no linear layers."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     others = [name for name, module in network.named_modules() if not isinstance(module, nn.Linear)]
+
+    def ending(end: str, names: Sequence[str]) -> bool:
+        return any(name.endswith(f".{end}") for name in names)
+
     found: tuple[str, ...] = ()
     for ends in _ATTENTION:
-        own = (end for end in ends if any(name.endswith("." + end) for name in linear))
-        found += tuple(end for end in own if not any(name.endswith("." + end) for name in others))  # PEFT takes no list
+        found += tuple(end for end in ends if ending(end, linear) and not ending(end, others))  # PEFT takes no list
         if set(found) & set(_QUERIES):
             return found
-    inside = [name for name in linear if any(part.isdigit() for part in name.split("."))]
-    last = dict.fromkeys(".".join(part for part in name.split(".")[-2:] if not part.isdigit()) for name in inside)
-    if not last:
-        raise ValueError(f"{type(network).__name__} has no linear layers in blocks that a LoRA could be added to")
-    return tuple(end for end in last if any(name.endswith("." + end) for name in linear))
+    if last := _ends_in_blocks(linear):
+        return tuple(end for end in last if ending(end, linear))
+    raise ValueError(f"{type(network).__name__} has no linear layers in blocks that a LoRA could be added to")
+
+
+def _ends_in_blocks(names: Sequence[str]) -> list[str]:
+    """What names of layers in numbered blocks end in, without numbers."""
+    split = [name.split(".") for name in names if re.search(r"(^|\.)\d+(\.|$)", name)]
+    return list(dict.fromkeys(".".join(part for part in parts[-2:] if not part.isdigit()) for parts in split))
 
 
 class GenericPipeline:
@@ -99,10 +104,7 @@ class GenericPipeline:
 
     def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 2) -> dict[str, Any]:
         """Arguments of stock's call that are the same for all latents; some classes have no schedule of one step.
-
-        Raises:
-            ValueError: a guidance scale, and the pipeline takes none.
-        """
+        Raises ValueError: a guidance scale, and the pipeline takes none."""
         options = self.options
         given: dict[str, Any] = {
             "prompt": [POSITIVE] * b, "num_inference_steps": steps, "output_type": "pt", "return_dict": False,
@@ -131,7 +133,7 @@ class GenericPipeline:
             one = [next(iter(self.texts.rows))]
             encode = self.texts.standing_in(one, one, self.device, heard)
             given = self.arguments(1, scale, negative=True, steps=num_steps)
-            self._asked[num_steps, scale] = stock_call.asked(
+            self._asked[num_steps, scale] = stock_call.probe(
                 self.pipe, encode, given, list(self.experts.values()), lambda: any(heard)
             )
         return self._asked[num_steps, scale]
@@ -145,7 +147,7 @@ class GenericPipeline:
         given = self.arguments(len(x), scale, negative=against is not None)
         given["latents"] = self.levels.latents(x, t).to(self.dtype)
         with common.autocast(self.device, self.dtype):
-            output = stock_call.evaluated(self.pipe, encode, given, t, float(self.levels.sigma(t)))
+            output = stock_call.evaluate(self.pipe, encode, given, t, float(self.levels.sigma(t)))
         if output.shape != x.shape:
             raise ValueError(
                 f"{type(self.pipe).__name__} was given latents {tuple(x.shape)} and hands {tuple(output.shape)} to its "
@@ -214,19 +216,11 @@ class GenericPipeline:
         return all(text_id(text) in self.texts.rows for text in prompts)
 
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
-        """Refused.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused."""
         raise ValueError("prompts.cache: embeddings of a generic pipeline are not kept in files: remove the key")
 
     def load_text_encoders(self) -> None:
-        """They were loaded with the rest.
-
-        Raises:
-            ValueError: they were freed.
-        """
+        """They were loaded with the rest. Raises ValueError: they were freed."""
         if self.texts.freed:
             raise ValueError("the text encoders of a generic pipeline were freed and are not loaded again")
 
@@ -274,10 +268,7 @@ class GenericPipeline:
         train_negative: TrainNegative = True,
     ) -> Velocity:  # fmt: skip
         """Stock's own guidance: the scale and the negative prompt go to the network, which is stock's whole step.
-
-        Raises:
-            ValueError: there is no negative prompt where one is read, or its half is to be trained apart.
-        """
+        Raises ValueError: there is no negative prompt where one is read, or its half is to be trained apart."""
         two = self.passes(scale) == 2
         if two and negative is None:
             raise ValueError(f"guidance at scale {scale} reads a negative prompt, and none was encoded")
@@ -311,22 +302,15 @@ class GenericPipeline:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Finds the shapes of latents and images of the drawn size, by stock's own code.
-
-        Raises:
-            ValueError: that code draws another size.
-        """
+        """Finds the shapes of latents and images of the drawn size, by stock's own code. Raises ValueError: that code
+        draws another size."""
         self._asked = {}
         self.latent_shape = self.asked(2, 1.0).shape
         self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
         self.check_drawn(self.image_shape[-2:])
 
     def check_drawn(self, drawn: tuple[int, ...]) -> None:
-        """Refuses another height and width than those that are asked for.
-
-        Raises:
-            ValueError: names both.
-        """
+        """Refuses another height and width than those that are asked for."""
         wanted = self.height, self.width
         if any(one not in (None, own) for one, own in zip(wanted, drawn, strict=True)):
             raise ValueError(
@@ -344,7 +328,7 @@ class GenericPipeline:
     def _decoded(self, latents: Tensor) -> Tensor:
         vae, b = self.pipe.vae, len(latents)
         nothing = torch.zeros(0, device=latents.device)
-        scheduler = stock_call.scheduler_like(self.pipe.scheduler, nothing, nothing.new_zeros(1), stock_call.reached)
+        scheduler = stock_call.scheduler_like(self.pipe.scheduler, nothing, nothing.new_zeros(1), stock_call.end_call)
         encode = self.texts.standing_in([next(iter(self.texts.rows))] * b, None, self.device, [], torch.float32)
         given = {**self.arguments(b, 1.0, negative=False), "latents": latents}
         stock = vae.decode
@@ -366,19 +350,11 @@ class GenericPipeline:
         """Nothing that is called here makes sound."""
 
     def decode_sound(self, latents: Tensor) -> Tensor:
-        """Refused.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused."""
         raise ValueError(f"{type(self.pipe).__name__} makes no sound")
 
     def encode_images(self, images: Tensor) -> Tensor:
-        """Refused.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused."""
         raise ValueError(
             "pipeline.name=generic only decodes: latents of given images, which this recipe needs, are made by "
             "families of their own (docs/families.md)"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import common
 from flowrl.pipelines.generic import stock_call
+from flowrl.pipelines.shared import common
 from flowrl.runtime.randomness import counter_normal
 from flowrl.trajectory import Schedule, start_state
 
@@ -20,11 +20,8 @@ WORST = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def check_reproduces(p: Any) -> float:
-    """The largest deviation of latents after two steps from those of stock's own call.
-
-    Raises:
-        ValueError: more than `WORST`, a repeated call gives other numbers, or there is no gradient.
-    """
+    """The largest deviation of latents after two steps from those of stock's own call. Raises ValueError: more than
+    `WORST`, a repeated call gives other numbers, or there is no gradient."""
     name, scale = type(p.pipe).__name__, 1.0 if p.scale_name is None else 3.0
     schedule = p.schedule(2, "diffusers", None)
     noise = counter_normal((len(PROMPTS), *p.latent_shape), "self-test").to(p.device)
@@ -103,7 +100,7 @@ def _find_whether_encoders_are_read(p: Any, velocity: Any, x: Tensor, schedule: 
         p.keeps_encoders = True
 
 
-def refused(name: str, error: Exception) -> ValueError:
+def describe_error(name: str, error: Exception) -> ValueError:
     """What a user is told of an error that stock code raised where it was called in a way that it does not know."""
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ValueError(f"{name} cannot be trained by pipeline.name=generic: its own call says {said!r}")

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
-from flowrl.pipelines.generic.stock_classes import undecorated
+from flowrl.pipelines.generic.stock_classes import undecorate
+from flowrl.pipelines.shared import common
 
 POSITIVE, NEGATIVE = "the prompt", "the negative prompt"
 """Texts that a stock call is given instead of prompts: what stands in for `encode_prompt` knows them."""
@@ -76,16 +76,13 @@ def scheduler_like(scheduler: Any, timesteps: Tensor, sigmas: Tensor, step: Call
         result = step(given["model_output"], given["timestep"], given["sample"])
         return (result,) if given.get("return_dict") is False else _Stepped(prev_sample=result)
 
-    unscaled = {"scale_model_input": lambda sample, *args, **kwargs: sample} if _scales(scheduler) else {}
+    scales = hasattr(scheduler, "scale_model_input")
+    unscaled = {"scale_model_input": lambda sample, *args, **kwargs: sample} if scales else {}
     other = with_members(
         scheduler, set_timesteps=set_timesteps, step=stepped, init_noise_sigma=1.0, timesteps=timesteps, sigmas=sigmas,
         **unscaled,
     )  # fmt: skip
     return other
-
-
-def _scales(scheduler: Any) -> bool:
-    return hasattr(scheduler, "scale_model_input")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,33 +102,23 @@ def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
     with common.standing_in(pipe, **guider), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)  # of Mochi in float32
         try:
-            return undecorated(type(pipe).__call__)(pipe, **arguments)
+            return undecorate(type(pipe).__call__)(pipe, **arguments)
         except Reached as reached:
             return reached.found
 
 
-def reached(*found: Any, **_: Any) -> Any:
+def end_call(*found: Any, **_: Any) -> Any:
     """Ends the call with the first thing given."""
     raise Reached(found[0])
 
 
-def evaluated(
+def evaluate(
     pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], timestep: Tensor, sigma: float
 ) -> Tensor:
-    """What the pipeline hands to its scheduler for latents at one level, guidance and all.
-
-    Args:
-        pipe: the stock pipeline.
-        encode: stands in for `encode_prompt`.
-        arguments: of its call, latents among them.
-        timestep: [1] as the scheduler would have it.
-        sigma: of the level.
-
-    Raises:
-        ValueError: it never came to a step.
-    """
+    """What the pipeline hands to its scheduler for latents at one level, guidance and all. Raises ValueError: it never
+    came to a step."""
     levels = torch.tensor([sigma, 0.0], device=timestep.device)
-    scheduler = scheduler_like(pipe.scheduler, timestep, levels, reached)
+    scheduler = scheduler_like(pipe.scheduler, timestep, levels, end_call)
     with common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode):
         output = call(pipe, arguments)
     if not isinstance(output, Tensor):
@@ -141,22 +128,15 @@ def evaluated(
     return output
 
 
-def asked(
-    pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], denoisers: Sequence[nn.Module],
+def probe(
+    pipe: Any,
+    encode: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    denoisers: Sequence[nn.Module],
     negative: Callable[[], bool],
-) -> Asked:  # fmt: skip
-    """What a stock call asks for; it ends where it would call its network.
-
-    Args:
-        pipe: the stock pipeline.
-        encode: stands in for `encode_prompt`.
-        arguments: of its call, without latents.
-        denoisers: its networks.
-        negative: whether `encode` was asked for a negative prompt.
-
-    Raises:
-        ValueError: latents or levels are not made where stock pipelines make them.
-    """
+) -> Asked:
+    """What a stock call asks for; it ends where it would call its network. Raises ValueError: latents or levels are not
+    made where stock pipelines make them."""
     shapes: list[tuple[int, ...]] = []
     levels: list[dict[str, Any]] = []
     inner = copy(pipe.scheduler)
@@ -186,7 +166,7 @@ def asked(
 
     with ExitStack() as stack, torch.no_grad():
         for network in denoisers:
-            hook = network.register_forward_pre_hook(partial(reached, None))
+            hook = network.register_forward_pre_hook(partial(end_call, None))
             stack.callback(hook.remove)
         stack.enter_context(
             common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared)

@@ -10,7 +10,7 @@ OTHER = "models that are trained have a family (docs/families.md), or are called
 _ASKED = ("prompt", "latents", "num_inference_steps", "output_type")
 
 
-def undecorated(call: Callable[..., Any]) -> Callable[..., Any]:
+def undecorate(call: Callable[..., Any]) -> Callable[..., Any]:
     """A function without decorators: stock's `no_grad` is one."""
     found: Callable[..., Any] = inspect.unwrap(call)
     return found
@@ -18,7 +18,7 @@ def undecorated(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def call_arguments(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Arguments of a stock class's call by name."""
-    return inspect.signature(undecorated(cls.__call__)).parameters
+    return inspect.signature(undecorate(cls.__call__)).parameters
 
 
 def scale_argument(taken: Mapping[str, inspect.Parameter]) -> str | None:
@@ -36,21 +36,20 @@ GUIDERS = ("ClassifierFreeGuidance",)
 
 
 def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
-    """Refuses a part that guides a stock pipeline otherwise than by a scale.
-
-    Args:
-        name: of the stock class of the pipeline.
-        kind: of the guider's.
-        config: of the guider, as far as it is known.
-
-    Raises:
-        ValueError: it is of another class, or is switched on for a part of the steps.
-    """
+    """Refuses a part that guides a stock pipeline otherwise than by a scale. Raises ValueError: it is of another class,
+    or is switched on for a part of the steps."""
     if kind not in GUIDERS or config.get("start", 0.0) != 0 or config.get("stop", 1.0) != 1:
         raise ValueError(
             f"{name} is guided by {kind}, which goes by the number of the step: give the folder a guider "
             f"{GUIDERS[0]} without start and stop; {OTHER}"
         )
+
+
+def _required_arguments(taken: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Arguments beside a prompt that a stock call cannot do without."""
+    varying = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [key for key, one in taken.items() if one.default is one.empty and one.kind not in varying]
+    return [key for key in needed if key not in ("self", "prompt")]
 
 
 def takes_frames(taken: Mapping[str, inspect.Parameter]) -> bool:
@@ -59,15 +58,8 @@ def takes_frames(taken: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def stock_class(name: str, model: str) -> Any:
-    """The stock class of a name; imports diffusers.
-
-    Args:
-        name: as `model_index.json` has it.
-        model: whose it is.
-
-    Raises:
-        ValueError: diffusers has none, or its call cannot be stepped from outside.
-    """
+    """The stock class of a name; imports diffusers. Raises ValueError: diffusers has none, or its call cannot be
+    stepped from outside."""
     import diffusers
 
     if "Modular" in name:
@@ -81,17 +73,18 @@ def stock_class(name: str, model: str) -> Any:
     taken = call_arguments(cls)
     said = f"{model} is a {name}, which no family loads and pipeline.name=generic cannot train"
     wanted = [one for one in _ASKED if one not in taken]
-    if wanted or not hasattr(cls, "encode_prompt"):
-        raise ValueError(f"{said}, it has no {', '.join(wanted or ['encode_prompt'])}: {OTHER}")
-    if "audio_latents" in taken or hasattr(cls, "prepare_audio_latents"):
-        raise ValueError(f"{said}, it steps two schedulers in a loop, of images and of sound: {OTHER}")
-    for argument, why in (("mask_image", "fills what a mask leaves out"), ("strength", "begins at a given image")):
-        if argument in taken:
-            raise ValueError(f"{said}, it {why} ({argument}): {OTHER}")
-    own = [
-        key for key, one in taken.items() if one.default is one.empty and key not in ("self", "prompt")
-        and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-    ]  # fmt: skip
-    if own:
-        raise ValueError(f"{said}, it draws from {', '.join(own)} beside a prompt: {OTHER}")
+    if not hasattr(cls, "encode_prompt"):
+        wanted = wanted or ["encode_prompt"]
+    own = _required_arguments(taken)
+    sounds = "audio_latents" in taken or hasattr(cls, "prepare_audio_latents")
+    faults = {
+        f"has no {', '.join(wanted)}": bool(wanted),
+        "steps two schedulers in a loop, of images and of sound": sounds,
+        "fills what a mask leaves out (mask_image)": "mask_image" in taken,
+        "begins at a given image (strength)": "strength" in taken,
+        f"draws from {', '.join(own)} beside a prompt": bool(own),
+    }
+    for fault, is_so in faults.items():
+        if is_so:
+            raise ValueError(f"{said}, it {fault}: {OTHER}")
     return cls

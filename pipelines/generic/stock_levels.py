@@ -9,21 +9,15 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import stock_schedules
-from flowrl.samplers.flow_coordinates import (
-    flow_levels,
-    prediction_of,
-    sigma_at,
-    velocity_from_prediction,
-    vp_scale,
-)
+from flowrl.pipelines.shared import stock_schedules
+from flowrl.samplers.flow_coordinates import flow_levels, prediction_of, sigma_at, velocity_from_prediction, vp_scale
 from flowrl.samplers.parametrization import column, working_dtype
 from flowrl.trajectory import Schedule
 
@@ -32,6 +26,14 @@ def is_flow(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a scheduler, of this class and configuration, steps along a flow."""
     flow = name.startswith("FlowMatch") or config.get("prediction_type") == "flow_prediction"
     return bool(flow or config.get("use_flow_sigmas"))
+
+
+def _take_known(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some arguments that a function takes."""
+    taken = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        return dict(given)
+    return {key: value for key, value in given.items() if key in taken}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +54,8 @@ class Levels:
 
     @staticmethod
     def of(scheduler: Any) -> Levels:
-        """The levels of a stock scheduler.
-
-        Raises:
-            ValueError: it is of a diffusion model whose levels are not known here.
-        """
+        """The levels of a stock scheduler. Raises ValueError: it is of a diffusion model whose levels are not known
+        here."""
         config, name = dict(scheduler.config), type(scheduler).__name__
         flow = is_flow(name, config)
         has = (
@@ -109,19 +108,12 @@ class Levels:
         prediction = prediction_of(self.scheduler.config)
         return velocity_from_prediction(x.float(), output.float(), self.sigma(timestep).reshape(()), prediction).float()
 
-    def schedule(
-        self, num_steps: int, grid: str, shift: float | None, named: Mapping[str, Any]
-    ) -> Schedule:  # fmt: skip
+    def schedule(self, num_steps: int, grid: str, shift: float | None, named: Mapping[str, Any]) -> Schedule:
         """Levels that the stock pipeline visits, or ("linspace") evenly spaced ones shifted once.
 
         Args:
-            num_steps: T.
-            grid: "diffusers" or "linspace".
             shift: in place of the scheduler's own; None leaves it.
             named: what the stock call hands to `set_timesteps`.
-
-        Raises:
-            ValueError: a grid, shift or scheduler that this cannot follow.
         """
         config, name = dict(self.scheduler.config), type(self.scheduler).__name__
         if shift is not None and not (self.flow and shift > 0):
@@ -134,24 +126,29 @@ class Levels:
         mu = named.get("mu")
         if grid == "linspace" and not self.inverted:
             own = config.get("flow_shift", config.get("shift", 1.0)) or 1.0
-            plain = {**config, "shift": own} if name.startswith("FlowMatch") else {
-                "shift": own, "num_train_timesteps": config.get("num_train_timesteps", 1000)}  # fmt: skip
+            plain = (
+                {**config, "shift": own}
+                if name.startswith("FlowMatch")
+                else {"shift": own, "num_train_timesteps": config.get("num_train_timesteps", 1000)}
+            )
             return stock_schedules.stock_schedule(plain, num_steps, grid, mu, shift)
         if grid != "diffusers":
             raise ValueError(f"a generic pipeline with {name} has the grid diffusers, or linspace; got {grid!r}")
-        given = dict(named)
+        return self._visited(num_steps, shift, dict(named))
+
+    def _visited(self, num_steps: int, shift: float | None, given: dict[str, Any]) -> Schedule:
+        """The levels that the stock scheduler visits when it is handed `given`."""
+        config, name = dict(self.scheduler.config), type(self.scheduler).__name__
         changes: dict[str, Any] = {}
         if shift is not None:
-            if config.get("use_dynamic_shifting") and mu is not None:
+            if config.get("use_dynamic_shifting") and given.get("mu") is not None:
                 given["mu"] = math.log(shift)
             else:
                 changes = {key: shift for key in ("shift", "flow_shift") if key in config}
-        stock = stock_schedules.made("this pipeline", {**config, **changes, "_class_name": name})
+        stock = stock_schedules.make_scheduler("this pipeline", {**config, **changes, "_class_name": name})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # DPM-Solver hands tensors to NumPy the old way
-            accepted = inspect.signature(stock.set_timesteps).parameters
-            any_name = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
-            stock.set_timesteps(**{key: value for key, value in given.items() if any_name or key in accepted})
+            stock.set_timesteps(**_take_known(stock.set_timesteps, given))
         sigma, timestep = stock.sigmas.float().cpu(), stock.timesteps.float().cpu()
         if len(timestep) != num_steps or len(sigma) != num_steps + 1:
             raise ValueError(
@@ -161,7 +158,5 @@ class Levels:
         sigma = 1 - sigma if self.inverted else sigma
         if float(sigma[-1]) != 0 or bool((sigma[1:] >= sigma[:-1]).any()):
             raise ValueError(f"the levels of {name} do not fall to 0: {sigma.tolist()}")
-        train = config.get("num_train_timesteps", 1000)
-        if self.inverted:
-            return Schedule(sigma=sigma, timestep=timestep, timestep_of=lambda s: train * (1 - s))
-        return Schedule(sigma=sigma, timestep=timestep, timestep_of=lambda s: train * s)
+        train, inverted = config.get("num_train_timesteps", 1000), self.inverted
+        return Schedule(sigma=sigma, timestep=timestep, timestep_of=lambda s: train * (1 - s if inverted else s))

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines import cards, common
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
 from flowrl.pipelines.generic.stock_call import Reached
-from flowrl.pipelines.meta_masks import EveryTokenRead
+from flowrl.pipelines.shared import cards, common
 from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.meta_masks import EveryTokenRead
 
 WORD = "a "
 """What long prompts are made of: no tokenizer makes less than one token of it."""
@@ -87,11 +87,8 @@ class Recorder:
         return sum(_rows(call) for call in self.guided(text, scale))
 
     def recorded(self, text: str) -> Recorded:
-        """What one sample is evaluated and decoded by.
-
-        Raises:
-            ValueError: stock's call does not do with its networks what can be counted.
-        """
+        """What one sample is evaluated and decoded by. Raises ValueError: stock's call does not do with its networks
+        what can be counted."""
         p = self.pipeline
         calls = self.guided(text, 1.0)
         if len(calls) != 1 or _rows(calls[0]) != 1:
@@ -103,12 +100,15 @@ class Recorder:
         with torch.no_grad():
             made = p.pipe.vae.decode(*args, **named)
         made = made[0] if isinstance(made, (tuple, list)) else made.sample
-        size = _drawn(type(p.pipe).__name__, made, videos=p.videos)
+        size = _drawn_size(type(p.pipe).__name__, made, videos=p.videos)
         p.check_drawn(size[:2])
         return Recorded(
-            call=call, size=size, vae=p.pipe.vae, decoded=(args, named),
+            call=call,
+            size=size,
+            vae=p.pipe.vae,
+            decoded=(args, named),
             text=read.shape[1] if isinstance(read, Tensor) and read.ndim == 3 else None,
-        )  # fmt: skip
+        )
 
     def _decoding(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the decoding of one sample; the call ends there."""
@@ -118,7 +118,7 @@ class Recorder:
             raise Reached([(on_meta(args), on_meta(named))])  # of which `_decoded` takes the first
 
         with common.standing_in(vae, decode=decode), torch.no_grad():
-            scheduler = stock_call.scheduler_like(p.pipe.scheduler, torch.zeros(0), torch.zeros(1), stock_call.reached)
+            scheduler = stock_call.scheduler_like(p.pipe.scheduler, torch.zeros(0), torch.zeros(1), stock_call.end_call)
             row = [next(iter(p.texts.rows))]
             encode = p.texts.standing_in(row, None, p.device, [], torch.float32)
             given = {**p.arguments(1, 1.0, negative=False), "latents": torch.zeros(1, *p.asked(2, 1.0).shape)}
@@ -131,17 +131,8 @@ class Recorder:
 
 
 def recorder(model: str, cls: Any, index: Mapping[str, Any], options: Any) -> Recorder:
-    """A stock pipeline of a folder's configurations, without weights.
-
-    Args:
-        model: folder.
-        cls: its stock class.
-        index: its `model_index.json`.
-        options: of the family.
-
-    Raises:
-        ValueError: a part cannot be made of what the folder holds.
-    """
+    """A stock pipeline of a folder's configurations, without weights. Raises ValueError: a part cannot be made of what
+    the folder holds."""
     calls: list[dict[str, Any]] = []
     denoisers: dict[str, nn.Module] = {}
     encoders, parts, sizes, uncounted = [], dict[str, Any](), dict[str, int](), []
@@ -157,11 +148,10 @@ def recorder(model: str, cls: Any, index: Mapping[str, Any], options: Any) -> Re
             denoises = name.startswith(("transformer", "unet"))
             if not denoises:
                 sizes[name] = sum(one.numel() for one in part.parameters())
-            if denoises or name.startswith("text_encoder"):
-                part = _answering_zeros(part, calls if denoises else None)
             if denoises:
-                denoisers[name] = part
+                part = denoisers[name] = _answering_zeros(part, calls)
             elif name.startswith("text_encoder"):
+                part = _answering_zeros(part, None)
                 encoders.append(name)
         parts[name] = part
     known = inspect.signature(cls.__init__).parameters
@@ -176,8 +166,6 @@ def on_meta(value: Any) -> Any:
     """A value whose tensors have shapes, strides and dtypes alone."""
     return _each(value, lambda one: one.to("meta"))
 
-
-# ---- parts -----------------------------------------------------------------------------------------------------------
 
 _CPU = property(lambda self: torch.device("cpu"))
 """The device of what stands on none."""
@@ -213,7 +201,7 @@ def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> 
     signature = inspect.signature(type(network).forward)
 
     def called(*args: Any, **named: Any) -> Any:
-        given = _named(signature, network, on_meta(args), on_meta(named))
+        given = _bind_names(signature, network, on_meta(args), on_meta(named))
         if calls is not None:
             calls.append(given)
         with nullcontext() if calls is not None else EveryTokenRead():
@@ -226,7 +214,7 @@ def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> 
     return other
 
 
-def _named(signature: inspect.Signature, owner: Any, args: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+def _bind_names(signature: inspect.Signature, owner: Any, args: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by their names."""
     given = dict(list(signature.bind(owner, *args, **named).arguments.items())[1:])
     rest = next((key for key, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), None)
@@ -251,7 +239,7 @@ def _rows(call: Mapping[str, Any]) -> int:
     return len(first)
 
 
-def _drawn(name: str, made: Tensor, *, videos: bool) -> tuple[int, int, int | None]:
+def _drawn_size(name: str, made: Tensor, *, videos: bool) -> tuple[int, int, int | None]:
     if len(made) != 1 or made.ndim != (5 if videos else 4):
         raise ValueError(f"{name} decodes one sample as {list(made.shape)}, of which its size cannot be read")
     return made.shape[-2], made.shape[-1], made.shape[2] if videos else None

@@ -49,8 +49,6 @@ def is_negative(name: str) -> bool:
     return "negative" in name or "uncond" in name
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
-
 BY_ROW = "by row"
 """How a thing is joined that does not grow with the rows in one of its dimensions: not at all."""
 
@@ -64,14 +62,7 @@ def layout(one: Any, two: Any) -> Any:
     if type(one) is not type(two):
         return BY_ROW
     if isinstance(one, Tensor):
-        if one.ndim != two.ndim:
-            return BY_ROW
-        different = [d for d, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
-        if not different:
-            return None
-        return (
-            different[0] if len(different) == 1 and two.shape[different[0]] == 2 * one.shape[different[0]] else BY_ROW
-        )
+        return _rows_in(one.shape, two.shape)
     if isinstance(one, (list, tuple)):
         if len(two) == 2 * len(one):
             return "list"
@@ -81,18 +72,28 @@ def layout(one: Any, two: Any) -> Any:
     return None if one == two else BY_ROW
 
 
-def joined(values: Sequence[Any], where: Any, device: torch.device, floats: torch.dtype | None) -> Any:
+def _rows_in(one: torch.Size, two: torch.Size) -> Any:
+    """The dimension that two rows double, as `layout` says it."""
+    if len(one) != len(two):
+        return BY_ROW
+    different = [d for d, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
+    if not different:
+        return None
+    return different[0] if len(different) == 1 and two[different[0]] == 2 * one[different[0]] else BY_ROW
+
+
+def join(values: Sequence[Any], where: Any, device: torch.device, floats: torch.dtype | None) -> Any:
     """Rows of values with one layout, on a device; numbers that are not whole in another dtype if one is given."""
     first = values[0]
     if isinstance(where, int):
-        return _sent(torch.cat(list(values), dim=where), device, floats)
+        return _send(torch.cat(list(values), dim=where), device, floats)
     if where == "list":
-        return type(first)(_sent(part, device, floats) for value in values for part in value)
+        return type(first)(_send(part, device, floats) for value in values for part in value)
     if isinstance(where, list):
-        return type(first)(joined([value[k] for value in values], own, device, floats) for k, own in enumerate(where))
+        return type(first)(join([value[k] for value in values], own, device, floats) for k, own in enumerate(where))
     if isinstance(where, dict):
-        return {key: joined([value[key] for value in values], own, device, floats) for key, own in where.items()}
-    return _sent(first, device, floats)
+        return {key: join([value[key] for value in values], own, device, floats) for key, own in where.items()}
+    return _send(first, device, floats)
 
 
 def alike(value: Any, where: Any) -> Any:
@@ -110,13 +111,13 @@ def alike(value: Any, where: Any) -> Any:
     return value
 
 
-def _sent(value: Any, device: torch.device | str, floats: torch.dtype | None = None) -> Any:
+def _send(value: Any, device: torch.device | str, floats: torch.dtype | None = None) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, floats if floats is not None and value.is_floating_point() else value.dtype)
     if isinstance(value, (list, tuple)):
-        return type(value)(_sent(part, device, floats) for part in value)
+        return type(value)(_send(part, device, floats) for part in value)
     if isinstance(value, dict):
-        return {key: _sent(part, device, floats) for key, part in value.items()}
+        return {key: _send(part, device, floats) for key, part in value.items()}
     return value
 
 
@@ -143,24 +144,20 @@ class Texts:
     def keep(self, text: str, one: Any, two: Callable[[], Any]) -> None:
         """Keeps what a text gave; `two` gives what it gives twice in one call, which is asked for the first text."""
         self.bare = not isinstance(one, tuple)
-        found = tuple(_sent(part, "cpu") for part in ((one,) if self.bare else one))
+        found = tuple(_send(part, "cpu") for part in ((one,) if self.bare else one))
         if not self.layouts:
             names = returned_names(self.encode.__func__ if inspect.ismethod(self.encode) else self.encode)
             self.names = names if len(names) == len(found) else tuple(f"part {k}" for k in range(len(found)))
             try:
                 twice = two()
                 twice = (twice,) if self.bare else twice
-                self.layouts = tuple(layout(a, _sent(b, "cpu")) for a, b in zip(found, twice, strict=True))
+                self.layouts = tuple(layout(a, _send(b, "cpu")) for a, b in zip(found, twice, strict=True))
             except (ValueError, TypeError, RuntimeError, IndexError):  # it takes one prompt at a time
                 self.layouts = (BY_ROW,) * len(found)
         self.rows[text_id(text)] = found
 
     def of(self, number: int) -> Text:
-        """What a text gave.
-
-        Raises:
-            ValueError: it was not encoded here.
-        """
+        """What a text gave. Raises ValueError: it was not encoded here."""
         if number not in self.rows:
             raise ValueError("a prompt was not encoded by this pipeline: encode it here, in this process, first")
         return self.rows[number]
@@ -198,7 +195,7 @@ class Texts:
         found = []
         for k, (name, where) in enumerate(zip(self.names, self.layouts, strict=True)):
             of = negatives if is_negative(name) else prompts
-            found.append(None if of is None else joined([self.of(n)[k] for n in of], where, device, floats))
+            found.append(None if of is None else join([self.of(n)[k] for n in of], where, device, floats))
         return found[0] if self.bare else tuple(found)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.config.locations import split_revision
-from flowrl.pipelines.known_checkpoints import AGAIN, checkpoints
+from flowrl.pipelines.places.known_checkpoints import AGAIN, checkpoints
 from flowrl.runtime.files import read_json
 
 INDEX = "model_index.json"
@@ -47,11 +47,8 @@ _HEARD: set[str] = set()  # those that did
 
 
 def small_json(model: str, name: str) -> dict[str, Any] | None:
-    """A JSON file of a hub id, perhaps at a revision; None where there is none, or nothing can be known.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """A JSON file of a hub id, perhaps at a revision; None where there is none, or nothing can be known. Raises
+    ValueError: the file is damaged."""
     if name != INDEX and ask(model).path is None:
         return None
     path = ask(model, name).path
@@ -136,9 +133,10 @@ def model_card(model: str) -> ModelCard | None:
             data: Any = info.card_data or {}
             licence = data.get("license_name") or data.get("license")
             _CARDS[key] = ModelCard(
-                licence=licence if isinstance(licence, str) else None, gated=bool(info.gated),
+                licence=licence if isinstance(licence, str) else None,
+                gated=bool(info.gated),
                 files=tuple(file.rfilename for file in info.siblings or ()),
-            )  # fmt: skip
+            )
         except Exception:  # as in `_ask`
             _CARDS[key] = None
     return _CARDS[key]

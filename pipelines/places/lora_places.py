@@ -41,20 +41,19 @@ def lora_files(place: Path) -> dict[str, Path]:
         place: a file; a folder with one (as diffusers, PEFT or `flowrl export` write it, or any one safetensors file);
             a folder with such a folder, which is how PEFT saves an adapter that has a name; a run folder.
 
-    Raises:
-        ValueError: nothing is there, no LoRA is, or more than one.
+    Raises ValueError: nothing is there, no LoRA is, or more than one.
     """
     folder = place.parent if place.name in _NAMED or place.name == CARD else place
     second = folder / EXPERTS[1]
     if place.name in (*_NAMED, CARD) and place.is_file() and not _named(second):
         return {"": place if place.name in _NAMED else _only(folder)}
     if folder.is_file():
-        if folder.suffix not in _ENDINGS:
-            raise ValueError(
-                f"{place} is no LoRA that can be read: give a file that ends in {', '.join(_ENDINGS)}, its folder or a "
-                "run folder"
-            )
-        return {"": folder}
+        if folder.suffix in _ENDINGS:
+            return {"": folder}
+        raise ValueError(
+            f"{place} is no LoRA that can be read: give a file that ends in {', '.join(_ENDINGS)}, its folder or a run "
+            "folder"
+        )
     if not folder.is_dir():
         if folder.name == "lora" and (folder.parent / "config.yaml").is_file():
             _of_run(folder.parent)  # says how to finish it
@@ -63,20 +62,20 @@ def lora_files(place: Path) -> dict[str, Path]:
         return lora_files(_of_run(folder))
     if _named(second):
         return {EXPERTS[0]: _only(folder), EXPERTS[1]: _only(second)}
+    return _pair_by_noise(folder) or {"": _only(folder)}
+
+
+def _pair_by_noise(folder: Path) -> dict[str, Path]:
+    """Two files for the two experts, told apart by their names; none where there is no such pair."""
     found = [path for path in _weights(folder) if any(word in path.name for word in _NOISE)]
-    if len(found) == 2 and not _named(folder):
-        high, low = sorted(found, key=lambda path: _NOISE[1] in path.name)
-        if high.name.replace(*_NOISE) == low.name:
-            return {EXPERTS[0]: high, EXPERTS[1]: low}
-    return {"": _only(folder)}
+    if len(found) != 2 or _named(folder):
+        return {}
+    high, low = sorted(found, key=lambda path: _NOISE[1] in path.name)
+    return {EXPERTS[0]: high, EXPERTS[1]: low} if high.name.replace(*_NOISE) == low.name else {}
 
 
 def files_of_lora(place: Path) -> Iterator[Path]:
-    """Every file that is read of a LoRA: its weights, and what states their alpha.
-
-    Raises:
-        ValueError: as `lora_files`.
-    """
+    """Every file that is read of a LoRA: its weights, and what states their alpha. Raises as `lora_files`."""
     for path in lora_files(place).values():
         yield path
         if (card := path.with_name(CARD)).is_file():
@@ -105,11 +104,8 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _only(folder: Path) -> Path:
-    """The one file with weights in a folder, or in a folder of it.
-
-    Raises:
-        ValueError: there is none, or more than one.
-    """
+    """The one file with weights in a folder, or in a folder of it. Raises ValueError: there is none, or more than
+    one."""
     if (named := _named(folder)) is not None:
         return named
     if (folder / "model_index.json").is_file():

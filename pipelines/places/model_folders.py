@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.config.locations import split_revision
 from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.prompts.tokenizer_checks import check_tokenizer_files
+from flowrl.runtime.digests import files_below
 from flowrl.runtime.files import read_json
 
 _NETWORKS = re.compile(r"(vae|unet|transformer|text_encoder|image_encoder)(_\d+)?")
@@ -27,11 +31,7 @@ class Faulty(ValueError):
 
 
 def read_index(model: str) -> dict[str, Any]:
-    """The model_index.json of a folder.
-
-    Raises:
-        Faulty: as `check_index`, or the folder has none.
-    """
+    """The model_index.json of a folder. Raises Faulty: as `check_index`, or the folder has none."""
     path = Path(model) / INDEX
     if not path.is_file():
         raise Faulty(no_pipeline(model))
@@ -41,11 +41,7 @@ def read_index(model: str) -> dict[str, Any]:
 
 
 def check_index(model: str, index: Mapping[str, Any]) -> None:
-    """Refuses a model_index.json that no library can read.
-
-    Raises:
-        Faulty: says which entry is wrong.
-    """
+    """Refuses a model_index.json that no library can read."""
     where, stock = f"{model}/{INDEX}", index.get("_class_name")
     if isinstance(stock, list):
         raise Faulty(
@@ -72,17 +68,8 @@ def check_index(model: str, index: Mapping[str, Any]) -> None:
 def check_parts(
     model: str, index: Mapping[str, Any], *, needed: Collection[str] = (), given: Mapping[str, Any]
 ) -> None:
-    """Refuses a folder with weights that lacks a part.
-
-    Args:
-        model: the folder.
-        index: its model_index.json.
-        needed: parts that have to be there.
-        given: what is there of parts already; None of those that are not read.
-
-    Raises:
-        Faulty: names the part, and the folder that is not there.
-    """
+    """Refuses a folder with weights that lacks a part. Parts of `needed` have to be there, those of `given` are not
+    looked for."""
     if not any(_WEIGHTS.search(path.name) for path in Path(model).glob("*/*")):
         return  # small files alone, of which a plan can be made
     for part in needed:
@@ -92,24 +79,23 @@ def check_parts(
                 f"needs it: copy that part from the model it was saved from, with its entry in {INDEX}"
             )
     for part, entry in index.items():
-        if not _texts(entry) or part in given or part.startswith("_"):
-            continue
-        if not (Path(model) / part).is_dir():
-            raise Faulty(
-                f"{model} has no folder {part}, which its {INDEX} names ({entry[1]}): {AGAIN}, with that folder"
-            )
-        if _READS_TEXT.search(str(entry[1])):
-            try:
-                check_tokenizer_files(Path(model) / part, AGAIN)
-            except ValueError as error:
-                raise Faulty(str(error)) from error
-        settings = "scheduler_config.json" if part == "scheduler" else "config.json"
-        has_settings = part == "scheduler" or _NETWORKS.fullmatch(part) is not None
-        if has_settings and not (Path(model) / part / settings).is_file():
-            raise Faulty(
-                f"{Path(model) / part} has no {settings}, which says how its {entry[1]} is made: {AGAIN}, with that "
-                "file"
-            )
+        if _texts(entry) and part not in given and not part.startswith("_"):
+            _check_part(Path(model), part, str(entry[1]))
+
+
+def _check_part(model: Path, part: str, kind: str) -> None:
+    """Refuses a part whose folder, files of words or settings are not there."""
+    if not (model / part).is_dir():
+        raise Faulty(f"{model} has no folder {part}, which its {INDEX} names ({kind}): {AGAIN}, with that folder")
+    if _READS_TEXT.search(kind):
+        try:
+            check_tokenizer_files(model / part, AGAIN)
+        except ValueError as error:
+            raise Faulty(str(error)) from error
+    settings = "scheduler_config.json" if part == "scheduler" else "config.json"
+    has_settings = part == "scheduler" or _NETWORKS.fullmatch(part) is not None
+    if has_settings and not (model / part / settings).is_file():
+        raise Faulty(f"{model / part} has no {settings}, which says how its {kind} is made: {AGAIN}, with that file")
 
 
 def variant_of(name: str) -> str | None:
@@ -136,11 +122,7 @@ def part_class(library: str, name: str) -> type | None:
 
 
 def check_weight_files(model: str, part: str, variant: str | None) -> None:
-    """Refuses a part without files of weights that can be read.
-
-    Raises:
-        Faulty: names the part, and what to set where its files are of a variant.
-    """
+    """Refuses a part without files of weights that can be read."""
     place = Path(model) / part
     names = sorted(path.name for path in place.glob("*"))
     own = [name for name in names if _WEIGHTS.search(name)]
@@ -196,3 +178,45 @@ def no_pipeline(model: str) -> str:
 def _texts(entry: Any) -> bool:
     """Whether an entry of the index names library and class."""
     return isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(one, str) and one for one in entry)
+
+
+SMALL = 2**28
+"""Bytes of frozen parts that are copied rather than linked."""
+
+
+def stock_folder(model: str) -> Path:
+    """The folder of a model's files: itself, or that of a hub id in this machine's cache. Raises ValueError: a hub id
+    whose files are not in the cache."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+
+    repo, revision = split_revision(model)
+    index = try_to_load_from_cache(repo, INDEX, revision=revision)
+    if not isinstance(index, str):
+        raise ValueError(
+            f"policy.train=full saves a folder with all parts of {model}, and its files are not in this machine's "
+            "cache: download it to a folder, and set pipeline.model to that"
+        )
+    return Path(index).parent
+
+
+def take_frozen(source: Path, target: Path, trained: set[str], *, small: int) -> None:
+    """Links the parts that the index of a stock folder names, or copies them where they have no more bytes than
+    `small`; but for those that are trained."""
+    parts = [name for name in read_json(source / INDEX, finite=False) if (source / name).is_dir()]
+    files = [path for name in parts if name not in trained for path in files_below(source / name).values()]
+    take = shutil.copyfile if sum(path.stat().st_size for path in files) <= small else _link
+    shutil.copyfile(source / INDEX, target / INDEX)
+    for path in files:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        take(path.resolve(), place)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file, or on another file system a symbolic link to it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        target.symlink_to(source)

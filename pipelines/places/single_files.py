@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from flowrl.pipelines.known_checkpoints import AGAIN, published
 from flowrl.pipelines.places.hub_files import INDEX
+from flowrl.pipelines.places.known_checkpoints import AGAIN, published
 from flowrl.runtime.files import read_json
 
 ENDING = ".safetensors"
@@ -40,9 +40,6 @@ def check_plain(model: str) -> None:
     """Refuses a file whose weights are scaled, or otherwise not what they say by themselves: loaders drop the scales.
 
     No layer has anything beside `weight` but a bias and running statistics.
-
-    Raises:
-        ValueError: names keys.
     """
     keys = header(model)
     layers = {key.removesuffix(".weight") for key in keys if key.endswith(".weight")}
@@ -61,11 +58,8 @@ def check_plain(model: str) -> None:
 
 
 def config_of(model: str) -> str:
-    """Where the small files of a single file are: a folder beside it, or the hub id that its keys tell.
-
-    Raises:
-        ValueError: the file is damaged, or no pipeline has such keys.
-    """
+    """Where the small files of a single file are: a folder beside it, or the hub id that its keys tell. Raises
+    ValueError: the file is damaged, or no pipeline has such keys."""
     path = Path(model)
     for folder in (path.with_suffix(""), path.parent / "config"):
         if (folder / INDEX).is_file():
@@ -74,11 +68,8 @@ def config_of(model: str) -> str:
 
 
 def small_part(model: str, name: str) -> dict[str, Any] | None:
-    """A JSON file that goes with a single file: of the folder beside it, or what is known of the hub id.
-
-    Raises:
-        ValueError: as `config_of`.
-    """
+    """A JSON file that goes with a single file: of the folder beside it, or what is known of the hub id. Raises as
+    `config_of`."""
     place = config_of(model)
     if Path(place).is_dir():
         path = Path(place) / name
@@ -92,11 +83,8 @@ def small_part(model: str, name: str) -> dict[str, Any] | None:
 
 
 def small_folder(model: str) -> str:
-    """A folder with the small files of a single file, fetched where the hub can be asked.
-
-    Raises:
-        ValueError: they are not on this machine; says which, and where to put them.
-    """
+    """A folder with the small files of a single file, fetched where the hub can be asked. Raises ValueError: they are
+    not on this machine; says which, and where to put them."""
     place = config_of(model)
     if Path(place).is_dir():
         return place
@@ -104,9 +92,11 @@ def small_folder(model: str) -> str:
 
     try:
         return snapshot_download(
-            place, allow_patterns=list(_SMALL), local_files_only=constants.is_offline_mode(),
+            place,
+            allow_patterns=list(_SMALL),
+            local_files_only=constants.is_offline_mode(),
             endpoint=constants.ENDPOINT,
-        )  # fmt: skip
+        )
     except Exception as error:  # the transport raises errors of every kind
         own = Path(model).with_suffix("")
         raise FilesMissing(
@@ -116,21 +106,10 @@ def small_folder(model: str) -> str:
         ) from error
 
 
-def load_single(
-    cls: Any, model: str, *, dtype: torch.dtype, exact: Sequence[str], options: Mapping[str, Any]
-) -> Any:  # fmt: skip
-    """A stock pipeline of a single file, by `from_single_file` of its class.
-
-    Args:
-        cls: stock class.
-        model: the file.
-        dtype: of its parts.
-        exact: parts in float32.
-        options: parts that are there already, or None for those that are not read.
-
-    Raises:
-        ValueError: small files are missing, or weights are scaled.
-    """
+def load_single(cls: Any, model: str, *, dtype: torch.dtype, exact: Sequence[str], options: Mapping[str, Any]) -> Any:
+    """A stock pipeline of a single file, by `from_single_file` of its class. `options` are parts that are there
+    already, or None for those that are not read; those of `exact` are float32. Raises ValueError: small files are
+    missing, or weights are scaled."""
     import diffusers
 
     check_plain(model)
@@ -150,11 +129,7 @@ def load_single(
 
 
 def header(model: str) -> dict[str, SimpleNamespace]:
-    """Keys and shapes of a file's tensors, from its header alone.
-
-    Raises:
-        ValueError: it is another file, or damaged.
-    """
+    """Keys and shapes of a file's tensors, from its header alone. Raises ValueError: it is another file, or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -31,11 +31,8 @@ _WAYS_OUT = "give prompts.cache another folder, or remove the key"
 
 
 def check_cache(folder: Path) -> None:
-    """Makes the folder of a cache where it is missing, and refuses one that nothing can be written into.
-
-    Raises:
-        ValueError: says why not.
-    """
+    """Makes the folder of a cache where it is missing, and refuses one that nothing can be written into. The ValueError
+    says why not."""
     probe = folder / ".written"
     try:
         with replacing(probe, durable=False) as stream:
@@ -46,14 +43,8 @@ def check_cache(folder: Path) -> None:
 
 
 def cache_of(p: Any, folder: Path, encoders: str, *, sources: bool) -> EmbeddingCache:
-    """The cache of a `FamilyPipeline`, of its prompts or of source images that are encoded apart from them.
-
-    Args:
-        p: the pipeline.
-        folder: of the cache.
-        encoders: what tells its encoders from others, a digest of their files.
-        sources: whether of source images.
-    """
+    """The cache of a `FamilyPipeline`, of its prompts or of source images that are encoded apart from them. `encoders`
+    tells its encoders from others, a digest of their files."""
     options = {name: value for name, value in asdict(p.options).items() if name not in _UNREAD}
     size: tuple[int, ...] = p.image_shape if sources else ()
     if not sources and (p.family.embed_sources is not None or not p.num_sources[1]):  # text alone has no size
@@ -125,11 +116,7 @@ class EmbeddingCache:
         return Conditioning(tensors)
 
     def write(self, key: str, row: Conditioning) -> None:
-        """Keeps an embedding.
-
-        Raises:
-            ValueError: it cannot be written, on a full disk for one.
-        """
+        """Keeps an embedding. Raises ValueError: it cannot be written, on a full disk for one."""
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in row.tensors.items()}
         metadata = {"format": _FORMAT, "key": key, "content": _content(tensors)}
         try:

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines.lora import check_same
-from flowrl.pipelines.weights.trained_weights import changed, move_towards
+from flowrl.pipelines.weights.lora import check_same, endings_of
+from flowrl.pipelines.weights.trained_weights import holding, move_towards
 
 
 def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str]:
@@ -28,22 +28,19 @@ def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str
         targets: endings of the names of modules, of which all weights are trained: "attn.to_q" fits every module whose
             name ends in ".attn.to_q". None trains all weights.
 
-    Raises:
-        ValueError: a target matches no module with weights; names some that exist.
+    Raises ValueError: a target matches no module with weights; names some that exist.
     """
     names = [name for name, _ in network.named_parameters()]
     if targets is None:
         return names
     chosen = set[str]()
     for target in targets:
-        places = [name for name, _ in network.named_modules() if name == target or name.endswith("." + target)]
-        bound = {name for name in names if any(name.startswith(f"{place}.") for place in places)}
-        if not bound:
-            owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
-            endings = sorted({".".join(p for p in name.split(".")[-3:] if not p.isdigit()) for name in owners})
+        places = [f"{name}." for name, _ in network.named_modules() if f".{name}".endswith(f".{target}")]
+        if not (bound := {name for name in names if name.startswith(tuple(places))}):
+            endings = endings_of(name.rpartition(".")[0] for name in names)
             raise ValueError(
                 f"policy.target_modules: {target!r} matches no module of {type(network).__name__} that has weights, so "
-                f"nothing would be trained there. Modules end in: {', '.join(endings[:24])}"
+                f"nothing would be trained there. Modules end in: {endings}"
             )
         chosen |= bound
     return [name for name in names if name in chosen]
@@ -64,11 +61,7 @@ class FullWeights:
 
         Args:
             network: loaded; what is not trained of it is frozen.
-            targets: as for `trained_names`.
             offload: whether masters and copies lie in the host's memory.
-
-        Raises:
-            ValueError: a target matches nothing.
         """
         chosen, own = trained_names(network, targets), dict(network.named_parameters())
         network.requires_grad_(False)
@@ -104,11 +97,7 @@ class FullWeights:
         return {name: master.detach().to("cpu", copy=True) for name, master in self.parameters.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors into the masters, and so into the network.
-
-        Raises:
-            ValueError: names or shapes differ.
-        """
+        """Copies tensors into the masters, and so into the network. The ValueError names or shapes differ."""
         check_same(self.parameters, tensors, what="the saved model")
         for name, master in self.parameters.items():
             master.data.copy_(tensors[name])
@@ -133,14 +122,12 @@ class FullWeights:
         """Runs the network under a slot: "policy", "reference" (the weights as they were kept) or one that was added;
         may be nested.
 
-        Do not enter or leave it between a forward pass and its backward pass.
-
-        Raises:
-            ValueError: there is no such slot, or no reference was kept.
+        Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no such slot,
+        or no reference was kept.
         """
         if slot == "reference" and self._reference is None:
             raise ValueError("the weights before training were not kept: call keep_reference before they change")
-        with changed(self, slot):
+        with holding(self, slot):
             yield
 
     def change(self, old: str, new: str) -> None:

@@ -66,12 +66,12 @@ class Later:
         names = _present(p, p.family.denoisers)
         found = stock_loading.load_denoisers(
             p.pipe, self.read, p.family.network, p.card.model, names, p.device, self.how
-        )  # fmt: skip
+        )
         for part in found.values() if p.options.gradient_checkpointing else ():
             checkpoint_blocks(part, p.device, p.dtype)
         p.take(found)
         p.family.prepare(p)
-        known = p.family.attention.known(p.card)
+        known = p.family.attention.known(p.card.network)
         p.take(found, give_kernel(found.values(), self.attention, known, p.dtype, p.device))
         if self.compile == "blocks":
             compile_blocks(p.denoiser)

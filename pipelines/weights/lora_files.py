@@ -37,9 +37,11 @@ _FREE = frozenset({
 })  # fmt: skip
 """Keys of PEFT's card that may say anything, or are read; any other may only say what PEFT says by default."""
 _KINDS = (
-    ("use_rslora", bool, "true or false"), ("use_dora", bool, "true or false"),
-    ("alpha_pattern", dict, "an object of names and numbers"), ("rank_pattern", dict, "an object of names and numbers"),
-)  # fmt: skip
+    ("use_rslora", bool, "true or false"),
+    ("use_dora", bool, "true or false"),
+    ("alpha_pattern", dict, "an object of names and numbers"),
+    ("rank_pattern", dict, "an object of names and numbers"),
+)
 """What keys of a card that are read have to be."""
 _STARTS: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base's weights as they are."""
@@ -55,7 +57,7 @@ class Lora:
             experts with the expert's name before them.
         rank: of every layer.
         alpha: of every layer.
-        variant: one of `flowrl.pipelines.lora.VARIANTS`.
+        variant: one of `flowrl.pipelines.weights.lora.VARIANTS`.
     """
 
     place: Path
@@ -77,13 +79,12 @@ def read_lora(place: Path, stock: Stock | None = None) -> Lora:
         place: as `flowrl.pipelines.places.lora_places.lora_files` takes it.
         stock: of the model that it is for; None reads the spellings of diffusers and PEFT alone.
 
-    Raises:
-        ValueError: there is none, it is damaged, or something else than LoRA, rsLoRA or DoRA on linear layers of the
-            denoiser.
+    Raises ValueError: there is none, it is damaged, or something else than LoRA, rsLoRA or DoRA on linear layers of the
+    denoiser.
     """
     tensors, scales, alphas, variants = dict[str, Tensor](), dict[str, float](), set[float](), set[str]()
     for expert, path in lora_files(place).items():
-        own, stated = _tensors(path), _stated(path)
+        own, stated = _tensors(path), _read_card(path)
         _refuse_stated(stated, path)
         what = f"the LoRA in {path}"
         found, of_layers = portable(own, stock, what)
@@ -126,9 +127,7 @@ def _variant(tensors: Mapping[str, Tensor], stated: Mapping[str, Any]) -> str:
     return "rslora" if stated.get("use_rslora") else "lora"
 
 
-def _alpha(
-    layer: str, rank: int, stated: Mapping[str, Any], of_layers: Mapping[str, float], what: str
-) -> float:  # fmt: skip
+def _alpha(layer: str, rank: int, stated: Mapping[str, Any], of_layers: Mapping[str, float], what: str) -> float:
     """Alpha of a layer; see the head of this file."""
     if stated and "lora_alpha" not in stated:
         stated = {**stated, "lora_alpha": _defaults()["lora_alpha"]}
@@ -142,7 +141,7 @@ def _alpha(
     return alpha
 
 
-def _stated(path: Path) -> dict[str, Any]:
+def _read_card(path: Path) -> dict[str, Any]:
     """What a card beside the file, or the file's own metadata, states."""
     card = path.with_name(CARD)
     if path.stem == "adapter_model" or (card.is_file() and not path.with_name(PEFT_FILE).exists()):
@@ -160,11 +159,7 @@ def _stated(path: Path) -> dict[str, Any]:
 
 
 def _refuse_stated(stated: Mapping[str, Any], path: Path) -> None:
-    """Refuses what a card states that would make another model of it than the tensors alone do.
-
-    Raises:
-        ValueError: names the keys.
-    """
+    """Refuses what a card states that would make another model of it than the tensors alone do."""
     if stated.get("peft_type", "LORA") != "LORA":
         raise ValueError(f"the adapter in {path} is of the type {stated['peft_type']}: only LORA is read")
     for key, kind, named in _KINDS:
@@ -200,11 +195,8 @@ def _defaults() -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    """What a file holds, without running anything that is in it.
-
-    Raises:
-        ValueError: it is damaged, or holds more than tensors.
-    """
+    """What a file holds, without running anything that is in it. Raises ValueError: it is damaged, or holds more than
+    tensors."""
     if path.suffix in (".safetensors", ".sft"):
         with _damaged(path):
             return load_file(path)

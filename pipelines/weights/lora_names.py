@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -87,12 +87,8 @@ def plain_name(name: str) -> str:
     return name.removesuffix(".weight") if ".lora_magnitude_vector" in name else name
 
 
-def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by their plain names.
-
-    Raises:
-        ValueError: two have the same one, and are not the same.
-    """
+def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by their plain names. Raises ValueError: two have the same one, and are not the same."""
     found: dict[str, Tensor] = {}
     whose: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -121,18 +117,20 @@ def portable(
     Args:
         tensors: as they are in the file.
         stock: whose layers they name; None reads the spellings of diffusers and PEFT alone.
-        what: the file, for messages.
 
-    Raises:
-        ValueError: something else than a LoRA on the denoiser's linear layers, or names that nobody knows.
+    Raises ValueError: something else than a LoRA on the denoiser's linear layers, or names that nobody knows.
     """
     tensors = {name: tensor for name, tensor in tensors.items() if not _ADDED.search(name) or bool(tensor.any())}
     _refuse_numbers(tensors, what)
     tensors = _without_encoders(tensors, what)
     _refuse_unread(tensors, what)
-    _refuse_two(tensors, what)
+    adapters = {match[2] for name in tensors if (match := _ADAPTER.search(name)) is not None}
+    if len(adapters) > 1:
+        raise ValueError(
+            f"{what} holds {len(adapters)} adapters ({', '.join(sorted(adapters))}): save one of them alone"
+        )
     if any(_FOREIGN.match(plain_name(name)) for name in tensors):
-        found, alphas = _converted(tensors, stock, what)
+        found, alphas = _convert(tensors, stock, what)
         _check_own(found, what)
         return found, alphas
     found = _spelt(tensors)
@@ -149,7 +147,7 @@ def _spelt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Spellings of diffusers and PEFT, old and new, as PEFT's portable names."""
     from diffusers.utils import convert_unet_state_dict_to_peft
 
-    found = _renamed(tensors)
+    found = _rename(tensors)
     if any(_OLDER.search(name) for name in found):
         found = convert_unet_state_dict_to_peft(found)
     respelt = {".lora_down.": ".lora_A.", ".lora_up.": ".lora_B."}
@@ -158,32 +156,28 @@ def _spelt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _converted(
+def _convert(
     tensors: Mapping[str, Tensor], stock: Stock | None, what: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """By the stock class's own reader; see the head of this file."""
-    alone = _renamed(tensors)
-    scale, given = _even(alone)
+    scale, given = _even(_rename(tensors))
     size, said = _size(given), ""
     reader = None if stock is None else _reader(stock)
-    for attempt in _attempts(given):
-        if reader is None:
-            break
+    for attempt in _attempts(given) if reader is not None else ():
+        assert reader is not None
         try:
-            found = _spelt({name: t for name, t in reader(attempt).items() if not name.endswith(".alpha")})
+            found = _spelt(_without_alphas(reader(attempt)))
         except _READER_FAILS as error:
             said = said or f" ({type(error).__name__}: {str(error).strip()[:120]})"
             continue
-        if not all(_OWN.match(name) and not _FOREIGN.match(name) for name in found) or not found:
+        if not found or not _all_own(found):
             continue
-        if abs(_size(found) - size) > 1e-3 * size:
-            said = " (a part of it would be lost)"
-            continue
-        return _acting(found), _alphas(_acting(found), scale)
+        if abs(_size(found) - size) <= 1e-3 * size:
+            return _acting(found), _alphas(_acting(found), scale)
+        said = " (a part of it would be lost)"
     # Programs that name layers as diffusers does put this before them for models without a reader of their own.
-    bare = _spelt({re.sub(r"^(model\.)?diffusion_model\.", "", name): t for name, t in given.items()})
-    bare = {name: tensor for name, tensor in bare.items() if not name.endswith(".alpha")}
-    if all(_OWN.match(name) and not _FOREIGN.match(name) for name in bare):
+    bare = _without_alphas(_spelt({re.sub(r"^(model\.)?diffusion_model\.", "", name): t for name, t in given.items()}))
+    if _all_own(bare):
         return bare, _alphas(bare, scale)
     first = min(tensors)
     whom = "diffusers" if stock is None else f"diffusers' {stock.name}"
@@ -191,6 +185,15 @@ def _converted(
         f"{what} names layers in another program's way ({first}), which {whom} does not read{said}: it is of another "
         "model, or has to be converted to diffusers' form by the program that made it"
     )
+
+
+def _without_alphas(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(".alpha")}
+
+
+def _all_own(names: Iterable[str]) -> bool:
+    """Whether all of these are PEFT's portable names of the network's own layers."""
+    return all(_OWN.match(name) and not _FOREIGN.match(name) for name in names)
 
 
 def _attempts(given: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -261,10 +264,12 @@ def _size(tensors: Mapping[str, Tensor]) -> float:
 def _acting(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without layers whose A and B are zeros, which readers make of a fused layer's part that was not trained."""
     still = {
-        name.partition(".lora_")[0] for name, tensor in tensors.items()
-        if name.endswith(".lora_A.weight") and not bool(tensor.any())
+        name.partition(".lora_")[0]
+        for name, tensor in tensors.items()
+        if name.endswith(".lora_A.weight")
+        and not bool(tensor.any())
         and not bool(tensors[name.replace(".lora_A.", ".lora_B.")].any())
-    }  # fmt: skip
+    }
     return {name: tensor for name, tensor in tensors.items() if name.partition(".lora_")[0] not in still}
 
 
@@ -310,20 +315,19 @@ def _refuse_numbers(tensors: Mapping[str, Tensor], what: str) -> None:
             )
 
 
-def _refuse_two(tensors: Mapping[str, Tensor], what: str) -> None:
-    names = {match[2] for name in tensors if (match := _ADAPTER.search(name)) is not None}
-    if len(names) > 1:
-        raise ValueError(f"{what} holds {len(names)} adapters ({', '.join(sorted(names))}): save one of them alone")
-
-
 def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Refuses names that are no part of a LoRA, half a pair, and a LoRA on what is not linear."""
+    """Refuses names that are no part of a LoRA, and a LoRA on what is not linear."""
     if not any(name.endswith(".lora_A.weight") for name in tensors):
         raise ValueError(f"{what} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
     if strange := sorted(name for name in tensors if not _OWN.match(name)):
         raise ValueError(f"{what} holds {len(strange)} tensors that nobody knows (first: {strange[0]}): {_MERGED}")
     if folded := sorted(name for name, tensor in tensors.items() if ".lora_m" not in name and tensor.ndim != 2):
         raise ValueError(f"{what} also trains convolutions ({len(folded)} tensors, first {folded[0]}): {_MERGED}")
+    _check_pairs(tensors, what)
+
+
+def _check_pairs(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Refuses half a pair, and matrices of different ranks."""
     for layer in {name.partition(".lora_")[0] for name in tensors}:
         if lacking := [side for side in "AB" if f"{layer}.lora_{side}.weight" not in tensors]:
             raise ValueError(f"{what} has no lora_{lacking[0]} of {layer}: it is damaged, get or save it again")

@@ -81,7 +81,6 @@ def split_over(network: nn.Module, split: Split) -> None:
     Args:
         network: a denoiser or one of its experts, without a LoRA, on the host: whole on the first process of the group,
             `without_weights` on the others.
-        split: the group.
     """
     from torch.distributed.fsdp import fully_shard
 

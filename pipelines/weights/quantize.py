@@ -27,16 +27,8 @@ _NARROWEST = 32  # inputs or outputs
 
 
 def check_quantize(form: str, device: torch.device | str | None, *, compile: str = "none") -> None:
-    """Refuses a form of weights that cannot work, before weights load.
-
-    Args:
-        form: `pipeline.quantize`.
-        device: of the run; None leaves out what depends on this machine.
-        compile: `pipeline.compile`.
-
-    Raises:
-        ValueError: no such form; its library is not installed; on MPS; together with compiled blocks.
-    """
+    """Refuses a form of weights that cannot work, before weights load. A device of None leaves out what depends on this
+    machine. Raises ValueError: no such form; its library is not installed; on MPS; together with compiled blocks."""
     if form == "none":
         return
     if form not in LIBRARIES:
@@ -74,16 +66,7 @@ def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device
 
     At no time does the device hold more than one of them as it was read; the rest of the network is left where it is.
 
-    Args:
-        blocks: the repeated blocks of a denoiser.
-        form: int8, fp8, nf4 or int8_bnb.
-        device: where the layers are quantised and stay.
-
-    Returns:
-        How many layers there were.
-
-    Raises:
-        ValueError: none, so that nothing would be saved.
+    Returns how many layers there were. Raises ValueError: none, so that nothing would be saved.
     """
     found = [entry for block in blocks for entry in large_layers(block)]
     if form != "none" and not found:
@@ -92,12 +75,12 @@ def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device
             "blocks of this model: set pipeline.quantize=none"
         )
     for parent, name, layer in found:
-        setattr(parent, name, quantized(layer.requires_grad_(False).to(device), form))
+        setattr(parent, name, quantize_layer(layer.requires_grad_(False).to(device), form))
     return len(found)
 
 
 @torch.no_grad()
-def quantized(layer: nn.Linear, form: str) -> QuantizedLinear:
+def quantize_layer(layer: nn.Linear, form: str) -> QuantizedLinear:
     """A layer in another form, on its device; the layer's own weight is not kept."""
     weight = layer.weight.detach()
     if form in ("int8", "fp8"):

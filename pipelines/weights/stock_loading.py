@@ -19,11 +19,11 @@ from torch import nn
 
 from flowrl.config.locations import split_revision
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
-from flowrl.pipelines.known_checkpoints import AGAIN
-from flowrl.pipelines.meta_masks import callable_on_meta
+from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.pipelines.places.model_folders import Faulty, check_parts, part_class, part_entries, read_index
 from flowrl.pipelines.places.single_files import FilesMissing, is_single_file, load_single, small_folder
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.meta_masks import callable_on_meta
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
 from flowrl.pipelines.weights.stock_parts import first_line, lacks, read_networks
@@ -54,10 +54,8 @@ def load_denoisers(
 ) -> dict[str, nn.Module]:
     """Reads denoisers that were left out of a stock pipeline, one after another, each onto the device before the next.
 
-    Where they are split over processes the first one reads, and the others get what is theirs from it.
-
-    Raises:
-        ValueError: as `load_stock`.
+    Where they are split over processes the first one reads, and the others get what is theirs from it. Raises as
+    `load_stock`.
     """
     found = {}
     for name in names:
@@ -72,22 +70,15 @@ def load_denoisers(
 
 
 def load_parts(pipe: Any, read: Read, names: Sequence[str]) -> None:
-    """Reads parts that were left out of a stock pipeline into it, on the host.
-
-    Raises:
-        ValueError: as `load_stock`.
-    """
+    """Reads parts that were left out of a stock pipeline into it, on the host. Raises as `load_stock`."""
     there = {name: part for name, part in pipe.components.items() if name not in names}
     found = read(**there)
     pipe.register_modules(**{name: getattr(found, name) for name in names})
 
 
 def read_config(cls: Any, model: str, part: str) -> dict[str, Any]:
-    """The configuration of a part that is not loaded, from a folder or the hub.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """The configuration of a part that is not loaded, from a folder or the hub. Raises ValueError: it cannot be
+    read."""
     try:
         return dict(cls.load_config(**_place(model), subfolder=part))
     except (OSError, ValueError) as error:
@@ -141,16 +132,13 @@ def load_stock(
     """A stock pipeline from a folder or the hub, on the CPU.
 
     Args:
-        name: of the stock class.
         model: folder or hub id, perhaps at a revision.
         title: of the family, for the message.
-        dtype: of its parts.
         exact: parts that stay in float32, never rounded on the way: the autoencoder.
         how: whose `variant` says which files of weights are read.
         options: further arguments of `from_pretrained`.
 
-    Raises:
-        ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the file or part.
+    Raises ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the file or part.
     """
     quiet_libraries()
     parts, cls = {"default": dtype, **dict.fromkeys(exact, torch.float32)}, getattr(diffusers, name)
@@ -168,22 +156,25 @@ def load_stock(
             raise
         fault = _fault(Path(model)) if Path(model).is_dir() else ""
         first = fault or (_unread_part(model) if Path(model).is_dir() else "") or first_line(error)
-        raise ValueError(
-            f"could not load {model!r} as a {title} pipeline ({first}): "
-            + (AGAIN if fault else "give a folder written by save_pretrained, or a hub id that this machine can reach "
-               "and is allowed to read")
-        ) from error  # fmt: skip
+        reach = "a hub id that this machine can reach and is allowed to read"
+        cure = AGAIN if fault else f"give a folder written by save_pretrained, or {reach}"
+        raise ValueError(f"could not load {model!r} as a {title} pipeline ({first}): {cure}") from error
+    _check_parts(pipe, model, options)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:
+    """Refuses networks without weights, and tokenizers that are damaged or of another encoder; not parts of `given`."""
     for part, module in pipe.components.items():
-        if isinstance(module, nn.Module) and options.get(part) is None:
+        if isinstance(module, nn.Module) and given.get(part) is None:
             _check_weights(module, f"{model}/{part}")
     for part, words in _tokenizers(pipe).items():
         encoder = pipe.components.get(re.sub("^(tokenizer|processor)", "text_encoder", part))
-        if options.get(part) is None:
+        if given.get(part) is None:
             check_tokenizer(words, f"{model}/{part}", AGAIN)
         if isinstance(encoder, nn.Module):
             check_fits(words, encoder, f"{model}/{part}")
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def _tokenizers(pipe: Any) -> dict[str, Any]:
@@ -196,11 +187,7 @@ def _tokenizers(pipe: Any) -> dict[str, Any]:
 
 
 def _check_weights(network: nn.Module, place: str) -> None:
-    """Refuses a network that lacks weights, or has some that are no numbers.
-
-    Raises:
-        ValueError: names them.
-    """
+    """Refuses a network that lacks weights, or has some that are no numbers."""
     weights = dict(network.named_parameters())
     if lacking := [key for key, weight in weights.items() if weight.is_meta]:
         raise ValueError(lacks(place, lacking))

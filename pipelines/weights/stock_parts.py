@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.pipelines.places.model_folders import Faulty, check_weight_files, part_class, part_entries, variant_of
 from flowrl.pipelines.weights.stored_weights import Stored
 from flowrl.runtime.failures import out_of_memory
@@ -24,15 +24,13 @@ def read_networks(
     """The networks of a model folder on the host, by the names of their parts.
 
     Args:
-        folder: the model.
         dtypes: of parts, and of all others under "default".
         given: parts that are there already, or are not to be read.
         variant: which files of weights are read of those parts that have them, as stock pipelines do; None takes those
             without an ending.
 
-    Raises:
-        Faulty: a part lacks weights or a file of them, holds some that its network does not read, or some of another
-            shape; names part and weight.
+    Raises Faulty: a part lacks weights or a file of them, holds some that its network does not read, or some of another
+    shape; names part and weight.
     """
     found: dict[str, nn.Module] = {}
     kinds = {part: part_class(*entry) for part, entry in part_entries(folder).items()}
@@ -108,9 +106,10 @@ def _from_files(network: nn.Module) -> set[str]:
     """What of a network has to come from files: its parameters, and statistics that it holds places for."""
     held = network.state_dict()
     return {name for name, _ in network.named_parameters()} | {
-        name for name, one in network.named_buffers()
+        name
+        for name, one in network.named_buffers()
         if name in held and one.is_floating_point() and one.numel() > 1 and bool((one == one.flatten()[0]).all())
-    }  # fmt: skip
+    }
 
 
 def _quantised(place: Path) -> str:

@@ -66,25 +66,26 @@ class Stored:
     def whole_numbers(self, network: nn.Module) -> dict[str, str]:
         """Keys of weights that are stored as whole numbers or truth values, and how: what they mean is not in them."""
         return {
-            key: form for key, form in self.forms.items()
+            key: form
+            for key, form in self.forms.items()
             if _WHOLE.search(form) and (weight := _parameter(network, key)) is not None and weight.is_floating_point()
-        }  # fmt: skip
+        }
 
     def left_over(self, unread: Collection[str], network: nn.Module, *, towers: bool) -> set[str]:
         """Those of some keys without which the network computes what the file was made for.
 
         Args:
             unread: keys that the network did not read.
-            network: it, loaded.
             towers: whether a file may be of a larger model, of which the network is a part.
         """
         branches = {_branch(key) for key in self.place.keys() - set(unread)}
         computed = {name: one for name, one in network.named_buffers() if name not in network.state_dict()}
         return {
-            key for key in unread
+            key
+            for key in unread
             if (towers and _branch(key) not in branches and _branch(key).removeprefix("model.") in _LEFT_OUT)
             or self._same(key, computed)
-        }  # fmt: skip
+        }
 
     def _same(self, key: str, computed: Mapping[str, Tensor]) -> bool:
         """Whether a key is of a table that the network computes itself, to the same numbers."""
@@ -108,8 +109,7 @@ class Stored:
             unread: keys that the network did not read.
             network: it, loaded: its weights have the stored values, which every dtype of a network holds exactly.
 
-        Returns:
-            The keys that this did away with; none where any of them is in another form.
+        Returns the keys that this did away with; none where any of them is in another form.
         """
         layers = {key.rpartition(".")[0] for key in unread if key.rpartition(".")[2] in _SCALES}
         named = (*_SCALES, *_INPUT_SCALES, _FORM)
@@ -121,9 +121,7 @@ class Stored:
         done = {f"{layer}.{name}" for layer in layers for name in named} | {_MARK}
         return {key for key in unread if key in done or key.rpartition(".")[2] == _MARK}
 
-    def _scaled(
-        self, layer: str, unread: Collection[str], network: nn.Module
-    ) -> tuple[nn.Parameter, Tensor] | None:  # fmt: skip
+    def _scaled(self, layer: str, unread: Collection[str], network: nn.Module) -> tuple[nn.Parameter, Tensor] | None:
         """A layer's weight and its exact values; None where it is not known how they come about."""
         key, scales = f"{layer}.weight", [f"{layer}.{name}" for name in _SCALES if f"{layer}.{name}" in unread]
         form = self.form(key) if key in self.place and key not in unread else ""

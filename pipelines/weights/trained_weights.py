@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class TrainedWeights(Protocol):
-    """What recipes and the loop need of a policy: `flowrl.pipelines.lora.Policy`, or `FullWeights`."""
+    """What recipes and the loop need of a policy: `flowrl.pipelines.weights.lora.Policy`, or `FullWeights`."""
 
     network: nn.Module
     """The network that runs under it."""
@@ -36,11 +36,7 @@ class TrainedWeights(Protocol):
         """Detached copies of `parameters` by name."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors into `parameters`, and so into the network.
-
-        Raises:
-            ValueError: names or shapes differ.
-        """
+        """Copies tensors into `parameters`, and so into the network. The ValueError names or shapes differ."""
 
     def keep_reference(self) -> None:
         """Sees to it that the slot "reference" is the network as it is now, before anything is trained."""
@@ -52,11 +48,8 @@ class TrainedWeights(Protocol):
         """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
 
     def under(self, slot: str) -> AbstractContextManager[None]:
-        """Runs the network under a slot: "policy", "reference" or one that was added; may be nested.
-
-        Raises:
-            ValueError: there is no such slot.
-        """
+        """Runs the network under a slot: "policy", "reference" or one that was added; may be nested. Raises ValueError:
+        there is no such slot."""
 
 
 class Switching(Protocol):
@@ -71,12 +64,8 @@ class Switching(Protocol):
 
 
 @contextmanager
-def changed(policy: Switching, slot: str) -> Iterator[None]:
-    """Inside, the network holds a slot; see `TrainedWeights.under`.
-
-    Raises:
-        ValueError: there is no such slot.
-    """
+def holding(policy: Switching, slot: str) -> Iterator[None]:
+    """Inside, the network holds a slot; see `TrainedWeights.under`. Raises ValueError: there is no such slot."""
     if slot not in ("policy", "reference", *policy.slots):
         raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(policy.slots)}")
     outer = policy.running

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from flowrl.media.reading import BROKEN, as_rgb, opened
+from flowrl.media.reading import BROKEN, as_rgb, open_image
 
 Pixels = UInt8[np.ndarray, " h w 3"]
 ImageFormat = Literal["png", "jpeg95"]
@@ -69,7 +69,7 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
     if _has_many_pieces(data):
         raise bad_request(f"{where} is cut into more pieces than an image is")
     try:
-        with opened(io.BytesIO(data), _FORMATS) as image:
+        with open_image(io.BytesIO(data), _FORMATS) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise too_large(where, f"{width} x {height} pixels where {max_pixels} are left")

@@ -31,11 +31,11 @@ def test_wise_refuses_the_other_versions_ids(tmp_path: Path) -> None:
     merged = [record for file in sorted(verified.glob("*.json")) for record in json.loads(file.read_text())]
     (tmp_path / "cases.json").write_text(json.dumps(merged))
     assert len(wise_bench.WISE_VERIFIED.read(str(tmp_path / "cases.json"), None).cases) == 4
-    said = r"cases.json, record \d: prompt_id \d+ is of .* other version.* --benchmark wise_verified takes the latter"
+    said = r"cases.json, record \d: prompt_id \d+ is of .* other version.* `benchmark` wise_verified takes the latter"
     with pytest.raises(ValueError, match=said):
         wise_bench.WISE.read(str(tmp_path / "cases.json"), None)
     (tmp_path / "old.json").write_text((legacy / "spatio-temporal_reasoning.json").read_text())
-    with pytest.raises(ValueError, match=r"other version.* --benchmark wise takes the latter"):
+    with pytest.raises(ValueError, match=r"other version.* `benchmark` wise takes the latter"):
         wise_bench.WISE_VERIFIED.read(str(tmp_path / "old.json"), None)
     for name, protocol in (
         ("cultural_common_sense", wise_bench.WISE_VERIFIED),
@@ -44,7 +44,7 @@ def test_wise_refuses_the_other_versions_ids(tmp_path: Path) -> None:
         file = (verified if "verified" in name else legacy) / f"{name}.json"  # of 400 ids that both versions have
         with pytest.raises(ValueError, match="is a file of the other version"):
             protocol.read(str(file), None)
-    with pytest.raises(ValueError, match=r"give the folder WISE_legacy/data .*--benchmark wise_verified takes"):
+    with pytest.raises(ValueError, match=r"give the folder WISE_legacy/data .*`benchmark` wise_verified takes"):
         wise_bench.WISE.read(str(verified), None)
 
 

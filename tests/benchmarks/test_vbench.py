@@ -15,7 +15,7 @@ from flowrl.benchmarks.vbench import (
     Measured,
     aggregate,
     intervals,
-    normalised,
+    normalise,
     read_entries,
     read_measured,
     shares,
@@ -52,7 +52,7 @@ def test_sums_that_lack_a_dimension_are_not_given() -> None:
 
 def test_normalised_ends() -> None:
     for name, known in DIMENSIONS.items():
-        assert (normalised(name, known.low), normalised(name, known.high)) == pytest.approx((0.0, 1.0))
+        assert (normalise(name, known.low), normalise(name, known.high)) == pytest.approx((0.0, 1.0))
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_sum_over_one_stratum_is_the_interval_of_what_videos_contribute() -> N
     measured, entries = whole()
     found = intervals(measured, entries)
     contributions = [
-        sum(share * normalised(name, measured[name].videos[video_name(prompt, k)])
+        sum(share * normalise(name, measured[name].videos[video_name(prompt, k)])
             for name, share in shares("quality").items())
         for prompt in "abc" for k in range(2)
     ]  # fmt: skip

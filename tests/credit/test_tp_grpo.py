@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.credit.tp_grpo import TpGrpo, balanced, turning_points
+from flowrl.credit.tp_grpo import TpGrpo, balance, turning_points
 
 VALUES = torch.tensor(TABLE, dtype=torch.float64)
 
@@ -95,11 +95,11 @@ def test_balance_keeps_the_largest_trends_and_earlier_cells_first() -> None:
     trend = torch.tensor([1.0, 3.0, -2.0, 3.0, 2.0, 0.0])
     value = torch.stack([torch.zeros(6), torch.full((6,), 9.0), trend], 1)
     flags = torch.tensor([[True, True], [False, True], [True, True], [True, False], [True, True], [True, False]])
-    kept = balanced(flags, value)
+    kept = balance(flags, value)
     assert kept.nonzero().tolist() == [[1, 1], [2, 0], [2, 1], [3, 0], [5, 0]]
     rising = flags & (trend > 0)[:, None]
-    assert torch.equal(balanced(rising, value), rising)
-    assert torch.equal(balanced(rising & False, value), rising & False)
+    assert torch.equal(balance(rising, value), rising)
+    assert torch.equal(balance(rising & False, value), rising & False)
 
 
 @settings(max_examples=50, deadline=None)
@@ -107,7 +107,7 @@ def test_balance_keeps_the_largest_trends_and_earlier_cells_first() -> None:
 def test_only_flagged_cells_differ_from_the_gain(n: int, steps: int, constrained: bool, seed: int) -> None:
     value = np.random.default_rng(seed).integers(-3, 4, (n, steps + 1)).astype(float)
     flags = turning_points(torch.from_numpy(value), constrained)
-    kept = balanced(flags, torch.from_numpy(value))
+    kept = balance(flags, torch.from_numpy(value))
     assert not bool((kept & ~flags).any())
     trend = np.broadcast_to(value[:, -1:] - value[:, :1], flags.shape)[kept.numpy()]
     if len(set(np.sign(np.broadcast_to(value[:, -1:] - value[:, :1], flags.shape)[flags.numpy()]))) == 2:
@@ -142,4 +142,4 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match=r"\[N, T\+1\]"):
             turning_points(wrong)
     with pytest.raises(ValueError, match="one column less"):
-        balanced(torch.ones(4, 4, dtype=torch.bool), VALUES)
+        balance(torch.ones(4, 4, dtype=torch.bool), VALUES)

@@ -18,7 +18,7 @@ from flowrl.evaluation.evaluation_result import as_text, over_models
 from flowrl.generation import generate
 from flowrl.generation.models import Source
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.rendering.terminal_text import Table, as_table
 from flowrl.runtime.files import plain
 

@@ -28,7 +28,7 @@ from flowrl.generation.models import (
 )
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines import family as known_family
-from flowrl.pipelines.known_checkpoints import tables, usual_sampling
+from flowrl.pipelines.places.known_checkpoints import tables, usual_sampling
 from flowrl.prompts.loading import Prompt
 from flowrl.samplers import build_schedule
 

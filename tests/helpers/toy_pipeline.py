@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.pipelines import PIPELINES, ModelFamily
 from flowrl.pipelines.arithmetic.attention_words import Known
-from flowrl.pipelines.common import two_pass_guidance
-from flowrl.pipelines.known_checkpoints import Published
-from flowrl.pipelines.lora import lora_ready_for_diffusers
+from flowrl.pipelines.places.known_checkpoints import Published
+from flowrl.pipelines.shared.common import Guidance, two_pass_guidance
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.lora import lora_ready_for_diffusers
 from flowrl.pipelines.weights.parallelize import split_over
 from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
@@ -161,7 +161,7 @@ class Toy:
         self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
         train_negative: TrainNegative = True,
     ) -> Velocity:  # fmt: skip
-        return two_pass_guidance(network, cond, negative, scale, train_negative)
+        return two_pass_guidance(Guidance(network, cond, negative, scale, train_negative))
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         return build_schedule({"shift": shift or 2.0}, num_steps, grid=grid)

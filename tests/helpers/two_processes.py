@@ -25,7 +25,8 @@ import json, os, shutil, signal, sys, traceback
 sys.path[:0] = sys.argv[1:3]
 from accelerate.state import PartialState
 from flowrl.cli import main
-from flowrl.pipelines import PIPELINES, lora
+from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.weights import lora
 from flowrl.recipes import backprop, forward, grpo, preference
 from flowrl.rewards import REWARDS
 
@@ -74,7 +75,7 @@ import array, json, os, runpy, select, signal, socket, sys, traceback
 
 import accelerate.commands.launch, torch.distributed.run
 import flowrl.cli, flowrl.commands.train.run, flowrl.pages.report
-import flowrl.pipelines.families.sd3, flowrl.pipelines.lora
+import flowrl.pipelines.families.sd3, flowrl.pipelines.weights.lora
 from flowrl.recipes import backprop, forward, grpo, preference
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderModel, T5TokenizerFast

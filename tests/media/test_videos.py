@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.media import videos
-from flowrl.media.images import as_tensor, beside, enlargement, evenly, fitted, to_pixels
+from flowrl.media.images import as_tensor, beside, enlargement, evenly, fit, to_pixels
 from flowrl.media.kept import write_samples
 from flowrl.media.videos import contact_row, contact_sheet, save_mp4
 
@@ -94,7 +94,7 @@ def test_enlarged_pixels_are_repeated_and_odd_edges_too(tmp_path: Path) -> None:
     assert (found[..., -1] - ramp[..., -1, None].mean()).abs().max() < 0.04
     assert (found[..., :135, 13:135:27] - ramp[..., 13:135:27]).abs().max() < 0.04
     small = ramp[..., ::27, ::27]
-    assert torch.equal(fitted(small, 10)[0, 0, 0, ::39], small[0, 0, 0])  # 5 -> 195
+    assert torch.equal(fit(small, 10)[0, 0, 0, ::39], small[0, 0, 0])  # 5 -> 195
 
 
 def test_a_failed_write_leaves_the_old_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_samples_beside_their_sources(tmp_path: Path, fps: float | None) -> None
         write_samples(tmp_path, iteration, kept, ["a", "b"], sources, fps)
     assert sorted(p.name for p in (tmp_path / "sources").iterdir()) == ["0000.png", "0001.png", "0001_1.png"]
     assert torch.equal(image(tmp_path / "sources/0001_1.png"), sources[1][1])
-    shown = [fitted(x, 448) if fps is None else contact_row(x) for x in kept]
+    shown = [fit(x, 448) if fps is None else contact_row(x) for x in kept]
     assert torch.equal(image(tmp_path / "iteration_000010.png"), beside(sources, shown, ["a", "b"]))
     assert (tmp_path / "iteration_000010/0001.mp4").is_file() == (fps is not None)
 

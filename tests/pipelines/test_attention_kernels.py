@@ -17,8 +17,8 @@ from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic import attention
 from flowrl.pipelines.arithmetic.attention import backends_here, check_backward, give_kernel
 from flowrl.pipelines.arithmetic.attention_words import Known
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import Policy
 
 FAMILIES = ("sd3", "flux", "qwen_image", "wan", "sd")
 EVERY = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
 
+from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.attention_words import (
@@ -15,16 +14,16 @@ from flowrl.pipelines.arithmetic.attention_words import (
     Known,
     check_here,
     check_word,
-    chosen,
+    choose,
     kernels_line,
     usable,
 )
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.runtime.capabilities import Machine, at_least_version
 from flowrl.session.preflight import check_before_loading
 from flowrl.training.parts import attention_text
 
-TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_grpo_geneval.yaml"
+TINY = find_config("tiny_grpo_geneval")
 CPU = Machine(device="cpu")
 MPS = Machine(device="mps")
 AMPERE = Machine(device="cuda", capability=(8, 6))
@@ -51,7 +50,7 @@ KEYS, BIAS = Known(head_sizes=(128,), mask="keys"), Known(head_sizes=(112,), mas
     ],
 )
 def test_what_auto_is(machine: Machine, dtype: torch.dtype, known: Known, wanted: str) -> None:
-    assert chosen("auto", machine, dtype, known) == wanted
+    assert choose("auto", machine, dtype, known) == wanted
     assert wanted in usable(machine, dtype, known)
     assert kernels_line("auto", machine, dtype, known).startswith(f"auto -> {wanted} on this machine (usable: native, ")
 

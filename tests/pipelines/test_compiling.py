@@ -20,8 +20,8 @@ from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks, has_products
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.runtime.failures import explain
 from flowrl.runtime.randomness import counter_normal
 
@@ -30,7 +30,7 @@ from flowrl.runtime.randomness import counter_normal
 
 def published(name: str) -> nn.Module:
     """A family's published network, or its experts, without weights."""
-    from flowrl.pipelines.known_checkpoints import checkpoints
+    from flowrl.pipelines.places.known_checkpoints import checkpoints
 
     model = next(model for model, known in checkpoints().items() if known.family == name)
     network = family(name).meta_denoiser(model)

@@ -9,7 +9,7 @@ from toy_pipeline import Toy
 from transformers import AutoTokenizer
 
 from flowrl.config.train import resolve_path
-from flowrl.pipelines.prompt_embeddings import num_cut
+from flowrl.pipelines.shared.prompt_embeddings import num_cut
 from flowrl.prompts.loading import Prompt
 from flowrl.training.parts import tell_cut_prompts
 from flowrl.training.prompting import RunPrompts

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import ALPHA, PROMPTS, RANK, adapted, guided, load_tiny, probe, sample_ode
 from torch import Tensor
 
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, check_targets
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION, Policy, add_saved_lora, check_targets
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving

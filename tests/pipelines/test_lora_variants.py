@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from flowrl.cli import main
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION, Policy, add_saved_lora
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving

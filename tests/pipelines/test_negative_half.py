@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from flowrl.pipelines import family
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.samplers.guidance import TrainNegative, is_uncounted
 from flowrl.trajectory import Conditioning
 

@@ -18,10 +18,10 @@ from flowrl.cli import main
 from flowrl.generation.models import find_source, load_source
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
-from flowrl.pipelines.weights.quantize import LIBRARIES, check_quantize, large_layers, quantize_blocks, quantized
+from flowrl.pipelines.weights.lora import Policy
+from flowrl.pipelines.weights.quantize import LIBRARIES, check_quantize, large_layers, quantize_blocks, quantize_layer
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 
 ROUNDED = ("int8", "fp8", "nf4")
@@ -85,7 +85,7 @@ def test_a_weight_stays_within_a_step_of_its_form(form: str, dtype: torch.dtype)
     _needs(form)
     layer = nn.Linear(128, 96)
     layer.weight.data = torch.randn(96, 128, generator=torch.Generator().manual_seed(0))
-    kept, given = quantized(layer.to(dtype), form), layer.weight.detach().float()
+    kept, given = quantize_layer(layer.to(dtype), form), layer.weight.detach().float()
     largest = given.abs().amax(1, keepdim=True)
     rounding = largest * (0 if dtype == torch.float32 else 2**-8)
     bound = _STEPS[form] * (given.abs() + largest / 400 if form == "fp8" else largest) + rounding
@@ -102,7 +102,7 @@ def test_torchaos_layers_stand_for_what_torchao_says() -> None:
     for form, config in configs.items():
         for dtype in (torch.float32, torch.bfloat16):
             layer = nn.Linear(64, 48).to(dtype).requires_grad_(False)
-            mine = quantized(layer, form)
+            mine = quantize_layer(layer, form)
             torchao.quantization.quantize_(layer, config(set_inductor_config=False))
             assert torch.equal(mine.weight, layer.weight.dequantize())
 
@@ -116,7 +116,7 @@ def test_normal_float_layers_are_those_of_bitsandbytes(dtype: torch.dtype) -> No
     own.weight = bnb.nn.Params4bit(layer.weight.data.clone(), requires_grad=False, quant_type="nf4")
     own.bias = layer.bias
     own = own.to("cpu").train()
-    mine = quantized(layer, "nf4")
+    mine = quantize_layer(layer, "nf4")
     x, y = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(1)).to(dtype).expand(2, 3, 5, 64).unbind()
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
     if dtype == torch.float32:  # this CPU may lack products of 16 bits, which the two make up for in different ways
@@ -134,7 +134,7 @@ def test_llm_int8_rounds_each_row_by_itself() -> None:
     _needs("int8_bnb")
     generator = torch.Generator().manual_seed(0)
     layer = nn.Linear(64, 96)
-    mine, x = quantized(layer, "int8_bnb"), torch.randn(6, 64, generator=generator)
+    mine, x = quantize_layer(layer, "int8_bnb"), torch.randn(6, 64, generator=generator)
     x[3, 7] = 40.0  # what LLM.int8 would call an outlier, for all rows of the batch
     x.requires_grad_()
     together = mine(x)
@@ -154,7 +154,10 @@ def test_llm_int8_takes_inputs_beyond_float16(dtype: torch.dtype) -> None:
     """Rows with a value of 2^17 are rounded as the same rows over 2^17, which is exact; rows of zeros stay."""
     _needs("int8_bnb")
     layer = nn.Linear(64, 96, bias=False).to(dtype).requires_grad_(False)
-    mine, x = quantized(layer, "int8_bnb"), torch.randn(6, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    mine, x = (
+        quantize_layer(layer, "int8_bnb"),
+        torch.randn(6, 64, generator=torch.Generator().manual_seed(0)).to(dtype),
+    )
     x[3, 7], x[4] = 1e5 / 2**17, 0.0
     large = mine(x * 2**17)
     assert bool(large.isfinite().all())

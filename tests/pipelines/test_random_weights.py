@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from flowrl.pipelines import family, known_checkpoints
+from flowrl.pipelines import family
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.random_weights import random_pipeline, vae_config
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.training.prompting import encode_prompts, guided
 
 pytestmark = pytest.mark.slow

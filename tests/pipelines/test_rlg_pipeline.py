@@ -34,9 +34,9 @@ from torch import Tensor
 from flowrl.commands.sample.run import run as sample
 from flowrl.generation.rlg import RLG, add_experts, rlg_velocity
 from flowrl.pipelines import rlg_pipeline as module
-from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, add_adapter, slot_network
 from flowrl.pipelines.rlg_pipeline import rlg_pipeline
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, rollout

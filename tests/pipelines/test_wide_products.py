@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.pipelines.arithmetic.wide_products import WideProducts, checkpoint_blocks, has_products
-from flowrl.pipelines.common import autocast
+from flowrl.pipelines.shared.common import autocast
 from flowrl.runtime.randomness import counter_normal
 
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]] = {
@@ -100,7 +100,7 @@ def test_networks_are_run_with_wide_products_where_the_machine_has_none(monkeypa
     network = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
     x, answers = counter_normal((16, 8), 4), {}
     for known, wanted in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr("flowrl.pipelines.common.has_products", lambda dtype, known=known: known)
+        monkeypatch.setattr("flowrl.pipelines.shared.common.has_products", lambda dtype, known=known: known)
         with Multiplied() as multiplied:
             with autocast(torch.device("cpu"), torch.bfloat16):
                 answers[known] = network(x)

@@ -18,9 +18,9 @@ from flowrl import rewards
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.cards import Size
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.known_checkpoints import tables
+from flowrl.pipelines.places.known_checkpoints import tables
+from flowrl.pipelines.shared.cards import Size
 from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import cost_of, decode_flops
 from flowrl.planning.counts import Counts, graph_rows, negative_again, of_iteration, of_run

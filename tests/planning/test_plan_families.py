@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.pipelines import PIPELINES, family
-from flowrl.pipelines.cards import Size
-from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.arithmetic.compiling import first_expert
 from flowrl.pipelines.families import cogvideox, wan, z_image
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
+from flowrl.pipelines.shared.cards import Size
 from flowrl.pipelines.weights.stock_loading import on_meta
 from flowrl.planning.network import FewBlocks, Trained, few_blocks, measure, without_gradient
 

@@ -37,7 +37,7 @@ from flowrl.world.captions import WRONG
 from flowrl.world.clips import motion_records, motion_verdict
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.edits import edit_verdict, source_scene
-from flowrl.world.scene_prompts import OPENINGS, combinations, worded
+from flowrl.world.scene_prompts import OPENINGS, combinations, word_record
 from flowrl.world.scenes import COLORS, SHAPES, draw_scene
 
 
@@ -99,7 +99,7 @@ def test_every_prompt_of_the_world_fits_the_context_and_every_word_is_one_token(
     clip, t5 = clip_tokenizer(), t5_tokenizer()
     assert 550 <= len(clip) <= 700
     for groups in combinations().values():
-        for record in (worded(record, opening) for group in groups for record in group for opening in OPENINGS):
+        for record in (word_record(record, opening) for group in groups for record in group for opening in OPENINGS):
             words = len(record["prompt"].split())
             assert len(clip(record["prompt"]).input_ids) == words + 2 <= CONTEXT
             assert len(t5(record["prompt"]).input_ids) == words + 1 <= CONTEXT

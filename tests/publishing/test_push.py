@@ -21,7 +21,7 @@ from tiny_models import save_tiny_sd3
 from tiny_runs import TinyRuns, tiny_runs
 
 from flowrl.cli import main
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.publishing.base_licences import TERMS, terms_of
 from flowrl.publishing.places import settings_without_places, without_places
 

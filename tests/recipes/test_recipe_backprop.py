@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl import rewards
 from flowrl.cli import main
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.prompts.loading import prompts_of_iteration
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.runtime.randomness import counter_integers, sample_normals

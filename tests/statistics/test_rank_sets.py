@@ -10,7 +10,7 @@ from scipy.stats import studentized_range
 
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, stratified_score
-from flowrl.statistics.rank_sets import factor_of_pairs, family_factor, rank_sets, widened
+from flowrl.statistics.rank_sets import factor_of_pairs, family_factor, rank_sets, widen
 
 Z = 1.959963984540054
 
@@ -22,7 +22,7 @@ def rows_of(values: np.ndarray, task: str = "a") -> list[ScoreRow]:
 def ranks_of(models: list[list[ScoreRow]]) -> list[tuple[int, int]]:
     factor = family_factor(models, by_task=True)
     return rank_sets(len(models), {
-        (one, other): widened(stratified_score(models[one], base=models[other]), factor)
+        (one, other): widen(stratified_score(models[one], base=models[other]), factor)
         for one in range(len(models)) for other in range(one + 1, len(models))
     })  # fmt: skip
 

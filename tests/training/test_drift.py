@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from toy_pipeline import PROMPTS, Toy
 
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.prompts.loading import EvalItem, Prompt
 from flowrl.training.drift import base_sides, distance_of, velocity_distances
 from flowrl.trajectory import Schedule

@@ -20,9 +20,9 @@ from tiny_runs import TinyRuns, differences, lasting, metrics, state, tiny_runs
 from flowrl.cli import main
 from flowrl.comparing.measure import measure
 from flowrl.generation.models import check_source, find_source, fingerprint, load_source
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.saved_model import put_back
 from flowrl.pipelines.weights.full_weights import FullWeights
-from flowrl.pipelines.weights.saved_model import put_back
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training.watchdog import keep_good, put_back_good
 
@@ -222,7 +222,7 @@ def test_the_last_good_model_comes_back(tmp_path: Path) -> None:
 def test_frozen_parts_are_linked_where_they_are_large(
     runs: TinyRuns, exact: Path, tiny_sd3_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowrl.pipelines.weights.saved_model.SMALL", 0)
+    monkeypatch.setattr("flowrl.pipelines.shared.saved_model.SMALL", 0)
     run = runs.train("linked", "num_iterations=1", "eval_every=0")
     part = Path("vae") / "diffusion_pytorch_model.safetensors"
     assert os.path.samefile(run / "model" / part, tiny_sd3_folder / part)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flowrl.config.train import find_config, load_config
 from flowrl.pipelines import family
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.rewards.compose import build_weighted_sum

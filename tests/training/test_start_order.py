@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 
 from flowrl.cli import main
-from flowrl.pipelines.prompt_embeddings import Embedded
+from flowrl.pipelines.shared.prompt_embeddings import Embedded
 
 row = Embedded._row
 

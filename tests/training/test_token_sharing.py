@@ -21,10 +21,10 @@ from two_processes import train_on_two
 from flowrl import pipelines
 from flowrl.cli import main
 from flowrl.config.train import TrainConfig, load_config
-from flowrl.pipelines.cards import Size
-from flowrl.pipelines.common import first_expert
-from flowrl.pipelines.known_checkpoints import checkpoints
-from flowrl.pipelines.weights.context_parallel import SPLIT_FAMILIES, image_tokens, refuse_unsplit
+from flowrl.pipelines.arithmetic.compiling import first_expert
+from flowrl.pipelines.places.known_checkpoints import checkpoints
+from flowrl.pipelines.shared.cards import Size
+from flowrl.pipelines.shared.context_parallel import SPLIT_FAMILIES, image_tokens, refuse_unsplit
 from flowrl.session.preflight import check_before_loading
 from flowrl.training.processes.mesh import Layout
 from flowrl.training.run import Run

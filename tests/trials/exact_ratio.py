@@ -1,6 +1,6 @@
 """Whether a rollout's velocity equals an update's bit for bit, so that the importance ratio starts at exactly 1.
 
-    python tests/trials/exact_ratio.py --out docs/trials/exact_ratio.json
+    python tests/trials/exact_ratio.py --out docs/research/trials/exact_ratio.json
 
 Tiny networks of five families with a LoRA that acts, once without gradient and once with it: every attention word that
 a CPU has, eager and compiled blocks (traced, without generated code), guidance 1 and 3, every way of
@@ -26,7 +26,7 @@ from origin import origin
 from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import compile_blocks
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.samplers.guidance import TrainNegative
 
 sys.path[:0] = [str(Path(__file__).parents[1] / place) for place in ("pipelines", "helpers", "helpers/families")]

@@ -1,6 +1,6 @@
 """What a guided velocity costs by a stock pipeline's own call, beside the family that is written for it.
 
-    python tests/trials/generic_speed.py --out docs/trials/generic_speed.json
+    python tests/trials/generic_speed.py --out docs/research/trials/generic_speed.json
 
 Tiny models, where what is done around the network weighs most: CPU milliseconds of one thread, the median of calls
 taken in turns, of two images of one prompt with guidance, without a gradient and with that of a LoRA.
@@ -22,7 +22,7 @@ from origin import origin
 from tiny_folders import SETTINGS, save_tiny
 
 from flowrl.pipelines import family
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.runtime.randomness import counter_normal
 
 FAMILIES = ("sd3", "flux", "qwen_image", "wan", "sana")

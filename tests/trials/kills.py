@@ -1,6 +1,6 @@
 """Kills training runs at random moments and compares what a resume makes of them with a run that was left alone.
 
-    python tests/trials/kills.py [--trials 30] [--seed 0] [--out docs/trials/kills.json]
+    python tests/trials/kills.py [--trials 30] [--seed 0] [--out docs/research/trials/kills.json]
 
 Runs are tiny (a random Stable Diffusion 3 pipeline, six iterations, three evaluations) and are killed by kill -9: a
 third of them at any moment, the others while they evaluate, write the LoRA, a checkpoint or the report; every second
@@ -272,7 +272,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--trials", type=int, default=30, help="kills (30)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "trials" / "kills.json", help="JSON file")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "research" / "trials" / "kills.json", help="JSON file"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:

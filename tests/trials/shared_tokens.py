@@ -1,6 +1,6 @@
 """Processes that share the tokens of every image (`parallel.context`) against one that has them all, on gloo.
 
-    python tests/trials/shared_tokens.py --out docs/trials/shared_tokens.json
+    python tests/trials/shared_tokens.py --out docs/research/trials/shared_tokens.json
 
 Of random pipelines of every family that can be split, with a LoRA that acts: how far the velocity of two processes lies
 from one's, and the LoRA's gradient summed over both, relative to the largest number; whether both processes have the
@@ -40,8 +40,8 @@ from video_family import image  # noqa: E402
 
 from flowrl.cli import main as flowrl  # noqa: E402
 from flowrl.pipelines import family  # noqa: E402
-from flowrl.pipelines.lora import Policy  # noqa: E402
-from flowrl.pipelines.weights.context_parallel import share_tokens  # noqa: E402
+from flowrl.pipelines.shared.context_parallel import share_tokens  # noqa: E402
+from flowrl.pipelines.weights.lora import Policy  # noqa: E402
 from flowrl.runtime.randomness import counter_normal  # noqa: E402
 from flowrl.training.processes.mesh import Layout, device_mesh  # noqa: E402
 

@@ -40,10 +40,8 @@ class Record:
 def parse_record(metadata: Mapping[str, Any] | Record) -> Record:
     """Reads and checks one metadata record; keys besides `tag`, `include`, `exclude` are left alone.
 
-    One that has been read already is given back, so that many images of a prompt can share the reading.
-
-    Raises:
-        ValueError: saying which part is wrong, what is allowed, and what to change.
+    One that has been read already is given back, so that many images of a prompt can share the reading. The ValueError
+    says which part is wrong, what is allowed, and what to change.
     """
     if isinstance(metadata, Record):
         return metadata

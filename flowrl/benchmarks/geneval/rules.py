@@ -30,9 +30,7 @@ class Verdict:
 
 
 def verdict(
-    detections: Iterable[Detection],
-    metadata: Mapping[str, Any] | Record,
-    color_of: ColorFn | None = None,
+    detections: Iterable[Detection], metadata: Mapping[str, Any] | Record, color_of: ColorFn | None = None
 ) -> Verdict:
     """Judges one image by the benchmark's own rule.
 
@@ -44,8 +42,7 @@ def verdict(
         metadata: the record of the prompt, read or not.
         color_of: names the colour of one detection; needed only for records that ask for colours.
 
-    Raises:
-        ValueError: for a malformed record, or one that asks for a colour when `color_of` is missing.
+    Raises ValueError for a malformed record, or one that asks for a colour when `color_of` is missing.
     """
     record = parse_record(metadata)
     color_fn = _color_fn(record, color_of)
@@ -148,17 +145,14 @@ def graded(
         reference_position_quirk: the published reward code adds a 1 after the 0 of a wrong relation too, so that a
             wrong relation between the right objects earns 0.75, not 2/3. True reproduces it, False leaves the 1 away.
 
-    Returns:
-        A number of at most 1; 1 if and only if `strict` holds.
+    Returns a number of at most 1; 1 if and only if `strict` holds.
     """
     terms, _ = _exact_terms(detections, metadata, color_of, reference_position_quirk)
     return sum(terms) / len(terms)
 
 
 def strict(
-    detections: Iterable[Detection],
-    metadata: Mapping[str, Any] | Record,
-    color_of: ColorFn | None = None,
+    detections: Iterable[Detection], metadata: Mapping[str, Any] | Record, color_of: ColorFn | None = None
 ) -> bool:
     """True if every include clause holds with exactly its count, exactly its coloured count and every relation."""
     _, holds = _exact_terms(detections, metadata, color_of, True)
@@ -166,10 +160,7 @@ def strict(
 
 
 def _exact_terms(
-    detections: Iterable[Detection],
-    metadata: Mapping[str, Any] | Record,
-    color_of: ColorFn | None,
-    quirk: bool,
+    detections: Iterable[Detection], metadata: Mapping[str, Any] | Record, color_of: ColorFn | None, quirk: bool
 ) -> tuple[list[float], bool]:
     """The terms of `graded`, and whether every clause holds exactly."""
     record = parse_record(metadata)
@@ -180,14 +171,14 @@ def _exact_terms(
     for clause in record.include:
         found = kept.get(clause.label, [])
         count, number = clause.count, len(found)
-        holds = number == count
+        right = number
         terms.append(1 - abs(count - number) / count)
-        if not holds and (clause.color is not None or clause.position is not None):
+        if number != count and (clause.color is not None or clause.position is not None):
             terms.append(0.0)
-        if holds and clause.color is not None:
+        elif clause.color is not None:
             right = sum(color_fn(detection) == clause.color for detection in found)
             terms.append(1 - abs(count - right) / count)
-            holds = right == count
+        holds = right == count
         if holds and clause.position is not None:
             relation, target = clause.position
             reference = matched[target]

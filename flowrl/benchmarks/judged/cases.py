@@ -116,9 +116,9 @@ class Protocol:
 
     Attributes:
         title: as it is printed.
-        where: what `--prompts` names, for those who left it out.
+        where: what `prompts` names, for those who left it out.
         number: published cases.
-        read: cases from `--prompts` and, for benchmarks that keep them apart, the folder of source images.
+        read: cases from `prompts` and, for benchmarks that keep them apart, the folder of source images.
         words: the words of all names, from the first of some folders that holds them; it may hold other names too.
         read_reply: numbers of a reply by question and text; None where it cannot be read.
         fits: whether what was read of a case's replies is an answer to all that was asked; None: always.
@@ -145,8 +145,8 @@ class Protocol:
     scores: tuple[Score, ...]
     judges: tuple[str, ...]
     folder: str
-    image_name: Callable[[Case], str]
     files: Callable[[Sequence[Judgement], str], Mapping[str, str]]
+    image_name: Callable[[Case], str] = lambda case: f"{case.key}.png"
     source_name: Callable[[Case], str] | None = None
     max_tokens: int = 1400
     resize: bool = False

@@ -47,10 +47,7 @@ _IMAGES = {"gedit_semantics": 2 * IMAGE, "gedit_quality": IMAGE}
 
 def read_gedit(given: str, images_dir: Path | None, *, language: Language) -> CaseFile:
     """The cases of one language of the dataset: a folder with its parquet files, or dataset:stepfun-ai/GEdit-Bench.
-
-    Raises:
-        ValueError: no such dataset, columns that are missing, or a row of another kind.
-    """
+    Raises ValueError: no such dataset, columns that are missing, or a row of another kind."""
     del images_dir
     rows = read_edits(given if is_dataset(given) else f"{PREFIX}{given}", "input_image", COLUMNS)
     found: dict[str, Case] = {}
@@ -82,11 +79,8 @@ def _case(row: Mapping[str, Any], where: str) -> Case:
 
 
 def gedit_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The published words: out of the user's copy of `vie_prompts.py`, else those that are shipped.
-
-    Raises:
-        ValueError: the copy lacks one of them.
-    """
+    """The published words: out of the user's copy of `vie_prompts.py`, else those that are shipped. Raises ValueError:
+    the copy lacks one of them."""
     file = first_file(folders, ("vie_prompts.py", "viescore/vie_prompts.py", "GEdit-Bench/viescore/vie_prompts.py"))
     if file is None:
         place = resources.files("flowrl.benchmarks.judged") / "words"
@@ -96,8 +90,9 @@ def gedit_words(folders: Sequence[Path]) -> dict[str, Words]:
         if lacking := sorted({part for parts in _CONSTANTS.values() for part in parts} - known.keys()):
             raise ValueError(f"{file}: lacks {', '.join(lacking)}: give the file of stepfun-ai/Step1X-Edit.")
         texts = {name: "\n".join(known[part] for part in parts) for name, parts in _CONSTANTS.items()}
-    return {name: Words(user=text.replace("<instruction>", "{instruction}") + _IMAGES[name])
-            for name, text in texts.items()}  # fmt: skip
+    return {
+        name: Words(user=text.replace("<instruction>", "{instruction}") + _IMAGES[name]) for name, text in texts.items()
+    }
 
 
 def read_scores(name: str, text: str) -> dict[str, float] | None:

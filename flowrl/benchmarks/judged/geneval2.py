@@ -53,11 +53,8 @@ def gm(scores: Sequence[float]) -> float:
 
 
 def read_geneval2(given: str, images_dir: Path | None) -> CaseFile:
-    """The cases of `geneval2_data.jsonl`.
-
-    Raises:
-        ValueError: no such file, or a line without prompt, atom_count, vqa_list and skills that fit.
-    """
+    """The cases of `geneval2_data.jsonl`. Raises ValueError: no such file, or a line without prompt, atom_count,
+    vqa_list and skills that fit."""
     del images_dir
     found: dict[str, Case] = {}
     for number, record in enumerate(read_json_lines(Path(given)), start=1):
@@ -68,16 +65,20 @@ def read_geneval2(given: str, images_dir: Path | None) -> CaseFile:
     return CaseFile(cases=tuple(found.values()))
 
 
+def _is_pair(pair: Any) -> bool:
+    """Whether this is a question and its answer."""
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+
+
 def _case(record: dict[str, Any], number: int, where: str) -> Case:
-    prompt, atoms, listed, skills = (record.get(key) for key in ("prompt", "atom_count", "vqa_list", "skills"))
-    good = (
-        isinstance(prompt, str) and isinstance(atoms, int) and isinstance(listed, list) and len(listed) > 0
-        and all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair) for pair in listed)
-        and isinstance(skills, list) and len(skills) == len(listed)
-    )  # fmt: skip
-    if not good or not isinstance(prompt, str) or not isinstance(listed, list) or not isinstance(skills, list):
-        raise ValueError(f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
-                         f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2.")  # fmt: skip
+    given: list[Any] = [record.get(key) for key in ("prompt", "atom_count", "vqa_list", "skills")]
+    prompt, atoms, listed, skills = given
+    lists = isinstance(listed, list) and isinstance(skills, list) and 0 < len(listed) == len(skills)
+    if not (isinstance(prompt, str) and isinstance(atoms, int) and lists and all(map(_is_pair, listed))):
+        raise ValueError(
+            f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
+            f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2."
+        )
     check_text(prompt, where)
     if unknown := sorted(set(map(str, skills)) - set(SKILLS)):
         raise ValueError(f"{where}: the skill {unknown[0]!r} is not one of {', '.join(SKILLS)}.")
@@ -88,25 +89,9 @@ def _case(record: dict[str, Any], number: int, where: str) -> Case:
     return Case(key=str(number), prompt=prompt, task=f"{atoms} atoms", asks=asks, record={"skills": skills})
 
 
-def geneval2_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The question, and the request for one word after it."""
-    del folders
-    return {"geneval2": Words(user=ONE_WORD)}
-
-
-def read_nothing(name: str, text: str) -> dict[str, float] | None:
-    """No question of this benchmark is read as text."""
-    del name, text
-    return None
-
-
 def scores_of(case: Case, values: Values) -> list[float]:
     """The scores of a case's questions, in their order."""
     return [values[ask.name][MASS] for ask in case.asks]
-
-
-def _mean(case: Case, values: Values, *, rule: str) -> float:
-    return 100 * (gm if rule == "gm" else am)(scores_of(case, values))
 
 
 def _of_skill(case: Case, values: Values, *, skill: str) -> list[float] | None:
@@ -114,15 +99,11 @@ def _of_skill(case: Case, values: Values, *, skill: str) -> list[float] | None:
     return [100 * score for score, of in scores if of == skill] or None
 
 
-def image_name(case: Case) -> str:
-    """`<number of the line>.png`; the script takes any path, by the prompt."""
-    return f"{case.key}.png"
-
-
 def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
     """`image_paths.json` and `score_lists.json` of the published scripts; null for a case without scores."""
     del name
-    paths = {one.case.prompt: image_name(one.case) for one in judgements}
+    # The script takes any path, by the prompt.
+    paths = {one.case.prompt: f"{one.case.key}.png" for one in judgements}
     lists = [None if one.values is None else scores_of(one.case, one.values) for one in judgements]
     return {
         "image_paths.json": json.dumps(paths, indent=1, ensure_ascii=False) + "\n",
@@ -133,13 +114,15 @@ def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
 GENEVAL2 = Protocol(
     title="GenEval 2", number=800, judges=("Qwen3-VL-8B-Instruct",),
     where="geneval2_data.jsonl of facebookresearch/GenEval2",
-    read=read_geneval2, words=geneval2_words, read_reply=read_nothing,
+    read=read_geneval2, words=lambda folders: {"geneval2": Words(user=ONE_WORD)},
+    read_reply=lambda name, text: None,  # no question is read as text
     scores=(
-        Score(name="soft_tifa_gm", low=0.0, high=100.0, of=partial(_mean, rule="gm")),
-        Score(name="soft_tifa_am", low=0.0, high=100.0, of=partial(_mean, rule="am"), tasks=False),
+        Score(name="soft_tifa_gm", low=0.0, high=100.0, of=lambda case, values: 100 * gm(scores_of(case, values))),
+        Score(name="soft_tifa_am", low=0.0, high=100.0, tasks=False,
+              of=lambda case, values: 100 * am(scores_of(case, values))),
         *(Score(name=skill, low=0.0, high=100.0, of=partial(_of_skill, skill=skill), tasks=False, subset=True)
           for skill in SKILLS),
     ),
-    folder="geneval2", image_name=image_name, files=result_files, max_tokens=1,
+    folder="geneval2", files=result_files, max_tokens=1,
     note="GM by the number of atoms of a prompt; skills are means over atoms. All x 100.",
 )  # fmt: skip

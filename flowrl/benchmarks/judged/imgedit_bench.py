@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, first_file
 from flowrl.benchmarks.judged.score_replies import labelled_ratings
 from flowrl.prompts.text_checks import check_text
@@ -30,11 +30,8 @@ _RATINGS = ("first", "second", "third")
 
 
 def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
-    """The cases of `basic_edit.json`.
-
-    Raises:
-        ValueError: no such file, a record of another kind, or source images that are missing.
-    """
+    """The cases of `basic_edit.json`. Raises ValueError: no such file, a record of another kind, or source images that
+    are missing."""
     path = Path(given)
     records = read_json(path)
     first = next(iter(records.values()), None)
@@ -45,7 +42,7 @@ def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
     if missing or not cases:
         raise ValueError(
             f"{root} lacks {len(missing)} of {len(cases)} source images ({', '.join(missing[:3])}): unpack "
-            f"Benchmark.tar of sysuyy/ImgEdit, and give --option images_dir=FOLDER, the one with animal/, style/ and "
+            f"Benchmark.tar of sysuyy/ImgEdit, and give `option` images_dir=FOLDER, the one with animal/, style/ and "
             f"the like."
         )
     return CaseFile(cases=tuple(cases))
@@ -69,19 +66,18 @@ def _case(key: str, record: Any, where: str, root: Path) -> Case:
 
 
 def imgedit_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The published rubrics, one of each kind, out of `prompts.json`.
-
-    Raises:
-        ValueError: it is not an object of texts that hold `<edit_prompt>`.
-    """
+    """The published rubrics, one of each kind, out of `prompts.json`. Raises ValueError: it is not an object of texts
+    that hold `<edit_prompt>`."""
     file = first_file(folders, ("prompts.json", "Benchmark/Basic/prompts.json"))
     if file is None:
         return {}
     found = parse_json(read_text(file), str(file))
     if not isinstance(found, dict) or not all(isinstance(t, str) and "<edit_prompt>" in t for t in found.values()):
         raise ValueError(f"{file}: must be an object {{edit_type: text with <edit_prompt>}}, the published file.")
-    return {f"imgedit_{kind}": Words(user=text.replace("<edit_prompt>", "{instruction}") + 2 * IMAGE)
-            for kind, text in found.items()}  # fmt: skip
+    return {
+        f"imgedit_{kind}": Words(user=text.replace("<edit_prompt>", "{instruction}") + 2 * IMAGE)
+        for kind, text in found.items()
+    }
 
 
 def read_ratings(name: str, text: str) -> dict[str, float] | None:
@@ -96,24 +92,16 @@ def image_score(ratings: Sequence[float]) -> float:
     return round(fmean(ratings), 2)
 
 
-def _score(case: Case, values: Values) -> float:
-    del case
-    return image_score([values[_EDIT][name] for name in _RATINGS])
-
-
 def remarks(judgements: Sequence[Judgement]) -> list[str]:
     """In how many images a later rating exceeds the first, where there are any."""
     read = [[one.values[_EDIT][name] for name in _RATINGS] for one in judgements if one.values is not None]
     broken = sum(max(later) > first for first, *later in read)
     if not broken:
         return []
-    return [f"In {broken} of {len(read)} images the second or third rating exceeds the first, which the words forbid; "
-            f"they are taken as they are, as the published scripts do."]  # fmt: skip
-
-
-def image_name(case: Case) -> str:
-    """`<key>.png`."""
-    return f"{case.key}.png"
+    return [
+        f"In {broken} of {len(read)} images the second or third rating exceeds the first, which the words forbid; "
+        f"they are taken as they are, as the published scripts do."
+    ]
 
 
 def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
@@ -127,8 +115,11 @@ IMGEDIT = Protocol(
     title="ImgEdit-Bench (basic)", number=737, judges=("gpt-4.1", "gpt-4o"),
     where="Benchmark/Basic/basic_edit.json of PKU-YuanGroup/ImgEdit",
     read=read_imgedit, words=imgedit_words, read_reply=read_ratings,
-    scores=(Score(name="overall", low=1.0, high=5.0, of=_score, shares="tasks"),),
-    folder="imgedit", image_name=image_name, files=result_files, max_tokens=1000, edits=True, images_dir=True,
+    scores=(
+        Score(name="overall", low=1.0, high=5.0, shares="tasks",
+              of=lambda case, values: image_score([values[_EDIT][name] for name in _RATINGS])),
+    ),
+    folder="imgedit", files=result_files, max_tokens=1000, edits=True, images_dir=True,
     remarks=remarks,
     note="Mean of three ratings of 1 to 5 of each image; means over kinds; compose is the leaderboard's Hybrid.",
 )  # fmt: skip

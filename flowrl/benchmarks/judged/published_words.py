@@ -20,11 +20,7 @@ def first_file(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 
 def constants(path: Path) -> dict[str, str]:
-    """The texts that a Python file gives names to.
-
-    Raises:
-        ValueError: it is not Python.
-    """
+    """The texts that a Python file gives names to. Raises ValueError: it is not Python."""
     found: dict[str, str] = {}
     for node in _tree(path).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -35,10 +31,8 @@ def constants(path: Path) -> dict[str, str]:
 def messages(path: Path, function: str) -> Words:
     """The system and the user turn that a function of a Python file makes a chat request of, one image after the text.
 
-    What stands there as `{record['Name']}` becomes the field `{name}`.
-
-    Raises:
-        ValueError: there is no such function, or it is written in another way.
+    What stands there as `{record['Name']}` becomes the field `{name}`. Raises ValueError: there is no such function, or
+    it is written in another way.
     """
     wanted = [node for node in _tree(path).body if isinstance(node, ast.FunctionDef) and node.name == function]
     texts = [
@@ -48,8 +42,10 @@ def messages(path: Path, function: str) -> Words:
         if isinstance(key, ast.Constant) and key.value == "text"
     ] if wanted else []  # fmt: skip
     if len(texts) != 2:
-        raise ValueError(f"{path}: {function} is to make a request of a system and a user turn, {len(texts)} texts "
-                         f"were found: give the published file, or NAME.txt beside it.")  # fmt: skip
+        raise ValueError(
+            f"{path}: {function} is to make a request of a system and a user turn, {len(texts)} texts "
+            f"were found: give the published file, or NAME.txt beside it."
+        )
     return Words(system=texts[0], user=texts[1] + IMAGE)
 
 
@@ -60,9 +56,11 @@ def _text(node: ast.expr, path: Path) -> str:
         if isinstance(part, ast.Constant) and isinstance(part.value, str):
             found.append(part.value)
         elif (
-            isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Subscript)
-            and isinstance(part.value.slice, ast.Constant) and isinstance(part.value.slice.value, str)
-        ):  # fmt: skip
+            isinstance(part, ast.FormattedValue)
+            and isinstance(part.value, ast.Subscript)
+            and isinstance(part.value.slice, ast.Constant)
+            and isinstance(part.value.slice.value, str)
+        ):
             found.append("{" + part.value.slice.value.lower() + "}")
         else:
             raise ValueError(f"{path}: holds a text that is put together in a way not known: give the published file.")

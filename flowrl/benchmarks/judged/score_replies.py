@@ -11,7 +11,7 @@ _WHOLE = r"\b(?!\.\d)"  # "1.5" and "10" are no 1
 _LABELLED = re.compile(r"^\W*[^:\n]*[^:\n\d\s][^:\n]*:[\s*]*(\d)(?:\s*/\s*5)?[\s.*]*$")
 
 
-def said(text: str) -> str:
+def strip_thought(text: str) -> str:
     """A reply without what a judge thought aloud in <think> before it."""
     return _THOUGHT.sub("", text).strip()
 
@@ -22,7 +22,7 @@ def rating_list(text: str, count: int, high: int) -> list[float] | None:
     As the published reader of VIEScore it takes the object from the first brace to the last, and bare lists; it does
     not guess a number where there is none.
     """
-    reply = said(text)
+    reply = strip_thought(text)
     first, last = reply.find("{"), reply.rfind("}")
     found = None
     if 0 <= first < last:
@@ -49,7 +49,7 @@ def _list(text: str) -> object:
 
 def labelled_ratings(text: str, count: int, low: int, high: int) -> list[float] | None:
     """The ratings of lines such as "Prompt Compliance: 4", in their order; None unless there are exactly `count`."""
-    found = [match[1] for line in said(text).splitlines() if (match := _LABELLED.match(line.strip()))]
+    found = [match[1] for line in strip_thought(text).splitlines() if (match := _LABELLED.match(line.strip()))]
     numbers = [float(number) for number in found if low <= int(number) <= high]
     return numbers if len(numbers) == len(found) == count else None
 
@@ -60,14 +60,14 @@ def named_ratings(text: str, names: Sequence[str], high: int) -> dict[str, float
     A name may stand in asterisks, and a colon may follow it.
     """
     listed = "|".join(re.escape(name) for name in names)
-    pairs = re.findall(rf"({listed})[*\s]*[:\uff1a]?[*\s]*(\d){_WHOLE}", said(text), flags=re.IGNORECASE)
+    pairs = re.findall(rf"({listed})[*\s]*[:\uff1a]?[*\s]*(\d){_WHOLE}", strip_thought(text), flags=re.IGNORECASE)
     found = {name.lower(): float(digit) for name, digit in pairs if int(digit) <= high}
     return found if found.keys() == {name.lower() for name in names} else None
 
 
 def verdict(text: str) -> float | None:
     """1 or 0 after the word score, the first of several as in the published script, or alone on the only such line."""
-    reply = said(text)
+    reply = strip_thought(text)
     match = re.search(rf"score[*\s]*[:\uff1a]?[*\s]*([01]){_WHOLE}", reply, flags=re.IGNORECASE)
     if match is not None:
         return float(match[1])
@@ -77,6 +77,8 @@ def verdict(text: str) -> float | None:
 
 def yes_no_lines(text: str) -> list[str]:
     """Yes or no, in lower case, of every line that begins with one of them, after a number at most."""
-    lines = (re.match(r"(?:\d+[.):]\s*)?\W*(yes|no)\b", line.strip(), flags=re.IGNORECASE)
-             for line in said(text).splitlines())  # fmt: skip
+    lines = (
+        re.match(r"(?:\d+[.):]\s*)?\W*(yes|no)\b", line.strip(), flags=re.IGNORECASE)
+        for line in strip_thought(text).splitlines()
+    )
     return [match[1].lower() for match in lines if match is not None]

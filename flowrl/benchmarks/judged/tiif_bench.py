@@ -52,18 +52,17 @@ _ASKED, _ENDING = "answers", "_prompts.jsonl"
 
 
 def read_tiif(given: str, images_dir: Path | None, *, length: Length) -> CaseFile:
-    """The cases of `data/testmini_prompts` or `data/test_prompts`, with the questions of the folder beside it.
-
-    Raises:
-        ValueError: folders or files that are missing, or prompts and questions that do not belong together.
-    """
+    """The cases of `data/testmini_prompts` or `data/test_prompts`, with the questions of the folder beside it. Raises
+    ValueError: folders or files that are missing, or prompts and questions that do not belong together."""
     del images_dir
     place = Path(given)
     beside = place.with_name(place.name.replace("_prompts", "_eval_prompts"))
     files = sorted(place.glob(f"*{_ENDING}")) if place.is_dir() else []
     if not files or beside == place or not beside.is_dir():
-        raise ValueError(f"{place} must be data/testmini_prompts or data/test_prompts of A113N-W3I/TIIF-Bench, with "
-                         f"{beside.name if beside != place else '..._eval_prompts'} beside it.")  # fmt: skip
+        raise ValueError(
+            f"{place} must be data/testmini_prompts or data/test_prompts of A113N-W3I/TIIF-Bench, with "
+            f"{beside.name if beside != place else '..._eval_prompts'} beside it."
+        )
     cases: list[Case] = []
     for file in files:
         asked = beside / f"{file.name.removesuffix(_ENDING)}_eval{_ENDING}"
@@ -82,8 +81,10 @@ def _case(prompt: Mapping[str, Any], asked: Mapping[str, Any], number: int, leng
     attribute, text = prompt.get("type"), prompt.get(f"{length}_description")
     questions, answers = asked.get("yn_question_list"), asked.get("yn_answer_list")
     if attribute not in GROUP_OF or asked.get("type") != attribute or not isinstance(text, str):
-        raise ValueError(f"{where}: type must be one of the 39 published attributes, here and in its questions, and "
-                         f"{length}_description a text; got {attribute!r}.")  # fmt: skip
+        raise ValueError(
+            f"{where}: type must be one of the 39 published attributes, here and in its questions, and "
+            f"{length}_description a text; got {attribute!r}."
+        )
     check_text(text, where)
     if not isinstance(questions, list) or not isinstance(answers, list) or not 0 < len(questions) == len(answers):
         raise ValueError(f"{where}: needs as many yn_answer_list as yn_question_list, one or more.")
@@ -108,16 +109,15 @@ def remarks(judgements: Sequence[Judgement]) -> list[str]:
     lacking = [group for group in GROUPS if group not in found]
     if not lacking:
         return []
-    return [f"No image of {', '.join(lacking)} has scores: overall is the mean of the other {len(found)} of "
-            f"{len(GROUPS)} groups, which no published number is."]  # fmt: skip
+    return [
+        f"No image of {', '.join(lacking)} has scores: overall is the mean of the other {len(found)} of "
+        f"{len(GROUPS)} groups, which no published number is."
+    ]
 
 
 def tiif_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The first of the three published wordings, out of the script that asks.
-
-    Raises:
-        ValueError: the script lacks it.
-    """
+    """The first of the three published wordings, out of the script that asks. Raises ValueError: the script lacks
+    it."""
     file = first_file([*folders, *(folder.parent for folder in folders)], ("eval/eval_with_vlm.py", "eval_with_vlm.py"))
     if file is None:
         return {}

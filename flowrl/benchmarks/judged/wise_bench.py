@@ -38,8 +38,8 @@ RATINGS = ("Consistency", "Realism", "Aesthetic Quality")
 _FILES = ("cultural_common_sense", "spatio-temporal_reasoning", "natural_science")
 _NEEDED = ("prompt_id", "Prompt", "Explanation", "Category", "Subcategory")
 _OF_VERSION = {
-    False: "wise is of WISE_legacy/data and wise_verified of data_verified: --benchmark wise_verified takes the latter",
-    True: "wise_verified is of data_verified and wise of WISE_legacy/data: --benchmark wise takes the latter",
+    False: "wise is of WISE_legacy/data and wise_verified of data_verified: `benchmark` wise_verified takes the latter",
+    True: "wise_verified is of data_verified and wise of WISE_legacy/data: `benchmark` wise takes the latter",
 }
 
 
@@ -49,11 +49,8 @@ def wiscore(consistency: float, realism: float, aesthetic: float) -> float:
 
 
 def read_wise(given: str, images_dir: Path | None, *, verified: bool) -> CaseFile:
-    """The cases of a folder with the three published files, or of one file.
-
-    Raises:
-        ValueError: nothing there, a record that is not one of WISE's, or the other version's files.
-    """
+    """The cases of a folder with the three published files, or of one file. Raises ValueError: nothing there, a record
+    that is not one of WISE's, or the other version's files."""
     del images_dir
     place = Path(given)
     last = VERIFIED_LAST if verified else LEGACY_LAST
@@ -89,12 +86,10 @@ def _records(file: Path) -> list[Any]:
 
 
 def _case(record: Any, where: str, last: Mapping[str, int], version: str) -> Case:
-    if not isinstance(record, dict) or (lacking := [key for key in _NEEDED if key not in record]):
-        named = ", ".join(lacking) if isinstance(record, dict) else "all"
-        raise ValueError(f"{where}: must be an object with {', '.join(_NEEDED)}; lacks {named}.")
+    if lacking := [key for key in _NEEDED if key not in record] if isinstance(record, dict) else ["all"]:
+        raise ValueError(f"{where}: must be an object with {', '.join(_NEEDED)}; lacks {', '.join(lacking)}.")
     number, prompt, explanation, category = (record[key] for key in _NEEDED[:4])
-    whole = isinstance(number, int) and not isinstance(number, bool)
-    task = next((name for name, end in last.items() if whole and 1 <= number <= end), None)
+    task = next((name for name, end in last.items() if type(number) is int and 1 <= number <= end), None)
     if task is None or not isinstance(prompt, str) or not isinstance(explanation, str):
         raise ValueError(f"{where}: prompt_id must be 1 to 1000, Prompt and Explanation texts, got {number!r}.")
     check_text(prompt, where)
@@ -118,12 +113,6 @@ def wise_words(folders: Sequence[Path], *, verified: bool) -> dict[str, Words]:
     return {} if file is None else {"wise": messages(file, "build_evaluation_messages")}
 
 
-def read_ratings(name: str, text: str) -> dict[str, float] | None:
-    """The three ratings of 0 to 2."""
-    del name
-    return named_ratings(text, RATINGS, 2)
-
-
 def read_verdict(name: str, text: str) -> dict[str, float] | None:
     """0 or 1."""
     del name
@@ -131,20 +120,8 @@ def read_verdict(name: str, text: str) -> dict[str, float] | None:
     return None if found is None else {"score": found}
 
 
-def _wiscore(case: Case, values: Values) -> float:
-    del case
-    ratings = values["score"]
-    return wiscore(*(ratings[name.lower()] for name in RATINGS))
-
-
-def _part(case: Case, values: Values, *, name: str) -> float:
-    del case
+def _rating(case: Case, values: Values, *, name: str) -> float:
     return values["score"][name]
-
-
-def image_name(case: Case) -> str:
-    """`<prompt_id>.png`."""
-    return f"{case.key}.png"
 
 
 def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
@@ -161,13 +138,15 @@ def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
 WISE = Protocol(
     title="WISE", number=1000, judges=("gpt-4o-2024-05-13",),
     where="the folder WISE_legacy/data of PKU-YuanGroup/WISE",
-    read=partial(read_wise, verified=False), words=partial(wise_words, verified=False), read_reply=read_ratings,
+    read=partial(read_wise, verified=False), words=partial(wise_words, verified=False),
+    read_reply=lambda name, text: named_ratings(text, RATINGS, 2),
     scores=(
-        Score(name="wiscore", low=0.0, high=1.0, of=_wiscore, shares=LEGACY_WEIGHTS),
-        *(Score(name=name.lower().replace(" ", "_"), low=0.0, high=2.0, of=partial(_part, name=name.lower()),
+        Score(name="wiscore", low=0.0, high=1.0, shares=LEGACY_WEIGHTS,
+              of=lambda case, values: wiscore(*(values["score"][name.lower()] for name in RATINGS))),
+        *(Score(name=name.lower().replace(" ", "_"), low=0.0, high=2.0, of=partial(_rating, name=name.lower()),
                 tasks=False, shares=LEGACY_WEIGHTS) for name in RATINGS),
     ),
-    folder="wise", image_name=image_name, files=result_files, max_tokens=2000,
+    folder="wise", files=result_files, max_tokens=2000,
     note="WiScore = (0.7 consistency + 0.2 realism + 0.1 aesthetic quality) / 2; overall 0.4 culture + 0.167 time + "
     "0.133 space + 0.1 each of biology, physics and chemistry.",
 )  # fmt: skip
@@ -176,7 +155,9 @@ WISE_VERIFIED = Protocol(
     title="WISE_Verified", number=1000, judges=("Qwen3.5-35B-A3B",),
     where="the folder data_verified of PKU-YuanGroup/WISE",
     read=partial(read_wise, verified=True), words=partial(wise_words, verified=True), read_reply=read_verdict,
-    scores=(Score(name="wiscore", low=0.0, high=1.0, of=partial(_part, name="score"), shares=VERIFIED_WEIGHTS),),
-    folder="wise", image_name=image_name, files=result_files, max_tokens=500,
+    scores=(
+        Score(name="wiscore", low=0.0, high=1.0, of=partial(_rating, name="score"), shares=VERIFIED_WEIGHTS),
+    ),
+    folder="wise", files=result_files, max_tokens=500,
     note="Verdicts of 0 or 1; overall 0.4 culture + 0.12 each of time, space, biology, physics and chemistry.",
 )  # fmt: skip

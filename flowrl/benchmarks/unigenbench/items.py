@@ -81,12 +81,10 @@ def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFil
       are made of has Logical Reasoning too (110 in all, not 109).
 
     Args:
-        path: a .csv file.
         en_variant: of index 428, `head`, the repository's file, or `published`. Where the point has to be added, its
             description is ours; the copy of the file in CodeGoat24/Pref-GRPO holds the original one.
 
-    Raises:
-        ValueError: no such file, columns that are missing, or a row that cannot be read; names the row.
+    Raises ValueError: no such file, columns that are missing, or a row that cannot be read; names the row.
     """
     if en_variant not in ("head", "published"):
         raise ValueError(f"the variant of the English prompts must be head or published, got {en_variant!r}.")

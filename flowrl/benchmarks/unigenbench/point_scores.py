@@ -59,13 +59,8 @@ class Scores:
 def aggregate(rows: Iterable[Row]) -> Scores:
     """Counts test points. One is met if its score equals 1: 1.0 and True are, "1" and 0.5 are not.
 
-    A row whose scores are None, or not one for each test point, is skipped.
-
-    Args:
-        rows: one (test points, scores) per image.
-
-    Raises:
-        ValueError: no rows.
+    A row whose scores are None, or not one for each test point, is skipped. Rows are (test points, scores), one per
+    image. Raises ValueError: no rows.
     """
     sub: dict[str, list[bool]] = {}
     count = skipped = 0
@@ -102,35 +97,19 @@ def score_intervals(rows: Sequence[Row], prompts: Sequence[Hashable], *, seed: i
 
     Images of a prompt stay together, and all dimensions see the same draws, since a prompt has points in several.
     Intervals are widened as in `flowrl.statistics.bootstrap`; a dimension that a single prompt has gets NaN bounds.
-
-    Args:
-        rows: one per image.
-        prompts: [N] what tells the prompts apart.
-        seed: same seed, same intervals.
-
-    Raises:
-        ValueError: no rows that were judged, or another number of prompts than of rows.
+    Rows are one per image; `prompts` [N] tells the prompts apart. Raises ValueError: no rows that were judged, or
+    another number of prompts than of rows.
     """
     counts = _counts(rows, prompts)
     return _as_intervals(_point(counts), _replicates(counts, seed))
 
 
 def paired_intervals(
-    before: tuple[Sequence[Row], Sequence[Hashable]],
-    after: tuple[Sequence[Row], Sequence[Hashable]],
-    *,
-    seed: int = 0,
+    before: tuple[Sequence[Row], Sequence[Hashable]], after: tuple[Sequence[Row], Sequence[Hashable]], *, seed: int = 0
 ) -> dict[str, Interval]:
     """After minus before, for `overall` and the primary dimensions that both have; the same prompts are drawn in both.
-
-    Args:
-        before: (rows, prompts), as `score_intervals` takes them.
-        after: the same of the other model.
-        seed: same seed, same intervals.
-
-    Raises:
-        ValueError: the two are not of the same prompts.
-    """
+    Both are (rows, prompts), as `score_intervals` takes them. Raises ValueError: the two are not of the same
+    prompts."""
     found = [_counts(*side) for side in (before, after)]
     if set(found[0].prompts) != set(found[1].prompts):
         lonely = set(found[0].prompts) ^ set(found[1].prompts)

@@ -141,7 +141,6 @@ def published_counts(language: Language, *, long: bool, published: bool = False)
     """How often each test point occurs in a published file.
 
     Args:
-        language: of the labels.
         long: of the file with long prompts.
         published: in the English short file that the published scores are made of, which has one more test point.
     """

@@ -32,8 +32,7 @@ def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
         text: the whole reply; None where there was none.
         num_points: test points that were asked about.
 
-    Returns:
-        One entry per test point, of whatever type the judge wrote; `aggregate` counts those that equal 1.
+    Returns one entry per test point, of whatever type the judge wrote; `aggregate` counts those that equal 1.
     """
     reply = read_reply(text, num_points)
     return None if reply is None else reply.score

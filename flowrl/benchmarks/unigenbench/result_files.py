@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.benchmarks.unigenbench.point_scores import Scores, Tally
+from flowrl.benchmarks.unigenbench.point_scores import Scores
 from flowrl.benchmarks.unigenbench.replies import Reply
 
 COLUMNS = ("index", "prompt", "testpoint", "output", "result_json", "img_path")
@@ -46,12 +46,13 @@ def results_text(rows: Iterable[Judged]) -> str:
 def summary_text(scores: Scores) -> str:
     """The JSON summary: correct, total and accuracy, rounded to 4 digits, of the primary and the sub-dimensions."""
     groups = {"primary_dimensions": scores.primary, "sub_dimensions": dict(sorted(scores.sub.items()))}
-    record = {key: {name: _tally(tally) for name, tally in group.items()} for key, group in groups.items()}
+    record: dict[str, dict[str, dict[str, float]]] = {}
+    for key, group in groups.items():
+        record[key] = {
+            name: {"correct": tally.correct, "total": tally.total, "accuracy": round(tally.accuracy, 4)}
+            for name, tally in group.items()
+        }
     return json.dumps(record, ensure_ascii=False, indent=4) + "\n"
-
-
-def _tally(tally: Tally) -> dict[str, float]:
-    return {"correct": tally.correct, "total": tally.total, "accuracy": round(tally.accuracy, 4)}
 
 
 def score_rows(rows: Sequence[Judged]) -> list[tuple[Sequence[str], Sequence[Any] | None]]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from flowrl.config.locations import hub_id, split_revision
 from flowrl.generation.models import Source, check_source, find_source, label_of, lora_of
 from flowrl.pipelines import stock_of
-from flowrl.pipelines.lora import VARIANTS
 from flowrl.pipelines.places.lora_places import LORA_FILE
+from flowrl.pipelines.weights.lora import VARIANTS
 from flowrl.publishing.lora_exports import (
     SavedLora,
     comfyui_tensors,

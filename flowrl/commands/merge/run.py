@@ -7,8 +7,8 @@ from pathlib import Path
 
 from flowrl.generation.models import check_source, find_source, lora_of
 from flowrl.pipelines import stock_of
+from flowrl.pipelines.places.model_folders import stock_folder
 from flowrl.pipelines.places.single_files import is_single_file
-from flowrl.pipelines.weights.saved_model import stock_folder
 from flowrl.publishing.lora_exports import finite_loras
 from flowrl.publishing.merged_model import merge
 from flowrl.runtime.files import is_taken

@@ -16,7 +16,7 @@ from flowrl.evaluation.board.row_values import Values
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.crossed import crossed_difference, crossed_estimate
 from flowrl.statistics.means import ScoreRow, over_seeds, partners
-from flowrl.statistics.rank_sets import factor_of_pairs, family_factor, rank_sets, widened
+from flowrl.statistics.rank_sets import factor_of_pairs, family_factor, rank_sets, widen
 
 Points = tuple[list[Row], list[int | str]]
 _COMMON = "Scores and differences are of the {} samples that all of these results have."
@@ -116,7 +116,7 @@ def _ranking(
     less = group.metric in LESS_IS_BETTER
     order = sorted(lines, key=lambda name: (math.isnan(scores[name].mean), scores[name].mean * (1 if less else -1)))
     place = {name: number for number, name in enumerate(order)}
-    wide = {pair: widened(change, factor) for pair, change in changes.items()}
+    wide = {pair: widen(change, factor) for pair, change in changes.items()}
     # Where less is better a pair is handed over the other way round: what lies above in score lies below in rank.
     ranks = rank_sets(len(order), {
         (place[other], place[one]) if less else (place[one], place[other]): change

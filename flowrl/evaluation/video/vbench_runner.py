@@ -29,7 +29,7 @@ from flowrl.benchmarks.vbench import (
     Measured,
     aggregate,
     intervals,
-    normalised,
+    normalise,
     read_entries,
     video_name,
 )
@@ -148,7 +148,7 @@ def run(settings: Settings) -> Result:
              for part in faults]  # fmt: skip
     sums = [{name: interval for name, interval in part.items() if name in SUMS} for part in found]
     shown = found if not sums[0] else sums
-    scaled = {name: f"{normalised(name, part.score):.4f}" for name, part in measured[0].items()}
+    scaled = {name: f"{normalise(name, part.score):.4f}" for name, part in measured[0].items()}
     return Result(
         headline=_headline(labels, found, change, len(clips[0]), len(plan.entries)),
         rows=tuple(rows[0]), base_rows=tuple(rows[1]) if change else (),

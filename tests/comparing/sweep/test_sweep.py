@@ -29,7 +29,7 @@ from flowrl.comparing.sweep.sweep_settings import Measure, Setting, trained_on
 from flowrl.generation.rlg import add_experts, numbers
 from flowrl.media.images import save_png
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import REWARDS, FunctionReward
 from flowrl.runtime.randomness import counter_normal

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines import ModelFamily, Pipeline
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Velocity, gaussian_log_prob, rollout
 from flowrl.trajectory import Conditioning, Schedule

@@ -17,9 +17,9 @@ from rounding import assert_same_sum
 from torch import Tensor
 
 from flowrl.pipelines import ModelFamily
-from flowrl.pipelines.family_pipeline import Family
-from flowrl.pipelines.known_checkpoints import checkpoints
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.places.known_checkpoints import checkpoints
+from flowrl.pipelines.shared.family_pipeline import Family
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.trajectory import Conditioning, Schedule
 
 PROMPTS = ["a red circle", "two big blue squares left of a star"]

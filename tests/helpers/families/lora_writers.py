@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from flowrl.commands.export.run import exported
 from flowrl.generation.models import Source
 from flowrl.pipelines import family, stock_of
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import add_saved_lora
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import add_saved_lora
 from flowrl.publishing.lora_exports import SavedLora, saved_loras
 
 RANK, ALPHA = 2, 3.0

@@ -11,8 +11,8 @@ from family_sampling import sample, start_noise
 from torch import Tensor
 
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Kernel, Velocity, rollout

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from flowrl.pipelines import ModelFamily, Pipeline
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer
 from flowrl.runtime.randomness import counter_normal

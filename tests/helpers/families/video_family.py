@@ -12,7 +12,7 @@ from family_sampling import adapted, idle_tensors, replayed, sample, start_noise
 from rounding import assert_same_sum
 from torch import Tensor
 
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.samplers import Velocity
 from flowrl.trajectory import Schedule
 

@@ -13,7 +13,7 @@ import torch
 
 from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.generic.stock_levels import Levels
-from flowrl.pipelines.stock_schedules import EULER
+from flowrl.pipelines.shared.stock_schedules import EULER
 
 FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
 DIFFUSION = {

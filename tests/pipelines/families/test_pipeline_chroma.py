@@ -18,7 +18,7 @@ from tiny_flux import check_published_with_lora, check_stock_draws_with_the_save
 from torch import Tensor
 
 from flowrl.pipelines.families.chroma import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 LENGTH, SCALE = 16, 3.0

@@ -16,10 +16,10 @@ from rounding import assert_same_sum
 from tiny_cogvideox import OPTIONS, save_tiny_cogvideox
 from torch import Tensor
 
-from flowrl.pipelines import stock_schedules
-from flowrl.pipelines.cards import Size
 from flowrl.pipelines.families.cogvideox import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import stock_schedules
+from flowrl.pipelines.shared.cards import Size
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.samplers.flow_coordinates import alpha_bars, flow_sigma
 

@@ -25,9 +25,9 @@ from tiny_flux import (
 )
 from torch import Tensor
 
-from flowrl.pipelines import common
 from flowrl.pipelines.families.flux import FAMILY, token_ids
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 
 DEV, SCHNELL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from flowrl.media.images import to_pixels
 from flowrl.pipelines.families.flux2 import FAMILY, empirical_mu, pack, token_ids
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.places.known_checkpoints import checkpoints
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 Images = list[list[Tensor]]
 

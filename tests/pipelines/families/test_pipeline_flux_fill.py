@@ -26,8 +26,8 @@ from tiny_flux import (
 from torch import Tensor
 
 from flowrl.pipelines.families import flux
-from flowrl.pipelines.families.flux_fill import FAMILY, drawn_new
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.families.flux_fill import FAMILY, mark_drawn
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 
 MODEL = "black-forest-labs/FLUX.1-Fill-dev"
@@ -122,7 +122,7 @@ def test_a_masks_pixels_are_folded_into_channels(folder: Path) -> None:
 
 def test_masks_are_made_black_and_white_at_half_grey() -> None:
     colours = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0.5, 0.5, 0.5], [0.499, 0.499, 0.499], [1, 1, 1]]).T[:, None]
-    assert drawn_new(colours).tolist() == [[[0, 1, 1, 0, 1]]]
+    assert mark_drawn(colours).tolist() == [[[0, 1, 1, 0, 1]]]
 
 
 def test_prompts_without_image_and_mask_are_refused(folder: Path) -> None:

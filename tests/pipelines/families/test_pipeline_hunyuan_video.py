@@ -18,7 +18,7 @@ from tiny_hunyuan_video import OPTIONS, save_tiny_hunyuan_video
 from torch import Tensor
 
 from flowrl.pipelines.families.hunyuan_video import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,9 @@ from rounding import assert_same_sum
 from tiny_hunyuan_video15 import OPTIONS, save_tiny_hunyuan_video15
 from torch import Tensor
 
-from flowrl.pipelines.cards import Size
 from flowrl.pipelines.families.hunyuan_video15 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.cards import Size
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 
 @pytest.fixture(scope="session")

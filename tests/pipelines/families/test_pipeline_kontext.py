@@ -22,10 +22,10 @@ from tiny_flux import (
 )
 from torch import Tensor
 
-from flowrl.pipelines import common
 from flowrl.pipelines.families import flux
 from flowrl.pipelines.families.kontext import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared import common
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 

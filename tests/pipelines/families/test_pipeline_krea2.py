@@ -16,10 +16,10 @@ from rounding import assert_same_sum
 from tiny_krea2 import save_tiny_krea2
 from torch import Tensor
 
-from flowrl.pipelines.cards import Size
-from flowrl.pipelines.common import pack
 from flowrl.pipelines.families.krea2 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.cards import Size
+from flowrl.pipelines.shared.common import pack
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 LENGTH, SIZE = 48, 16
 

@@ -30,7 +30,7 @@ from flowrl.generation.models import Source
 from flowrl.media.lossless import LOSSLESS, save_lossless
 from flowrl.media.sound_files import has_sound, read_sound
 from flowrl.pipelines.families.ltx2 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.sound.loudness import Loudness
 

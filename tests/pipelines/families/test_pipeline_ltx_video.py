@@ -17,7 +17,7 @@ from tiny_ltx_video import CHANNELS, OPTIONS, save_tiny_ltx_video
 from torch import Tensor
 
 from flowrl.pipelines.families.ltx_video import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 
 @pytest.fixture(scope="session")

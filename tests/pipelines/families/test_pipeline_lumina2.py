@@ -18,7 +18,7 @@ from tiny_lumina2 import save_tiny_lumina2
 from torch import Tensor
 
 from flowrl.pipelines.families.lumina2 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 MODEL, LENGTH, SCALE = "Alpha-VLLM/Lumina-Image-2.0", 200, 4.0
 PROMPTS = ["a red circle", "two big blue squares"]

@@ -16,9 +16,9 @@ from rounding import assert_same_sum
 from tiny_qwen_image import SIZE, save_tiny_qwen_image
 from torch import Tensor
 
-from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.families.qwen_image import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.common import pack, unpack
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.samplers.schedules import dynamic_sigmas
 
 LENGTH = 48

@@ -16,9 +16,9 @@ from rounding import assert_same_sum
 from tiny_qwen_image_21 import SIZE, TURBO, save_tiny_qwen_image_21
 from torch import Tensor, nn
 
-from flowrl.pipelines.cards import Size
 from flowrl.pipelines.families.qwen_image_21 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.cards import Size
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 LENGTH = 48
 LONG = [*flow.PROMPTS, "a sea"]

@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers import Qwen2VLImageProcessor
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines.common import pack
 from flowrl.pipelines.families.qwen_image_edit import FAMILY, image_tokens, source_size
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.shared.common import pack
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import check_targets
 from flowrl.runtime.randomness import counter_normal
 
 LENGTH = {"one": 48, "several": 480, "newest": 480}

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention import LinearAttention, linear_attention
 from flowrl.pipelines.families.sana import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.runtime.private_names import sana_instruction
 from flowrl.runtime.randomness import counter_normal
 

@@ -16,10 +16,10 @@ from rounding import assert_same_sum
 from tiny_sana_video import CHANNELS, OPTIONS, PUBLISHED, save_tiny_sana_video
 from torch import Tensor
 
-from flowrl.pipelines.arithmetic.attention import RotaryLinearAttention, rotary_linear_attention
-from flowrl.pipelines.cards import Size
+from flowrl.pipelines.arithmetic.attention import LinearAttention, rotary_linear_attention
 from flowrl.pipelines.families.sana_video import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.cards import Size
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.runtime.private_names import SanaLinearAttnProcessor3_0, sana_instruction
 from flowrl.runtime.randomness import counter_normal
 
@@ -103,7 +103,7 @@ def attentions(folder: Path, dtype: torch.dtype) -> tuple[Any, tuple[Tensor, Ten
 
 def test_linear_attention_equals_stock_bit_for_bit_in_float32(folder: Path) -> None:
     module, rotary = attentions(folder, torch.float32)
-    assert isinstance(module.processor, RotaryLinearAttention)
+    assert isinstance(module.processor, LinearAttention)
     x = counter_normal((3, 16, 24), "tokens")
     found = module(x, rotary_emb=rotary)
     module.set_processor(SanaLinearAttnProcessor3_0())

@@ -28,7 +28,7 @@ from tiny_sd import (
 from torch import Tensor
 
 from flowrl.pipelines.families.sd import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.flow_coordinates import alpha_bars

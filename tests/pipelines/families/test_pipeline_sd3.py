@@ -21,8 +21,8 @@ from torch import Tensor
 
 from flowrl.pipelines import family
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.recipes import grpo
 from flowrl.samplers import Velocity, gaussian_log_prob

@@ -24,7 +24,7 @@ from tiny_sd import (
 from torch import Tensor
 
 from flowrl.pipelines.families.sdxl import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 STEPS = 5
 # The stock scheduler hands a tensor to numpy in a way that numpy 2 warns of.

@@ -32,8 +32,8 @@ from video_family import (
 
 from flowrl.media.images import to_pixels
 from flowrl.pipelines.families.wan import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import check_targets
 from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Schedule
 

@@ -25,8 +25,8 @@ from flowrl.media.images import to_pixels
 from flowrl.media.lossless import read_clip
 from flowrl.media.videos import save_mp4
 from flowrl.pipelines.families.wan_vace import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
+from flowrl.pipelines.weights.lora import check_targets
 from flowrl.prompts.loading import read_prompts
 from flowrl.training.prompting import encode_prompts
 

@@ -18,8 +18,8 @@ from tiny_z_image import save_tiny_z_image
 from torch import Tensor
 
 from flowrl.pipelines.families.z_image import FAMILY
-from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.known_checkpoints import usual_sampling
+from flowrl.pipelines.places.known_checkpoints import usual_sampling
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.samplers.schedules import linspace_sigmas
 
 LENGTH, SIZE = 64, 16

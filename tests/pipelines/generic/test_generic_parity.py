@@ -13,7 +13,8 @@ from rounding import assert_same_sum
 from tiny_folders import SETTINGS, save_tiny
 from torch import Tensor
 
-from flowrl.pipelines import common, family
+from flowrl.pipelines import family
+from flowrl.pipelines.shared import common
 from flowrl.runtime.randomness import counter_normal
 
 PROMPTS = ["a red circle", "two big blue squares left of a star"]

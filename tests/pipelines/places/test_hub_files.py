@@ -15,8 +15,8 @@ from flowrl.cli import main
 from flowrl.config.locations import at_revision, split_revision
 from flowrl.generation.models import find_source
 from flowrl.pipelines import PIPELINES, STOCK, family, family_name, family_of, known_family
-from flowrl.pipelines.known_checkpoints import checkpoints, precision_note, published
 from flowrl.pipelines.places.hub_files import did_you_mean, model_card
+from flowrl.pipelines.places.known_checkpoints import checkpoints, precision_note, published
 from flowrl.training.model_files import hub_commit
 
 MEDIUM, XL = "stabilityai/stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-xl-base-1.0"

@@ -11,8 +11,9 @@ import torch
 from tiny_folders import SETTINGS, save_tiny
 from torch import Tensor
 
-from flowrl.pipelines import family, prompt_embeddings
-from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines import family
+from flowrl.pipelines.shared import prompt_embeddings
+from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.embedding_cache import EmbeddingCache, check_cache
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.runtime.randomness import counter_normal

@@ -22,7 +22,7 @@ from flowrl.cli import main
 from flowrl.commands.export.run import exported
 from flowrl.generation.models import Source, find_source
 from flowrl.pipelines import family
-from flowrl.pipelines.common import write_lora
+from flowrl.pipelines.shared.common import write_lora
 from flowrl.publishing.lora_exports import SavedLora, comfyui_tensors, kohya_tensors
 
 RANK, ALPHA = 2, 3.0  # a scale that is no power of two
@@ -167,7 +167,7 @@ def test_peft_opens_its_own_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "form", "words"),
-    [("sd3", "kohya", "not written for sd3.*take --format comfyui"), ("sana", "comfyui", "not written for sana")],
+    [("sd3", "kohya", "not written for sd3.*take `format` comfyui"), ("sana", "comfyui", "not written for sana")],
 )
 def test_what_diffusers_cannot_read_back_is_refused(name: str, form: str, words: str) -> None:
     layers = {"transformer_blocks.0.attn.to_q": (torch.ones(1, 4), torch.ones(4, 1))}

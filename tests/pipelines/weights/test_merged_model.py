@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import load_tiny, probe
 from torch import Tensor
 
-from flowrl.pipelines.lora import VARIANTS, Policy, add_saved_lora
+from flowrl.pipelines.weights.lora import VARIANTS, Policy, add_saved_lora
 from flowrl.publishing import merged_model
 from flowrl.publishing.lora_exports import saved_loras
-from flowrl.publishing.merged_model import Merged, merge, merged_weight
+from flowrl.publishing.merged_model import Merged, merge, merge_weight
 from flowrl.runtime.randomness import counter_normal
 
 RANK = 2
@@ -103,7 +103,7 @@ def test_a_dora_has_rows_of_the_trained_length(tiny_sd3_folder: Path, tmp_path: 
     own = saved_loras(write_lora(tiny_sd3_folder, tmp_path / "lora", "dora"))[""]
     weights = load_file(tiny_sd3_folder / WEIGHTS)
     for layer in own.layers:
-        rows = torch.linalg.norm(merged_weight(weights[f"{layer}.weight"], own, layer), dim=1)
+        rows = torch.linalg.norm(merge_weight(weights[f"{layer}.weight"], own, layer), dim=1)
         torch.testing.assert_close(rows, own.magnitudes[layer].flatten().abs(), rtol=1e-5, atol=1e-6)
 
 

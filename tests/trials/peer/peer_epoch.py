@@ -28,7 +28,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.pipelines.weights.stock_loading import quiet_libraries
 
 PRECISIONS = {"float32": "no", "bfloat16": "bf16"}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from unlisted_case import Case, Outcome, Silent, refused, right
 
 from flowrl.pipelines import family, stock_of
-from flowrl.pipelines.lora import add_saved_lora
+from flowrl.pipelines.weights.lora import add_saved_lora
 
 Tensors = dict[str, Tensor]
 Q, K, OUT = (f"transformer_blocks.0.attn.{name}" for name in ("to_q", "to_k", "to_out.0"))

@@ -1,0 +1,1 @@
+"""What the families and the generic route share: cards, schedules, embeddings, the pipeline of a family."""

@@ -1,0 +1,489 @@
+"""A model family as one frozen object, and the pipeline that every family has: `Family`, `FamilyPipeline`.
+
+A family's file holds its data and the functions in which it differs; everything else is here, once. Hooks take the
+pipeline `p` (or, before weights load, the checkpoint's `Card`) first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.config.options import build_options
+from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
+from flowrl.pipelines.arithmetic.compiling import check_compile, experts_of
+from flowrl.pipelines.places import known_checkpoints
+from flowrl.pipelines.places.model_folders import check_parts, no_pipeline
+from flowrl.pipelines.shared import cards, common, stock_schedules
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, Size, VideoOptions
+from flowrl.pipelines.shared.family_embeddings import FamilyEmbeddings
+from flowrl.pipelines.shared.like_blocks import block_kinds, fewest, names_a_block, with_blocks
+from flowrl.pipelines.shared.prompt_embeddings import Sources, num_cut
+from flowrl.pipelines.shared.sounds import Sound, decode_sound
+from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.later_parts import Later
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.lora import check_targets
+from flowrl.pipelines.weights.quantize import check_quantize
+from flowrl.pipelines.weights.stock_loading import Read
+from flowrl.runtime.placement import Resting, awake
+from flowrl.runtime.precision import in_arithmetic, refuse_unable
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.trajectory import Conditioning, Schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """A model family: its data, and the functions in which it differs from others. Stands in its file as `FAMILY`."""
+
+    name: str
+    """Its name, which is that of its file."""
+    title: str
+    """Its name for people."""
+    network: Any
+    """Class of the denoiser."""
+    lora_targets: tuple[str, ...]
+    """Layers that published recipes train."""
+    encoders: tuple[str, ...]
+    """Parts that embed prompts, which can be freed."""
+    denoisers: tuple[str, ...] = ("transformer",)
+    """Parts that denoise: one, or experts of which a checkpoint may have fewer."""
+    exact: tuple[str, ...] = ("vae",)
+    """Parts in float32 whatever the dtype."""
+    spared: tuple[str, ...] = ()
+    """Parts that a checkpoint may be saved without."""
+    options: type[ImageOptions] = ImageOptions
+    """What can be chosen of it."""
+    length: int = 512
+    """Tokens of a prompt unless told otherwise."""
+    num_sources: tuple[int, int] | None = (0, 0)
+    """Least and most source images of a prompt; None where checkpoint and options say, see `count_sources`."""
+    sources_option: str | None = None
+    """The option that sets their number."""
+    clips: tuple[str, ...] = ()
+    """Keys of a prompt's row whose clips are sources too, before its images."""
+    attention: Attends = UNMASKED
+    """How its denoiser attends."""
+    stock_options: Mapping[str, Any] | None = None
+    """Further arguments of the stock class's `from_pretrained`."""
+
+    grid: Callable[[Any], Grid]
+    """Layout of latents, of the denoiser's configuration."""
+    own_size: Callable[[Card], Size]
+    """What is drawn unless told otherwise."""
+    embed: Callable[[FamilyPipeline, str, Sequence[Tensor]], dict[str, Tensor]]
+    """Tensors of one row for a prompt, and for its source images where `embed_sources` is None."""
+    arguments: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], dict[str, Any]]
+    """What the denoiser is called with, for latents in the pipeline's dtype at timesteps [b]."""
+    conditioning: Callable[[FamilyPipeline, int], dict[str, Tensor]]
+    """What `embed` and guidance give for one prompt of so many tokens, without numbers (`common.meta`)."""
+    schedule: Callable[[FamilyPipeline, int, str, float | None], Schedule]
+    """Noise levels for a number of steps, a grid and a shift."""
+
+    read: Callable[[FamilyPipeline, Any, Tensor], Tensor] = lambda p, output, x: output
+    """The denoiser's answer as latents."""
+    evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = common.predict_velocity
+    """Velocity in float32."""
+    guided: Callable[[FamilyPipeline, common.Guidance], Velocity] = lambda p, asked: common.two_pass_guidance(asked)
+    """Guidance of a network."""
+    passes: Callable[[Card | None, float], int] = cards.two_passes
+    """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
+    decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decode(p.pipe.vae, z)
+    """Images in [-1, 1] as the autoencoder gives them."""
+    encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encode(p.pipe.vae, x)
+    """Latents of images in [-1, 1] as the autoencoder takes them."""
+    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
+    """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
+    state: Callable[[FamilyPipeline], tuple[int, ...]] = lambda p: p.grid_shape
+    """Shape of what is denoised, where it is more than the latent of an image or clip."""
+    constants: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
+    """Tensors that a loaded checkpoint keeps on its device."""
+    positions: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
+    """Tensors of the drawn size."""
+    embed_sources: Callable[[FamilyPipeline, Sequence[Tensor]], dict[str, Tensor]] | None = None
+    """Tensors of one row for a prompt's source images, where they are encoded apart from it."""
+    count_sources: Callable[[Card, Any], tuple[int, int]] | None = None
+    """Least and most source images, of checkpoint and options."""
+    source_size: Callable[[Card, Any, Size], tuple[int, int]] | None = None
+    """Height and width of a source image whose tokens stand beside those of what is drawn; None: there are no such."""
+    tokens: Callable[[Card, Any], int] | None = None
+    """Tokens that prompts are cut or padded to; None takes `max_sequence_length`, or `length`."""
+    longest: Callable[[Card], int] | None = None
+    """Most tokens of a prompt, where there are such."""
+    seen_tokens: Callable[[Card, int], int] = lambda card, length: length
+    """Tokens of text that the denoiser reads for prompts of a length."""
+    refuse: Callable[[Card], None] = lambda card: None
+    """Refuses checkpoints that look like the family's and are not."""
+    suits: Callable[[Card, Any], None] = lambda card, options: None
+    """Refuses options that the checkpoint does not have."""
+    check_scheduler: Callable[[str, Mapping[str, Any]], None] = stock_schedules.check_euler_scheduler
+    """Refuses schedulers whose levels `schedule` does not visit."""
+    stock_class: Callable[[Card, Any], str | None] = lambda card, options: card.stock
+    """The stock class to load with."""
+    prepare: Callable[[FamilyPipeline], None] = lambda p: None
+    """What is done to loaded denoisers."""
+    prepare_encoders: Callable[[FamilyPipeline], None] = lambda p: None
+    """What is done to loaded text encoders."""
+    sound: Sound | None = None
+    """How its videos sound, and how a state holds their sound too; None of silent families."""
+
+    @property
+    def stock(self) -> tuple[str, ...]:
+        """Names of the stock classes that are loaded."""
+        return tuple(known_checkpoints.tables()["families"][self.name]["stock"])
+
+    @property
+    def videos(self) -> bool:
+        """Whether the family makes videos."""
+        return issubclass(self.options, VideoOptions)
+
+    # ---- before weights load -----------------------------------------------------------------------------------------
+
+    def card(self, model: str) -> Card | None:
+        """What a model says of itself; None for a hub id that is neither published here nor can be asked."""
+        if (known := known_checkpoints.published(model)) is not None:
+            return self._card(model, known.index, known.network, known.vae)
+        index = cards.read_part(model, "model_index.json")
+        vae = cards.read_part(model, "vae/config.json") or {}
+        network = cards.read_part(model, f"{self.denoisers[0]}/config.json")
+        return self._card(model, index or {}, network, vae) if index or Path(model).is_dir() else None
+
+    def _card(
+        self, model: str, index: Mapping[str, Any], network: Mapping[str, Any] | None, vae: Mapping[str, Any]
+    ) -> Card:
+        if network is not None:
+            network = SimpleNamespace(**{**cards.usual(self.network), **network})  # type: ignore[assignment]
+        return Card(model=model, index=index, network=network, vae=vae, factors=self.factors(vae))
+
+    def _denoisers(self, model: str) -> dict[str, dict[str, Any]]:
+        """Configurations of the denoiser, or of experts, by name; none where nothing is known of the model."""
+        known = known_checkpoints.published(model)
+        if known is None:
+            read = {name: cards.read_part(model, f"{name}/config.json") for name in self.denoisers}
+            return {name: config for name, config in read.items() if config is not None}
+        there = [name for name in self.denoisers if name == self.denoisers[0] or known.index.get(name)]
+        return {name: dict(known.network) for name in there}
+
+    def block_kinds(self, model: str) -> dict[str, int]:
+        """Blocks of the denoiser that are alike, by kind; none where experts differ in them or nothing is known."""
+        found = [block_kinds({**cards.usual(self.network), **config}) for config in self._denoisers(model).values()]
+        return found[0] if found and all(kinds == found[0] for kinds in found) else {}
+
+    def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
+        """The denoiser without weights, or experts by name; with so many blocks of `kinds`. None of unknown models."""
+        found = {
+            name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}))
+            for name, config in self._denoisers(model).items()
+        }
+        return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
+
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
+        """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
+
+        A hub id of which nothing can be known is left to `load`.
+        """
+        card = self.card(model)
+        if card is None:
+            return
+        self._check_parts(card)
+        if card.network is None:
+            return
+        self.refuse(card)
+        few = {} if names_a_block(targets or ()) else fewest(self.block_kinds(model))
+        for expert in experts_of(self.meta_denoiser(model, few) if targets is not None else None):
+            check_targets(expert, targets or (), rank)
+
+    def _check_parts(self, card: Card) -> None:
+        """Refuses another stock class, a folder that lacks parts, and a scheduler that is not followed."""
+        model = card.model
+        if Path(model).is_dir() and not card.index:
+            raise ValueError(no_pipeline(model))
+        cards.check_class(card, self.name, self.stock)
+        if Path(model).is_dir():
+            needed = {self.denoisers[0], *self.encoders, "vae", "scheduler"} - set(self.spared)
+            check_parts(model, card.index, needed=needed, given=self.stock_options or {})
+        scheduler = cards.read_part(model, "scheduler/scheduler_config.json")
+        if scheduler is not None:
+            named = dict(zip(("", "_class_name"), card.index.get("scheduler") or (), strict=False))
+            self.check_scheduler(model, scheduler | named)  # stock goes by the index
+
+    def chosen(self, options: Mapping[str, Any]) -> Any:
+        """The family's options from plain values; a ValueError names one that is unknown or makes no sense."""
+        return build_options(self.options, options, owner=f"pipeline {self.name!r}")
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks `pipeline.options`, those that have no key of their own; a ValueError names the option."""
+        cards.check_no_keys(options)
+        self.chosen(options)
+
+    def attends(self, model: str) -> Known:
+        """What is known of a checkpoint's attention before weights load."""
+        card = self.card(model)
+        return self.attention.known(None if card is None else card.network)
+
+    def load(
+        self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
+        attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
+    ) -> FamilyPipeline:  # fmt: skip
+        """Loads a checkpoint from a folder or the hub.
+
+        `dtype` is that of denoiser and text encoders (autoencoders are float32), `attention` a word of `KERNELS` or
+        "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call. Raises ValueError:
+        nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
+        """
+        check_compile(compile, device)
+        check_quantize(how.quantize, device, compile=compile)
+        chosen = self.chosen(options)
+        refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
+        card = self.card(model) or self._card(model, {}, None, {})
+        if card.stock is not None:
+            cards.check_class(card, self.name, self.stock)
+        if card.network is not None:  # all is checked again below, where it was not known before
+            self._check(card, chosen)
+        gone = [part for part in self.spared if card.index.get(part, "there")[0] is None]
+        read: Read = partial(
+            stock_loading.load_stock, self.stock_class(card, chosen) or self.stock[0], model, title=self.title,
+            dtype=dtype, how=how, exact=self.exact, **(self.stock_options or {}), **dict.fromkeys(gone),
+        )  # fmt: skip
+        away = (*self.denoisers, *(self.encoders if how.later else ()))
+        pipe = read(**dict.fromkeys(away))
+        index = {**pipe.config, **stock_loading.index_entries(model, away), "_class_name": type(pipe).__name__}
+        network = stock_loading.read_config(self.network, model, self.denoisers[0])
+        card = self._card(model, index, network, pipe.vae.config)
+        self.check_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
+        self._check(card, chosen)
+        stock_loading.freeze(pipe, device, set(pipe.components) - set(self.encoders))
+        if self.videos and chosen.vae_tiling:
+            pipe.vae.enable_tiling()
+        p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers={}, dtype=dtype, device=torch.device(device))
+        p.later = Later(read=read, how=how, attention=attention, compile=compile)
+        p.later.rest(p)
+        if not how.later:
+            p.later.encoders_ready(p)
+            p.load_denoiser()
+        return p
+
+    def _check(self, card: Card, options: Any) -> None:
+        """Refuses what the checkpoint cannot take, with options or by itself."""
+        self.refuse(card)
+        cards.shapes(self.grid(card.network), card, self.size_of(card, options), videos=self.videos)
+        self.suits(card, options)
+        self.prompt_tokens(card, options)
+
+    def prompt_tokens(self, card: Card, options: Any) -> int:
+        """Tokens that prompts are cut or padded to. Raises ValueError: another number than the checkpoint takes."""
+        if self.tokens is not None:
+            return self.tokens(card, options)
+        length = self.length if options.max_sequence_length is None else options.max_sequence_length
+        most = None if self.longest is None else self.longest(card)
+        if length < 1 or (most is not None and length > most):
+            allowed = "be at least 1" if most is None else f"lie in 1 .. {most}"
+            raise ValueError(f"pipeline.max_sequence_length ({length}) must {allowed} for {card.model}")
+        return length
+
+    def size_of(self, card: Card, options: Any) -> Size:
+        """What is drawn: options, then the checkpoint's own."""
+        own = self.own_size(card)
+        frames, fps = (options.num_frames, options.fps) if self.videos else (None, None)
+        return Size(
+            height=options.height or own.height,
+            width=options.width or own.width,
+            num_frames=own.num_frames if frames is None else frames,
+            fps=fps or own.fps,
+        )
+
+    def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
+        """What a checkpoint draws with these options; None where nothing is known of it."""
+        card = self.card(model)
+        return None if card is None or card.network is None else self.size_of(card, self.chosen(options))
+
+    def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
+        """Tokens of text that the denoiser reads with these options; the family's usual where nothing is known."""
+        card, chosen = self.card(model), self.chosen(options)
+        if card is None or card.network is None:
+            return int(chosen.max_sequence_length or self.length)
+        return self.seen_tokens(card, self.prompt_tokens(card, chosen))
+
+    def rows(self, model: str, scale: float) -> int:
+        """Network rows that guidance at a scale needs per sample and step."""
+        return self.passes(self.card(model), scale)
+
+    def meta_call(self, model: str, size: Size, text_tokens: int) -> dict[str, Any]:
+        """Keyword arguments of one evaluation of one sample, without numbers in them. Raises ValueError: the model
+        cannot draw this size, or nothing is known of it."""
+        card, device = self.card(model), torch.device("meta")
+        if card is None or card.network is None:
+            raise ValueError(f"nothing is known of {model} without its download")
+        frames: dict[str, Any] = {"num_frames": size.num_frames} if self.videos else {}
+        options = self.options(height=size.height, width=size.width, **frames)
+        p = FamilyPipeline(
+            self, card, options, pipe=None, denoisers={}, dtype=torch.float32, device=device, tokens=text_tokens
+        )
+        cond = Conditioning(self.conditioning(p, text_tokens))
+        return self.arguments(p, common.meta(1, *p.latent_shape), common.meta(1), cond) | {"return_dict": False}
+
+
+class FamilyPipeline:
+    """A loaded checkpoint of a family; see `flowrl.pipelines.Pipeline` for what each member is."""
+
+    denoiser: nn.Module
+    attention: str
+    grid_shape: tuple[int, ...]
+
+    def __init__(
+        self, family: Family, card: Card, options: Any, *, pipe: Any, denoisers: Mapping[str, nn.Module],
+        dtype: torch.dtype, device: torch.device, tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        """Takes a loaded stock pipeline; without one it says what a denoiser would be called with."""
+        self.family = family
+        self.card = card
+        self.options = options
+        self.pipe: Any = pipe
+        self.model = card.model
+        self.dtype = dtype
+        self.device = device
+        self.later: Later | None = None
+        self.context = 1  # processes that share the tokens of an image
+        self.experts: dict[str, Any] = {}
+        self.resting: dict[str, Resting] = {}
+        self.sizes = WeakSet([self])  # all pipelines that share these networks
+        self.take(denoisers)
+        self.lora_targets = family.lora_targets
+        self.num_sources = family.num_sources or (0, 0)
+        if family.count_sources is not None:
+            self.num_sources = family.count_sources(card, options)
+        self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
+        size = family.size_of(card, options)
+        self.fps = size.fps
+        self.constants = {} if pipe is None else family.constants(self)
+        self._set_size(size)
+        self.embeddings = FamilyEmbeddings(self)
+
+    def _set_size(self, size: Size) -> None:
+        grid, videos = self.family.grid(self.card.network), self.family.videos
+        self.grid_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
+        self.latent_shape = self.family.sound.packed(self) if self.family.sound else self.family.state(self)
+        self.positions = self.family.positions(self)
+
+    def resized(self, height: int | None, width: int | None) -> FamilyPipeline:
+        """The same networks drawing another size; None is the checkpoint's own.
+
+        Embeddings of prompts are shared. Sources are encoded again, which works after the text encoders are freed too.
+        """
+        other = copy(self)
+        self.sizes.add(other)
+        own = self.family.own_size(self.card)
+        frames = self.image_shape[0] if self.family.videos else None
+        other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
+        other.embeddings = FamilyEmbeddings(other, like=self.embeddings)
+        return other
+
+    def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
+        """Embeds prompts and their source images, each distinct one once."""
+        return self.embeddings.encode(prompts, sources)
+
+    def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
+        """Whether `encode` of these needs no network."""
+        return self.embeddings.keeps(prompts, sources)
+
+    def keep_embeddings(self, folder: Path, encoders: str) -> None:
+        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
+        self.embeddings.keep_in(folder, encoders)
+
+    def awake(self, *parts: str) -> AbstractContextManager[None]:
+        """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
+        return awake(self.resting, parts)
+
+    def num_cut(self, prompts: Sequence[str]) -> int:
+        """How many prompts have more tokens than are read."""
+        return num_cut(self.pipe.components, self.max_sequence_length, prompts)
+
+    def load_text_encoders(self) -> None:
+        """Loads the text encoders where they were left for later, or freed."""
+        if self.later is not None and self.later.text_encoders(self):
+            self.embeddings.texts.freed = False
+
+    def load_denoiser(self) -> None:
+        """Loads the denoiser where it was left for later, ready to be called."""
+        if self.later is not None and not self.experts:
+            self.later.denoiser(self)
+
+    def take(self, denoisers: Mapping[str, nn.Module], attention: str = "native") -> None:
+        """Has these denoisers from now on, whose attention a kernel computes; so has every other size."""
+        self.experts.update(denoisers)
+        parts = list(self.experts.values())
+        for one in self.sizes:
+            one.denoiser = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
+            one.attention = attention
+
+    def free_text_encoders(self) -> None:
+        """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""
+        self.resting.pop("text_encoders", None)
+        self.embeddings.texts.free(self.pipe, self.family.encoders)
+
+    def call(self, x: Tensor, timestep: Tensor, cond: Conditioning, expert: str | None = None) -> Tensor:
+        """The denoiser's prediction in the pipeline's dtype, while LoRA weights stay float32."""
+        network = self.experts[expert or self.family.denoisers[0]]
+        with common.autocast(self.device, self.dtype):
+            given = self.family.arguments(self, x.to(self.dtype), timestep, cond)
+            output = network(**given, return_dict=False)[0]
+        return self.family.read(self, output, x)
+
+    def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        """Velocity in float32."""
+        return self.family.evaluate(self, x, timestep, cond)
+
+    def passes(self, scale: float) -> int:
+        """Network rows that guidance at a scale needs per sample and step."""
+        return self.family.passes(self.card, scale)
+
+    def guided(
+        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+        train_negative: TrainNegative = True,
+    ) -> Velocity:  # fmt: skip
+        """The family's guidance of a network."""
+        return self.family.guided(self, common.Guidance(network, cond, negative, scale, train_negative))
+
+    def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
+        """Noise levels; grid "diffusers" is what the stock pipeline visits."""
+        return self.family.schedule(self, num_steps, grid, shift)
+
+    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
+        """Decodes slice by slice, in the autoencoder's arithmetic; images are float32."""
+        decode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.decode, self))
+        turned = (lambda z: decode(z).transpose(1, 2)) if self.family.videos else decode
+        with self.awake("vae"):
+            return common.decode_slices(latents, self.options.vae_slice, turned, gradient=gradient)
+
+    @property
+    def sound_rate(self) -> int | None:
+        """Samples per second of the sound that videos come with; None of silent families."""
+        return self.family.sound.rate(self) if self.family.sound else None
+
+    def decode_sound(self, latents: Tensor) -> Tensor:
+        """Sound float32 `[b, channels, samples]` of finished latents."""
+        return decode_sound(self, latents)
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        """What the autoencoder makes of images or clips, the mode of its posterior, scaled as `decode` undoes it."""
+        encode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.encode, self))
+        turned = (lambda x: encode(x.transpose(1, 2))) if self.family.videos else encode
+        with self.awake("vae"):
+            return common.encode_slices(images, self.image_shape, self.options.vae_slice, turned, self.device)
+
+    def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
+        """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`.
+
+        A second expert's is in a folder: `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`.
+        """
+        return common.save_lora(type(self.pipe), folder, tensors, config, tuple(self.experts), self.family.denoisers[0])
