@@ -102,12 +102,12 @@ def cell_prompts(prompt: str, metadata: Mapping[str, Any]) -> list[Prompt]:
         return [Prompt(text=text, metadata={}) for text in sub_prompts(prompt)]
     found = list[Prompt]()
     for entry in own if isinstance(own, list) else [None]:
-        metadata: dict[str, Any] = entry if isinstance(entry, dict) else {}
-        text = metadata.get("prompt") if metadata else entry
+        record: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        text = record.get("prompt") if record else entry
         if not isinstance(text, str):
             raise ValueError(
                 f"metadata field sub_prompts must be a list of texts, or of objects with a text under prompt, one per "
                 f"cell, got {own!r}."
             )
-        found.append(Prompt(text=text, metadata=metadata))
+        found.append(Prompt(text=text, metadata=record))
     return found

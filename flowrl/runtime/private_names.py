@@ -211,7 +211,7 @@ def found(private: Private) -> Any:
     parameter = parameter.rstrip(")")
     missing = (ImportError, AttributeError, KeyError)
     try:
-        value = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for name in names.split(".") if names else ():
             member = name.removesuffix("()")
             kinds = getattr(value, "__mro__", ())
