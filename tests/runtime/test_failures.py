@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from tiny_runs import TinyRuns, metrics, tiny_runs
 
-from flowrl.cli import main
+from flowrl.cli import in_flags, main
 from flowrl.commands import report as report_command
 from flowrl.config.sections import EvalConfig, PipelineConfig
 from flowrl.config.train import TrainConfig
@@ -148,10 +148,12 @@ def test_every_key_named_for_memory_exists() -> None:
     known = {field.name for field in fields(TrainConfig)}
     known |= {f"pipeline.{field.name}" for field in fields(PipelineConfig)}
     known |= {f"eval.{field.name}" for field in fields(EvalConfig)}
-    named = {key for _, _, advice in failures._LESS_MEMORY
-             for key in re.findall(r"(?<!-)\b(?:pipeline\.|eval\.)?[a-z]+_[a-z_]+", advice)}  # fmt: skip
+    advices = [advice for _, _, advice in failures._LESS_MEMORY]
+    named = {key for text in advices for key in re.findall(r"(?<![-`])\b(?:pipeline\.|eval\.)?[a-z]+_[a-z_]+", text)}
     assert named - known == set()
     assert {"micro_batch_size", "rollout_batch_size", "eval.batch_size", "pipeline.vae_slice"} <= named
+    parameters = [key for text in advices for key in re.findall(r"`\w+`", text)]
+    assert [in_flags(key, "sample") for key in parameters] == ["--batch-size", "--batch-size", "--dtype"]
 
 
 def test_the_log_has_the_traceback(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
