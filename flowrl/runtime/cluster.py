@@ -102,7 +102,8 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
         _refuse_silent(address)
     folder, lock = None, None
     if address is None:
-        folder, lock = _own_folder()
+        folder = _short_folder()
+        lock = _claimed(folder)
     settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if folder is not None:
         settings |= {"address": "local", "num_cpus": max(workers, os.cpu_count() or 1)}
@@ -236,19 +237,22 @@ def _refuse_silent(address: str) -> None:
         )
 
 
-def _own_folder() -> tuple[Path, IO[bytes]]:
-    """A new folder for Ray's files, with a name that leaves room for those of sockets, and the open file that marks it
-    as one of a process that lives; folders left behind go."""
+def _short_folder() -> Path:
+    """A new folder for Ray's files, with a name that leaves room for those of sockets; those left behind go."""
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"
     for folder in Path(parent).glob(f"{_PREFIX}*"):
         if _is_left_behind(folder):
             shutil.rmtree(folder, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    lock = (made / _OWNER).open("wb")
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+
+
+def _claimed(folder: Path) -> IO[bytes]:
+    """Marks a folder as one of a process that lives."""
+    lock = (folder / _OWNER).open("wb")
     with suppress(OSError):  # a disk without locks: then folders of killed runs stay
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return made, lock
+    return lock
 
 
 def _is_left_behind(folder: Path) -> bool:
