@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config
+from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.prompts.loading import Prompt
 from flowrl.runtime.files import read_json
 from flowrl.training.model_files import MODEL, add_file, add_files, files_of, hub_commit
@@ -96,16 +97,7 @@ class Source:
 
 
 def find_source(
-    model: str,
-    *,
-    base: bool = False,
-    lora: Path | None = None,
-    num_steps: int | None = None,
-    guidance_scale: float | None = None,
-    max_sequence_length: int | None = None,
-    dtype: str | None = None,
-    height: int | None = None,
-    width: int | None = None,
+    model: str, *, base: bool = False, lora: Path | None = None, sampling: SamplingOptions | None = None
 ) -> Source:
     """Reads a run's own settings, or takes a model with defaults; what is given here wins. Loads no weights.
 
@@ -114,28 +106,30 @@ def find_source(
             base, a folder written by diffusers, `asset:tiny-sd3`, or a hub id.
         base: of a run, the model before training.
         lora: a LoRA folder to add; of a run that trained one, in place of its own.
-        num_steps: denoising steps; a run's own, that of `SHIPPED`, else the checkpoint's or family's usual ones.
-        guidance_scale: as `num_steps`.
-        max_sequence_length: tokens; a run's own, 16 for the embedded models, else the family's.
-        dtype: of the network; a run's own, else float32.
-        height: pixels; those of a run's evaluations, else the model's own.
-        width: as `height`.
+        sampling: in place of a run's own (of its evaluations), of `SHIPPED`, else of what the checkpoint or its family
+            is usually sampled with (16 tokens for the embedded models, float32).
 
     Raises:
         ValueError: an unknown dtype, or a LoRA folder that does not say what it belongs to.
     """
     from flowrl.training.parts import DTYPES
 
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    given = sampling or SamplingOptions()
+    if given.dtype is not None and given.dtype not in DTYPES:
+        raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {given.dtype!r}")
     model, lora = _owner_of_lora(model, lora)
     config_file = Path(model) / "config.yaml"
     found = _of_run(config_file, base=base, lora=lora) if config_file.is_file() else _of_model(model, lora)
-    given = {"num_steps": num_steps, "guidance_scale": guidance_scale, "max_sequence_length": max_sequence_length,
-             "dtype": dtype}  # fmt: skip
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    size = {name: value for name, value in (("height", height), ("width", width)) if value is not None}
-    return replace(found, **changes, options=found.options | size)
+    wanted: dict[str, Any] = {
+        "num_steps": given.steps, "guidance_scale": given.guidance, "max_sequence_length": given.max_sequence_length,
+        "dtype": given.dtype,
+    }  # fmt: skip
+    size = {"height": given.height, "width": given.width}
+    return replace(found, **_known(wanted), options=found.options | _known(size))
+
+
+def _known(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
@@ -172,7 +166,7 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
     given = {"height": evaluated.height or settings.height, "width": evaluated.width or settings.width,
              "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice,
              "vae_dtype": None if settings.vae_dtype == "float32" else settings.vae_dtype}  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None} | settings.options
+    return _known(given) | settings.options
 
 
 def _of_model(model: str, lora: Path | None) -> Source:
@@ -198,14 +192,14 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     if not is_lora(folder):
         return model, lora
     if lora is not None:
-        raise ValueError(f"{model} is a LoRA and --lora gives another: give the model that they belong to instead")
+        raise ValueError(f"{model} is a LoRA and `lora` gives another: give the model that they belong to instead")
     if (folder.resolve().parent / "config.yaml").is_file():
         return str(folder.resolve().parent), folder
     card = (folder if folder.is_dir() else folder.parent) / CARD
     said = read_json(card, finite=False) if card.is_file() else {}
     named = said.get("base_model_name_or_path")
     if not named:
-        raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and --lora {model}")
+        raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and `lora` {model}")
     return at_revision(str(named), said.get("revision")), folder
 
 
@@ -311,6 +305,12 @@ def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
     if source.training_size is not None:
         pipeline = pipeline.resized(*source.training_size)
     return pipeline.schedule(source.num_steps, source.grid, source.shift)
+
+
+def place_of(model: object) -> str:
+    """A model as one names it: what a function of flowrl returned by its folder, anything else as it stands."""
+    folder = getattr(model, "folder", None)
+    return str(model if folder is None else folder)
 
 
 def label_of(model: str, lora: Path | None = None) -> str:
