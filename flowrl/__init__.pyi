@@ -1,8 +1,8 @@
-from flowrl.interface.python_calls import compare as compare
+from flowrl.comparing.compare import compare as compare
+from flowrl.generation.sample import sample as sample
 from flowrl.interface.python_calls import evaluate as evaluate
 from flowrl.interface.python_calls import plan as plan
 from flowrl.interface.python_calls import read_run as read_run
-from flowrl.interface.python_calls import sample as sample
 from flowrl.interface.python_calls import train as train
 from flowrl.runtime.failures import FlowrlError as FlowrlError
 

@@ -127,9 +127,17 @@ class Results:
         return short_names(list(self.question.methods))[name]
 
 
+class NothingFinishedError(ValueError):
+    """No run of a comparison has finished; `failed` are those that failed just now."""
+
+    def __init__(self, folder: Path, failed: Sequence[str]) -> None:
+        super().__init__(f"no run of {folder} is finished yet, so there is nothing to compare")
+        self.failed = tuple(failed)
+
+
 def read_results(
     folder: Path, question: Question, *, baseline: str | None = None, metric: str | None = None,
-    targets: str | None = None,
+    targets: str | None = None, failed: Sequence[str] = (),
 ) -> Results:  # fmt: skip
     """Reads what a comparison has finished.
 
@@ -139,14 +147,16 @@ def read_results(
         baseline: method that the others are compared to; None takes the first.
         metric: key of the evaluation rows; None takes the GenEval score, else the first reward.
         targets: scores such as "0.6,0.7" whose cost is wanted; None takes the thirds of the baseline's gain.
+        failed: runs that failed just now, for the error.
 
     Raises:
-        ValueError: nothing is finished, the metric is unknown, or no image has a score in all evaluations.
+        NothingFinishedError: nothing is finished.
+        ValueError: the metric is unknown, or no image has a score in all evaluations.
     """
     journal = read_json(folder / "compare.json")
     runs, missing = _finished(folder, question, journal)
     if not runs:
-        raise ValueError(f"no run of {folder} is finished yet, so there is nothing to compare")
+        raise NothingFinishedError(folder, failed)
     baseline = baseline or next(iter(question.methods))
     metric = metric or main_metric(runs[0].data.evaluations[-1]) or SCORE
     for run in runs:
@@ -183,7 +193,7 @@ def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
     if metric not in keys:
         near = closest(metric, keys)
         hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
-        raise ValueError(f"--metric {metric!r} is not in the evaluations of {name}: {hint}")
+        raise ValueError(f"`metric` {metric!r} is not in the evaluations of {name}: {hint}")
 
 
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
@@ -269,7 +279,7 @@ def _targets(
         try:
             return tuple(float(part) for part in given.split(","))
         except ValueError as error:
-            raise ValueError(f"--targets {given!r}: give scores such as 0.6,0.7") from error
+            raise ValueError(f"`targets` {given!r}: give scores such as 0.6,0.7") from error
     if base is None or not reference:
         return ()
     _, score = mean_curve(_curves(reference, "nfe", metric))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -66,11 +65,12 @@ class Comparison:
         self.interrupts = 0
         self.working: list[Training] = []
 
-    def run(self, jobs: int) -> int:
-        """Trains what is not finished, `jobs` at a time; returns 0, 1 where a run failed, 130 when interrupted.
+    def run(self, jobs: int) -> tuple[str, ...]:
+        """Trains what is not finished, `jobs` at a time; returns the runs that failed.
 
         Raises:
             ValueError: another comparison works in the folder.
+            KeyboardInterrupt: it was interrupted, and all have been saved.
         """
         busy = "another comparison, or a training that it started,"
         with (
@@ -96,7 +96,15 @@ class Comparison:
                 display.update(self._runs(), self.working)
                 if self.working:
                     time.sleep(_LOOK_EVERY)
-        return self._conclude()
+        states = {name: entry["state"] for name, entry in self._runs().items()}
+        failed = tuple(name for name, state in states.items() if state == "failed")
+        done = sum(state == "finished" for state in states.values())
+        print(f"\n{done} of {len(states)} runs are finished" + (f", {len(failed)} failed:" if failed else "."))
+        for name in failed:
+            print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
+        if self.interrupts:
+            raise KeyboardInterrupt(f"Stopped. The same call continues the comparison in {self.folder}.")
+        return failed
 
     def _runs(self) -> dict[str, Any]:
         runs: dict[str, Any] = self.journal["runs"]
@@ -149,20 +157,6 @@ class Comparison:
         display.ended(name, entry)
         self._write()
 
-    def _conclude(self) -> int:
-        states = {name: entry["state"] for name, entry in self._runs().items()}
-        failed = [name for name, state in states.items() if state == "failed"]
-        done = sum(state == "finished" for state in states.values())
-        print(f"\n{done} of {len(states)} runs are finished" + (f", {len(failed)} failed:" if failed else "."))
-        for name in failed:
-            print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
-        if self.interrupts:
-            quoted = shlex.quote(str(self.folder))
-            print(f"\nStopped. Continue with:\n  flowrl compare --out {quoted} --jobs {self.journal['jobs']}")
-            print(f"A table of what is there:\n  flowrl compare --out {quoted} --report-only")
-            return 130
-        return 1 if failed else 0
-
     def _write(self) -> None:
         write_atomically(self.folder / JOURNAL, json.dumps(self.journal, indent=1) + "\n")
 
@@ -203,7 +197,7 @@ def shared_gpus(jobs: int, gpus: int) -> str:
     shared = "one GPU" if gpus == 1 else f"{gpus} GPUs"
     return (
         f"{jobs} trainings share {shared}: their memory adds up and each takes longer, so compare times with care; "
-        f"--jobs {gpus} gives each a GPU of its own"
+        f"`jobs` {gpus} gives each a GPU of its own"
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config
@@ -307,10 +307,33 @@ def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
     return pipeline.schedule(source.num_steps, source.grid, source.shift)
 
 
-def place_of(model: object) -> str:
-    """A model as one names it: what a function of flowrl returned by its folder, anything else as it stands."""
-    folder = getattr(model, "folder", None)
-    return str(model if folder is None else folder)
+class InFolder(Protocol):
+    """What lies in a folder, such as a run that `flowrl.train` returned."""
+
+    @property
+    def folder(self) -> Path:
+        """Where."""
+
+
+Model = str | Path | InFolder
+"""A run folder or what `flowrl.train` returned, a LoRA or model folder, a hub id or `asset:NAME`."""
+Words = str | Path | Sequence[str | Path]
+"""One or several."""
+T = TypeVar("T")
+
+
+def place_of(model: Model) -> str:
+    """A model as one names it: what a function of flowrl returned by its folder."""
+    return str(model) if isinstance(model, str | Path) else str(model.folder)
+
+
+def several(given: T | Iterable[T]) -> list[T]:
+    """One or several, as a list.
+
+    >>> several("a red circle"), several((1, 2))
+    (['a red circle'], [1, 2])
+    """
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [cast(T, given)]
 
 
 def label_of(model: str, lora: Path | None = None) -> str:

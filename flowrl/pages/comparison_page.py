@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from flowrl.comparing.comparison_result import Results
 from flowrl.comparing.comparison_table import conclusion, heading, metric_name, tables
 from flowrl.pages.comparison_figures import forest, key, reward_chart, scatter, score_chart, shots
 from flowrl.rendering.document import document
 from flowrl.rendering.markup import card, code, esc, notes_box, plural, section, titled_table
+from flowrl.runtime.files import write_atomically
 
 DISTANCE_CAPTION = (
     "Large dots are means over seeds, small ones seeds. Up and left is better: more score for less change. What the "
@@ -18,6 +20,12 @@ REWARD_CAPTION = (
     "Of each seed a Gaussian moving average over iterations (standard deviation a twentieth of them), then the mean "
     "over seeds. Methods with other rewards, or other choices of prompts, are not comparable here."
 )
+
+
+def write_page(folder: Path, results: Results, *, command: str, provenance: Sequence[str]) -> None:
+    """Writes `compare.html` of a comparison's folder."""
+    page = render(results, command=command, provenance=provenance, title=f"Comparison {folder.resolve().name}")
+    write_atomically(folder / "compare.html", page)
 
 
 def render(results: Results, *, command: str, provenance: Sequence[str], title: str) -> str:
