@@ -22,11 +22,13 @@ _PLACES: dict[str, str] = {
     **dict.fromkeys(("evaluate", "plan", "read_run", "train"), "flowrl.interface.python_calls"),
     "compare": "flowrl.comparing.compare",
     "sample": "flowrl.generation.sample",
+    "sweep": "flowrl.comparing.sweep.sweep",
     "FlowrlError": "flowrl.runtime.failures",
 }
 """Name -> the module that it is imported from when it is first asked for."""
 _PAGES: dict[str, tuple[str, str]] = {
     "compare": ("flowrl.pages.comparison_page", "write_page"),
+    "sweep": ("flowrl.pages.sweep_page", "write_page"),
 }
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""
 

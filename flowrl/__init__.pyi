@@ -1,4 +1,5 @@
 from flowrl.comparing.compare import compare as compare
+from flowrl.comparing.sweep.sweep import sweep as sweep
 from flowrl.generation.sample import sample as sample
 from flowrl.interface.python_calls import evaluate as evaluate
 from flowrl.interface.python_calls import plan as plan

@@ -9,28 +9,35 @@ from flowrl.comparing.sweep.sweep_draw import FEATURES_TEXT
 from flowrl.comparing.sweep.sweep_result import (
     FEATURES,
     PIXELS,
-    Results,
     SettingResult,
+    Sweep,
     at_same_cost,
     differences,
     scale_text,
     sentence,
 )
-from flowrl.pages.sweep_figures import StripRows, against_cost, against_diversity, against_scale, key, strip
+from flowrl.comparing.sweep.sweep_settings import StripRows
+from flowrl.pages.sweep_figures import against_cost, against_diversity, against_scale, key, strip
 from flowrl.rendering.document import document
 from flowrl.rendering.markup import DASH, MINUS, card, code, esc, notes_box, number, section, table
+from flowrl.runtime.files import write_atomically
 from flowrl.statistics.bootstrap import Interval
 from flowrl.training.drift import KL_TEXT
 
 
-def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
+def write_page(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command: str) -> None:
+    """Writes `sweep.html` of a sweep's folder."""
+    write_atomically(results.folder / "sweep.html", render(results, rows=rows, facts=facts, command=command))
+
+
+def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
     """The whole page as HTML.
 
     Args:
         results: all numbers.
         rows: images of a few prompts.
         facts: how it was measured, by name.
-        command: what was typed; "" where that is not known.
+        command: what was typed or called; "" where that is not known.
     """
     title = f"RLG sweep of {facts['name']}"
     body = "".join([
@@ -51,7 +58,7 @@ def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], comma
     return document(title, body, lead=lead, footer=footer)
 
 
-def _reading(results: Results) -> str:
+def _reading(results: Sweep) -> str:
     said = (
         "RLG mixes the outputs of the base model and the tuned one at each step: scale 0 is the base model, 1 the "
         "tuned one, beyond 1 goes further in the direction of training, at the cost of both."
@@ -61,7 +68,7 @@ def _reading(results: Results) -> str:
     return said
 
 
-def _quality(results: Results) -> str:
+def _quality(results: Sweep) -> str:
     kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
     return section(
         "quality", "Quality against diversity", _charts(results, against_diversity) + key(kinds),
@@ -71,21 +78,21 @@ def _quality(results: Results) -> str:
     )  # fmt: skip
 
 
-def _scales(results: Results) -> str:
+def _scales(results: Sweep) -> str:
     if len(results.of_kind("rlg")) < 2:
         return ""
     charts = _charts(results, against_scale, _diversities(results))
     return section("scales", "Scores and diversity against the scale", charts)
 
 
-def _charts(results: Results, draw: Callable[[Results, str], str], more: Sequence[str] = ()) -> str:
+def _charts(results: Sweep, draw: Callable[[Sweep, str], str], more: Sequence[str] = ()) -> str:
     """Charts of the target, the judge and more columns, two beside each other."""
     names = [*dict.fromkeys((results.target.name, results.judge.name)), *more]
     charts = "".join(card(draw(results, name), title=esc(_headed(results, name))) for name in names)
     return f'<div class="two">{charts}</div>'
 
 
-def _cost(results: Results) -> str:
+def _cost(results: Sweep) -> str:
     searches = results.of_kind("best_of", "prune")
     if not searches:
         return ""
@@ -97,7 +104,7 @@ def _cost(results: Results) -> str:
     )  # fmt: skip
 
 
-def _same_cost(results: Results) -> str:
+def _same_cost(results: Sweep) -> str:
     found = at_same_cost(results)
     if found is None:
         return '<p class="muted">No search costs as much as RLG; best of 2 does where both models are guided.</p>'
@@ -115,7 +122,7 @@ def _same_cost(results: Results) -> str:
     )
 
 
-def _tables(results: Results) -> str:
+def _tables(results: Sweep) -> str:
     names = [*_measure_names(results), *_diversities(results)]
     rows = []
     for one in results.settings:
@@ -139,7 +146,7 @@ def _tables(results: Results) -> str:
     return section("tables", "Tables", f'<div class="tables">{parts}</div>', lead)
 
 
-def _measured(results: Results, facts: Mapping[str, str], command: str) -> str:
+def _measured(results: Sweep, facts: Mapping[str, str], command: str) -> str:
     said = dict(facts)
     features, _ = said.pop("features"), said.pop("name")
     roles = {"target": "target, as the run's reward", "heldout": "held out"}
@@ -156,15 +163,15 @@ def _measured(results: Results, facts: Mapping[str, str], command: str) -> str:
     return section("measured", "How it was measured", f'{code(command)}<dl class="facts">{items}</dl>')
 
 
-def _diversities(results: Results) -> list[str]:
+def _diversities(results: Sweep) -> list[str]:
     return [name for name in (FEATURES, PIXELS) if name in results.peak.columns]
 
 
-def _measure_names(results: Results) -> list[str]:
+def _measure_names(results: Sweep) -> list[str]:
     return [measure.name for measure in results.measures]
 
 
-def _headed(results: Results, name: str) -> str:
+def _headed(results: Sweep, name: str) -> str:
     role = next((measure.role for measure in results.measures if measure.name == name), None)
     return name if role is None else f"{name}, {'target' if role == 'target' else 'held out'}"
 
@@ -179,16 +186,16 @@ def _far(one: SettingResult) -> str:
     return number(one.drift)
 
 
-def _cell(results: Results, one: SettingResult, name: str) -> str:
+def _cell(results: Sweep, one: SettingResult, name: str) -> str:
     value, digits = one.means[name], results.digits(name)
     return f"{number(value.mean, digits)}<small>{_bounds(value, digits)}</small>"
 
 
-def _compared(results: Results, one: SettingResult, change: Mapping[str, Interval], name: str) -> str:
+def _compared(results: Sweep, one: SettingResult, change: Mapping[str, Interval], name: str) -> str:
     return f"{number(one.means[name].mean, results.digits(name))}<small>{_difference(results, change, name)}</small>"
 
 
-def _difference(results: Results, change: Mapping[str, Interval], name: str) -> str:
+def _difference(results: Sweep, change: Mapping[str, Interval], name: str) -> str:
     """The difference, an arrow where its sign is established, and its interval."""
     value, digits = change[name], results.digits(name)
     mark = f' <span class="mark">{"▲" if value.mean > 0 else "▼"}</span>' if value.excludes(0.0) else ""
