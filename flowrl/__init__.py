@@ -21,6 +21,7 @@ __version__ = version_of("flowrl-toolkit") or "0.0"
 _PLACES: dict[str, str] = {
     **dict.fromkeys(("evaluate", "plan", "read_run", "train"), "flowrl.interface.python_calls"),
     "compare": "flowrl.comparing.compare",
+    **{name: f"flowrl.publishing.{name}" for name in ("export", "merge", "push")},
     "sample": "flowrl.generation.sample",
     "sweep": "flowrl.comparing.sweep.sweep",
     "FlowrlError": "flowrl.runtime.failures",

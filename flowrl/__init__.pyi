@@ -5,6 +5,9 @@ from flowrl.interface.python_calls import evaluate as evaluate
 from flowrl.interface.python_calls import plan as plan
 from flowrl.interface.python_calls import read_run as read_run
 from flowrl.interface.python_calls import train as train
+from flowrl.publishing.export import export as export
+from flowrl.publishing.merge import merge as merge
+from flowrl.publishing.push import push as push
 from flowrl.runtime.failures import FlowrlError as FlowrlError
 
 __version__: str
