@@ -23,6 +23,7 @@ _PLACES: dict[str, str] = {
     "compare": "flowrl.comparing.compare",
     **{name: f"flowrl.publishing.{name}" for name in ("export", "merge", "push")},
     "sample": "flowrl.generation.sample",
+    "serve": "flowrl.serving.serve",
     "sweep": "flowrl.comparing.sweep.sweep",
     "FlowrlError": "flowrl.runtime.failures",
 }

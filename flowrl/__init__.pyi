@@ -9,5 +9,6 @@ from flowrl.publishing.export import export as export
 from flowrl.publishing.merge import merge as merge
 from flowrl.publishing.push import push as push
 from flowrl.runtime.failures import FlowrlError as FlowrlError
+from flowrl.serving.serve import serve as serve
 
 __version__: str
