@@ -29,12 +29,12 @@ from flowrl.comparing.question import (
     is_finished,
     read_journal,
     run_name,
-    setting_words,
     settings_of,
 )
 from flowrl.comparing.results_file import numbers
 from flowrl.comparing.trainings import Comparison
 from flowrl.config.bounds import check_counts
+from flowrl.config.building import setting_words
 from flowrl.generation.models import Words, several
 from flowrl.rendering.markup import bounds, number, signed
 from flowrl.rendering.notebook import heading, rows_table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,6 @@ from typing import Any
 
 from flowrl.config.base import read_with_base
 from flowrl.config.spelling import closest
-from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.rewards import judged_by
 from flowrl.runtime.files import is_taken, read_json
@@ -94,27 +92,6 @@ def ask(
         seeds=seeds, budget=unit, limit=limit, evals=evals, overrides=overrides,
     )  # fmt: skip
     return question if asked is None else _joined(asked, question)
-
-
-def setting_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as the `key=value` words that a training gets; those of a mapping in a mapping have dotted keys.
-
-    >>> setting_words({"num_iterations": 3, "optim": {"lr": 1e-4}})
-    ['num_iterations=3', 'optim.lr=0.0001']
-
-    Raises:
-        ValueError: a value that no file could hold.
-    """
-    words = []
-    for key, value in dotted_items(settings):
-        try:
-            words.append(f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)}")
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a "
-                "reward of your own is {'file': 'my_reward.py', 'function': 'score'}"
-            ) from None
-    return words
 
 
 def parse_budget(text: str) -> tuple[str, float]:
