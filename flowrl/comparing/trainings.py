@@ -138,10 +138,12 @@ class Comparison:
     def _base_known(self, name: str, key: str) -> bool:
         """Whether the evaluation before training is there, or another run is about to make it."""
         return any(
-            entry.get("base") == key and entry.get("initial")
+            entry.get("base") == key
+            and entry.get("initial")
             and ((self.folder / other / "eval" / "iteration_000000.jsonl").is_file() or entry["state"] == "running")
-            for other, entry in self._runs().items() if other != name
-        )  # fmt: skip
+            for other, entry in self._runs().items()
+            if other != name
+        )
 
     def _ended(self, training: Training, code: int, display: Display) -> None:
         entry, name = self._runs()[training.name], training.name

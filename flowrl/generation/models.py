@@ -121,9 +121,11 @@ def find_source(
     config_file = Path(model) / "config.yaml"
     found = _of_run(config_file, base=base, lora=lora) if config_file.is_file() else _of_model(model, lora)
     wanted: dict[str, Any] = {
-        "num_steps": given.steps, "guidance_scale": given.guidance, "max_sequence_length": given.max_sequence_length,
+        "num_steps": given.steps,
+        "guidance_scale": given.guidance,
+        "max_sequence_length": given.max_sequence_length,
         "dtype": given.dtype,
-    }  # fmt: skip
+    }
     size = {"height": given.height, "width": given.width}
     return replace(found, **_known(wanted), options=found.options | _known(size))
 

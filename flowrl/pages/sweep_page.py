@@ -71,11 +71,13 @@ def _reading(results: Sweep) -> str:
 def _quality(results: Sweep) -> str:
     kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
     return section(
-        "quality", "Quality against diversity", _charts(results, against_diversity) + key(kinds),
+        "quality",
+        "Quality against diversity",
+        _charts(results, against_diversity) + key(kinds),
         "Each dot is a scale, with 95 % intervals over prompts both ways. Up and right is better. The intervals are "
         "wide where prompts differ; differences between scales, which share prompts and start noise, are surer than "
         "they look here and stand in the tables.",
-    )  # fmt: skip
+    )
 
 
 def _scales(results: Sweep) -> str:
@@ -98,10 +100,12 @@ def _cost(results: Sweep) -> str:
         return ""
     kinds = [one.setting.kind for one in (*results.of_kind("rlg"), *searches)]
     return section(
-        "cost", "RLG beside search, at equal cost", _charts(results, against_cost) + key(kinds) + _same_cost(results),
+        "cost",
+        "RLG beside search, at equal cost",
+        _charts(results, against_cost) + key(kinds) + _same_cost(results),
         "Dots above one another cost the same. A search also decodes and scores every image it looks at, which the "
         "evaluations of the network do not count; the table does.",
-    )  # fmt: skip
+    )
 
 
 def _same_cost(results: Sweep) -> str:

@@ -34,9 +34,11 @@ def main(config: PromptsConfig) -> Path:
     out = Path(config.out)
     (out / _SOURCES).mkdir(parents=True, exist_ok=True)
     lists = {
-        "world": (train_records(), eval_records()), "world_grids": grid_records(), "motion": motion_records(),
+        "world": (train_records(), eval_records()),
+        "world_grids": grid_records(),
+        "motion": motion_records(),
         "edits": edit_records(),
-    }  # fmt: skip
+    }
     for kind, parts in lists.items():
         for part, records in zip(("train", "heldout"), parts, strict=True):
             if kind == "edits":

@@ -34,10 +34,11 @@ _READ = (
     "such a licence also binds what is derived from the model."
 )
 _APACHE = Terms(
-    title="Apache-2.0", hub="apache-2.0",
+    title="Apache-2.0",
+    hub="apache-2.0",
     demands="Pass the licence on with the LoRA, keep notices that are there, and say that the model was changed, as "
     "this card does.",
-)  # fmt: skip
+)
 _RAIL = (
     "The restrictions on use in its attachment have to be passed on with the LoRA, and whoever gets it is bound by "
     "them; a copy of the licence goes with it, and changes are stated."

@@ -54,10 +54,12 @@ def upload(repository: str, files: Sequence[Shared], *, public: bool) -> str:
 
     api = _api()
     operations = [
-        CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file.content if isinstance(file.content, bytes)
-                           else str(file.content))
+        CommitOperationAdd(
+            path_in_repo=file.name,
+            path_or_fileobj=file.content if isinstance(file.content, bytes) else str(file.content),
+        )
         for file in files
-    ]  # fmt: skip
+    ]
     try:
         address = api.create_repo(repository, private=not public, exist_ok=True)
         private = public or api.repo_info(repository, timeout=10).private

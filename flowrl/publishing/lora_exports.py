@@ -178,9 +178,10 @@ def peft_tensors(lora: SavedLora) -> dict[str, Tensor]:
 
 def _kohya(name: str, down: Tensor, up: Tensor, scale: float) -> dict[str, Tensor]:
     return {
-        f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up,
+        f"{name}.lora_down.weight": down,
+        f"{name}.lora_up.weight": up,
         f"{name}.alpha": torch.tensor(scale * down.shape[0], dtype=torch.float32),
-    }  # fmt: skip
+    }
 
 
 def _folded(lora: SavedLora, name_of: Callable[[str], str]) -> dict[str, Tensor]:

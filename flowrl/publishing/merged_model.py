@@ -83,10 +83,12 @@ def merge_files(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: 
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return MergedModel(
-        folder=out, variant=variant,
-        layers=sum(len(lora.layers) for lora in loras.values()), dtypes=tuple(sorted(dtypes)),
+        folder=out,
+        variant=variant,
+        layers=sum(len(lora.layers) for lora in loras.values()),
+        dtypes=tuple(sorted(dtypes)),
         lost=(squares[0] / squares[1]) ** 0.5 if squares[1] else 0.0,
-    )  # fmt: skip
+    )
 
 
 def merged_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:

@@ -166,12 +166,15 @@ def _stock_class(source: Source) -> str:
 def _use(card: Card) -> str:
     source, base = card.source, card.base or "BASE"
     guidance = "true_cfg_scale" if source.family in _TRUE_GUIDANCE else "guidance_scale"
-    size = "".join(f", {name}={value}" for name in ("height", "width", "num_frames")
-                   if (value := source.options.get(name)))  # fmt: skip
+    size = "".join(
+        f", {name}={value}" for name in ("height", "width", "num_frames") if (value := source.options.get(name))
+    )
     image = "image=IMAGE, " if card.task.startswith("image-to") else ""
     what = "frames = pipe(...).frames[0]" if card.task.endswith("video") else "image = pipe(...).images[0]"
-    call = what.replace("...", f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, "
-                        f"{guidance}={source.guidance_scale:g}{size}")  # fmt: skip
+    call = what.replace(
+        "...",
+        f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, {guidance}={source.guidance_scale:g}{size}",
+    )
     experts = (
         f'\npipe.load_lora_weights(\n    "FOLDER", subfolder="transformer_2", weight_name="{LORA_FILE}", '
         "load_into_transformer_2=True,\n)"
@@ -232,9 +235,11 @@ def _training(card: Card) -> str:
     keys = unique_keys([str(one.get("label") or one.get("name") or one.get("function")) for one in rewards])
     lines += [_reward(reward, key, versions) for reward, key in zip(rewards, keys, strict=True)]
     recipe, objective = str(config.get("recipe")), str(_at(config, "objective.name") or "")
-    rows = [f"| `{key}` | {_cell(without_places(_value(value)))} |"
-            for key in SHOWN
-            if (value := _at(config, key)) is not None and is_read(key, recipe, objective)]  # fmt: skip
+    rows = [
+        f"| `{key}` | {_cell(without_places(_value(value)))} |"
+        for key in SHOWN
+        if (value := _at(config, key)) is not None and is_read(key, recipe, objective)
+    ]
     return "\n".join(
         [*lines, "", "Settings; all of them are in `config.yaml`:", "", "| key | value |", "|---|---|", *rows]
     )
@@ -272,8 +277,10 @@ def _again(card: Card) -> str:
     ran = [f"command: `{without_places(str(manifest['command']))}`"] if manifest.get("command") else []
     lines = [
         f"commit of flowrl: `{commit}`" if commit else "commit of flowrl: not known, an installed release",
-        *ran, f"libraries: {named}", f"device: {without_places(str(manifest.get('device', 'not stated')))}",
-    ]  # fmt: skip
+        *ran,
+        f"libraries: {named}",
+        f"device: {without_places(str(manifest.get('device', 'not stated')))}",
+    ]
     return (
         "## How to reproduce\n\n`flowrl train config.yaml out=FOLDER`, once prompts, rewards and model in it are where "
         "you have them (places on the machine that trained were taken out).\n\n" + "\n".join(f"- {x}" for x in lines)

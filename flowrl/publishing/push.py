@@ -146,8 +146,9 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
         return f"ComfyUI: no file is here for it ({str(error).replace('`form`', '--format')}).", []
     files = [
         Shared(name=f"comfyui/{file}", content=save(content[0], metadata={"format": "pt"}))
-        for file, content in found.items() if not isinstance(content, str)
-    ]  # fmt: skip
+        for file, content in found.items()
+        if not isinstance(content, str)
+    ]
     names = " and ".join(f"`{file.name}`" for file in files)
     more = "; the two files belong to the two experts, each with a loader of its own" if len(files) > 1 else ""
     return (

@@ -212,9 +212,11 @@ class Environments:
                      "max_video_mib", "max_video_mpixels", "max_images", "grace")  # fmt: skip
         flags = own | {name: getattr(self.asked, name) for name in handed_on}
         return [
-            text for name, value in flags.items() if value is not None
+            text
+            for name, value in flags.items()
+            if value is not None
             for text in (f"--{name.replace('_', '-')}", str(value))
-        ]  # fmt: skip
+        ]
 
     def _keep(self, child: _Child) -> None:
         """A child from its first start to the end; what it says goes on, with its name in front."""
@@ -232,8 +234,9 @@ class Environments:
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
             print(
                 f"The process of {child.label} ended (code {code}); it is started again in {wait:g} s.",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
             self.stopping.wait(wait)
 
     def _run(self, child: _Child) -> int:

@@ -210,8 +210,9 @@ class Replicas:
             replica.again = time.monotonic() + wait
             print(
                 f"Replica {replica.number} ended (code {process.exitcode}); it is started again in {wait:g} s.",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _serve_one(

@@ -166,11 +166,13 @@ def carry_out(asked: SweepPlan, page: Page | None) -> Sweep:
             raise KeyboardInterrupt("Stopped. The same command resumes from here.") from None
         rows = {one: [journals[one].rows[key] for key in asked.rows] for one in asked.question.settings}
         results = results_of(
-            {one: columns_of(rows[one], asked.question.measures) for one in rows}, asked.question.measures,
-            evaluations={one: asked.evaluations(one) for one in rows}, notes=notes_of(asked),
+            {one: columns_of(rows[one], asked.question.measures) for one in rows},
+            asked.question.measures,
+            evaluations={one: asked.evaluations(one) for one in rows},
+            notes=notes_of(asked),
             drifts={name: distances.rows[lora_hash(lora)]["distance"] for name, lora in asked.loras.items()},
             folder=asked.folder,
-        )  # fmt: skip
+        )
         write_atomically(asked.folder / "sweep.json", json.dumps(as_json(results), indent=1) + "\n")
         if page is not None:
             page(results, rows=strip_of(asked, journals), facts=facts_of(asked, versions), command=call_words())
@@ -193,17 +195,20 @@ def load_judges(asked: SweepPlan) -> tuple[Judges, dict[str, str]]:
         _check_reward(name, reward, asked.prompts, measured=name in measured)
     select = question.select
     judges = Judges(
-        rewards=measured, features=load_features(asked.features, asked.device),
-        select=None if select is None else loaded[select.reward], part=None if select is None else select.part,
-    )  # fmt: skip
+        rewards=measured,
+        features=load_features(asked.features, asked.device),
+        select=None if select is None else loaded[select.reward],
+        part=None if select is None else select.part,
+    )
     return judges, {name: reward.version for name, reward in loaded.items()}
 
 
 def _check_reward(name: str, reward: Reward, prompts: Sequence[Prompt], *, measured: bool) -> None:
     there = {
-        "videos": False, "source_images": all(prompt.sources for prompt in prompts),
+        "videos": False,
+        "source_images": all(prompt.sources for prompt in prompts),
         "reference_images": all(prompt.references for prompt in prompts),
-    }  # fmt: skip
+    }
     lacking = sorted(need for need in reward.needs if not there.get(need, True))
     if lacking:
         raise ValueError(
@@ -225,10 +230,11 @@ def conditions(asked: SweepPlan, versions: Mapping[str, str]) -> dict[str, Any]:
     options = [said_by(spec) for spec in asked.question.specs]
     # Each is left out where it says what is usual: sweeps of earlier versions, which had none of them, then go on.
     more = {
-        "images": images if any(images) else None, "variant": source.variant,
+        "images": images if any(images) else None,
+        "variant": source.variant,
         "quantize": None if source.quantize == "none" else source.quantize,
         "reward_options": options if any(options) else None,
-    }  # fmt: skip
+    }
     return {
         "model": source.model, "weights": fingerprint(replace(source, lora=None)),
         "family": source.family, "options": source.options, "steps": source.num_steps, "grid": source.grid,
@@ -380,11 +386,13 @@ def facts_of(asked: SweepPlan, versions: Mapping[str, str]) -> dict[str, str]:
     if asked.base_guidance != source.guidance_scale:
         guidance += f", of the base model {asked.base_guidance:g}"
     facts = {
-        "name": asked.name, "tuned model": str(source.lora), "base model": source.model,
+        "name": asked.name,
+        "tuned model": str(source.lora),
+        "base model": source.model,
         "images": f"{len(asked.prompts)} prompts, {asked.samples} images each, start noise of seed {asked.seed}",
         "sampling": f"{source.num_steps} deterministic steps, classifier-free guidance {guidance}, {source.dtype}",
         "features": asked.features,
-    }  # fmt: skip
+    }
     facts |= {f"other run {name}": str(folder) for name, folder in asked.question.others}
     if asked.question.select is not None:
         facts["search goes by"] = asked.question.select.name

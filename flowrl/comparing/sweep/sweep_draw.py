@@ -127,8 +127,10 @@ def start_noise(model: TunedModels, prompts: Sequence[Prompt], *, samples: int, 
     """[P * K, N, *latent] start noise on the model's device."""
     keys = [
         (seed, "eval", prompt.noise_name, k, *(("candidate", n) if n else ()))
-        for prompt in prompts for k in range(samples) for n in range(count)
-    ]  # fmt: skip
+        for prompt in prompts
+        for k in range(samples)
+        for n in range(count)
+    ]
     return sample_normals(model.pipeline.latent_shape, keys).to(device_of(model.pipeline)).unflatten(0, (-1, count))
 
 

@@ -105,11 +105,13 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         rows = [
-            (one.setting.label, str(one.evaluations), *(
-                f"{number(one.means[name].mean)} ({bounds(one.means[name])})" for name in self._shown
-            ))
+            (
+                one.setting.label,
+                str(one.evaluations),
+                *(f"{number(one.means[name].mean)} ({bounds(one.means[name])})" for name in self._shown),
+            )
             for one in self.settings
-        ]  # fmt: skip
+        ]
         page = f"page: {self.folder / 'sweep.html'}"
         return heading(sentence(self), page) + rows_table(("setting", "evaluations", *self._shown), rows)
 
@@ -343,9 +345,10 @@ def at_same_cost(results: Sweep) -> tuple[SettingResult, tuple[SettingResult, ..
         return None
     reference = max(mixed, key=lambda one: one.means[results.judge.name].mean)
     near = tuple(
-        one for one in results.of_kind("best_of", "prune")
+        one
+        for one in results.of_kind("best_of", "prune")
         if 1 / SAME_COST <= one.evaluations / reference.evaluations <= SAME_COST
-    )  # fmt: skip
+    )
     return (reference, near) if near else None
 
 
