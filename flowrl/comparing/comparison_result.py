@@ -259,16 +259,12 @@ def _finished(
     runs = [
         RunResult(
             method=method, seed=seed, data=read[name], start=donors.get(entries.get(name, {}).get("base")),
-            measured=_measured(folder / name),
+            measured=read_json(path, "delete it, it is measured again")
+            if (path := folder / name / "measure.json").is_file() else {},
         )
         for method, seed in question.runs if (name := run_name(method, seed)) in read and read[name].image_rows
     ]  # fmt: skip
     return runs, missing
-
-
-def _measured(folder: Path) -> dict[str, float]:
-    path = folder / "measure.json"
-    return read_json(path, "delete it, it is measured again") if path.is_file() else {}
 
 
 def _targets(
@@ -308,6 +304,9 @@ def _method(
     each = {cost: _curves(runs, cost, metric) for cost in COSTS}
     curves = {cost: mean_curve(found) for cost, found in each.items()}
     reach = {cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS}
+    others_curves = {cost: _curves(reference, cost, metric) for cost in COSTS}
+    speeds = {cost: speed_up(others_curves[cost], found) if reference else UNKNOWN for cost, found in each.items()}
+    # The baseline shares every seed with itself: its ratio has no bounds.
     return MethodResult(
         name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
         seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
@@ -323,16 +322,10 @@ def _method(
             "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
         },
         curves=curves, reach=reach,
-        speed={cost: _speed(found, _curves(reference, cost, metric), own) for cost, found in each.items()},
+        speed={cost: point(found.mean) if own else found for cost, found in speeds.items()},
         kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
         diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
     )  # fmt: skip
-
-
-def _speed(curves: Sequence[Curve], reference: Sequence[Curve], own: bool) -> Interval:
-    """That of a method; of the baseline itself, which shares every seed with itself, without bounds."""
-    found = speed_up(reference, curves) if reference else UNKNOWN
-    return point(found.mean) if own else found
 
 
 def _mean(runs: Sequence[RunResult], value: Callable[[RunResult], float]) -> float:

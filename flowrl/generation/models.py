@@ -139,6 +139,8 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
 
     config = load_config(config_file)
     scale, full = config.eval.guidance_scale, config.policy.train == "full"
+    trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
+    elsewhere = config.eval.shift == "training" and evaluated != (None, None)  # at the rollouts' noise levels
     own = at_revision(config.pipeline.model, config.pipeline.revision)
     source = Source(
         model=str(config_file.parent / MODEL) if full else own, trained_from=own if full else None,
@@ -151,15 +153,9 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
         variant=None if full else config.pipeline.variant,
         options=_drawn_options(config), train_prompts=config.prompts.train,
         shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
-        negative=config.prompts.negative, training_size=_training_size(config),
+        negative=config.prompts.negative, training_size=trained if elsewhere else None,
     )  # fmt: skip
     return source.before_training() if base else source
-
-
-def _training_size(config: TrainConfig) -> tuple[int | None, int | None] | None:
-    """The size of rollouts where evaluations draw another one at the rollouts' noise levels."""
-    trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
-    return trained if config.eval.shift == "training" and evaluated != (None, None) else None
 
 
 def _drawn_options(config: TrainConfig) -> dict[str, Any]:

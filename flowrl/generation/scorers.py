@@ -30,7 +30,7 @@ def scorer_specs(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any
 
     Args:
         rewards: names by commas, or a YAML file with a list `rewards:`.
-        options: `pick_score.scale` -> text, as given with --option.
+        options: `pick_score.scale` -> text.
 
     Raises:
         ValueError: an unknown reward or option, or a bad value.
@@ -93,7 +93,7 @@ def said_by(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_prompts(items: Sequence[ImageFile], prompt: str | None) -> bool:
-    """Whether prompts were given; `--prompt ""` gives the empty one on purpose."""
+    """Whether prompts were given; an empty one may be given on purpose."""
     return prompt is not None or any(item.prompt for item in items)
 
 

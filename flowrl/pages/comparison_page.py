@@ -50,16 +50,14 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
         section("images", "Images", shots(results),
                 "Same prompts and start noise in every row, spread evenly over the evaluation, not picked; the first "
                 "seed of each method after training."),
-        section("settings", "Settings and commands", _settings(command, provenance)),
+        section("settings", "Settings and commands",
+                f"{code(command)}<ul>{''.join(f'<li>{esc(line)}</li>' for line in provenance)}</ul>"),
     ])  # fmt: skip
     footer = "Written by <code>flowrl compare</code> from the files of the runs."
-    return document(title, body, lead=_counts(results), footer=footer)
-
-
-def _counts(results: Results) -> str:
     runs = sum(len(row.runs) for row in results.methods)
     state = f"{plural(runs, 'finished run')} of {len(results.question.runs)}"
-    return " · ".join([plural(len(results.methods), "method"), state, esc(results.journal.get("created", ""))])
+    lead = [plural(len(results.methods), "method"), state, esc(results.journal.get("created", ""))]
+    return document(title, body, lead=" · ".join(lead), footer=footer)
 
 
 def _pair(results: Results) -> str:
@@ -68,8 +66,3 @@ def _pair(results: Results) -> str:
         for chart, words in ((scatter(results), DISTANCE_CAPTION), (reward_chart(results), REWARD_CAPTION))
     )
     return f'<div class="two">{charts}</div>{key(results)}' if charts else ""
-
-
-def _settings(command: str, provenance: Sequence[str]) -> str:
-    lines = "".join(f"<li>{esc(line)}</li>" for line in provenance)
-    return f"{code(command)}<ul>{lines}</ul>"

@@ -105,13 +105,10 @@ def terms_of(model: str) -> Terms | None:
     known = published(model)
     if known is None:
         return None
-    return TERMS.get(known.licence) or Terms(title=known.licence, name=_slug(known.licence), demands=_READ)
+    slug = "-".join("".join(c if c.isalnum() else " " for c in known.licence.lower()).split())
+    return TERMS.get(known.licence) or Terms(title=known.licence, name=slug, demands=_READ)
 
 
 def said_by_hand(licence: str) -> Terms:
     """The terms that somebody gave in the place of the base's."""
     return Terms(title=licence, hub=licence, demands="Stated by whoever shares this LoRA; what the base demands holds.")
-
-
-def _slug(title: str) -> str:
-    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())

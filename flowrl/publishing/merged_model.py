@@ -107,15 +107,11 @@ def weights_of(part: Path, variant: str | None) -> list[Path]:
     Raises:
         ValueError: there are none in safetensors.
     """
-    found = sorted(path for path in part.glob("*.safetensors") if _is_of(path.stem.split("-")[0], variant))
+    names = {path: path.stem.split("-")[0] for path in sorted(part.glob("*.safetensors"))}  # without a shard's number
+    found = [path for path, name in names.items() if (name.endswith(f".{variant}") if variant else "." not in name)]
     if not found:
         raise ValueError(f"{part} holds no weights in safetensors{f' of variant {variant}' if variant else ''}")
     return found
-
-
-def _is_of(name: str, variant: str | None) -> bool:
-    """Whether a file's name, without the number of its shard, is of a variant: NAME.fp16, or NAME of none."""
-    return name.endswith(f".{variant}") if variant else "." not in name
 
 
 def _parts(base: Path, loras: Mapping[str, SavedLora]) -> dict[str, str]:

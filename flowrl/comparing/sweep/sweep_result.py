@@ -244,10 +244,16 @@ def results_of(
     rlg = [one for one in found if one.setting.kind == "rlg"]
     peak = max(rlg, key=lambda one: one.means[judge.name].mean)
     level = may_be_best(rlg, peak, judge.name)
+    notes = list(notes)
+    for measure in measures:
+        values = np.concatenate([one.columns[measure.name].ravel() for one in found])
+        if failed := int(np.isnan(values).sum()):
+            notes.append(f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere.")
+    if len(rlg) > 1 and peak is rlg[-1]:
+        notes.append(f"{judge.name} is highest at the largest scale tried: larger ones may be better still.")
     return Sweep(
         settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
-        diversity=FEATURES if FEATURES in peak.columns else PIXELS, folder=folder,
-        notes=(*notes, *_failures(found, measures), *_at_the_end(rlg, peak, judge)),
+        diversity=FEATURES if FEATURES in peak.columns else PIXELS, folder=folder, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -255,21 +261,6 @@ def _drift(setting: Setting, drifts: Mapping[str, float]) -> float:
     if setting.kind == "run":
         return drifts.get(setting.run, math.nan)
     return setting.scale**2 * drifts.get("", math.nan) if setting.kind == "rlg" else math.nan
-
-
-def _failures(found: Sequence[SettingResult], measures: Sequence[Measure]) -> list[str]:
-    notes = []
-    for measure in measures:
-        values = np.concatenate([one.columns[measure.name].ravel() for one in found])
-        if failed := int(np.isnan(values).sum()):
-            notes.append(f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere.")
-    return notes
-
-
-def _at_the_end(scales: Sequence[SettingResult], peak: SettingResult, judge: Measure) -> list[str]:
-    if len(scales) > 1 and peak is scales[-1]:
-        return [f"{judge.name} is highest at the largest scale tried: larger ones may be better still."]
-    return []
 
 
 def sentence(results: Sweep) -> str:
@@ -357,17 +348,16 @@ def as_json(results: Sweep) -> dict[str, Any]:
     found: dict[str, Any] = plain({
         "sentence": sentence(results), "judge": results.judge.name, "target": results.target.name,
         "peak": results.peak.setting.scale, "not_told_apart": [one.setting.scale for one in results.level],
-        "settings": [_setting_json(one) for one in results.settings], "notes": results.notes,
+        "settings": [
+            {
+                "key": one.setting.key, "label": one.setting.label, "kind": one.setting.kind,
+                "scale": one.setting.scale, "candidates": one.setting.plan.num_candidates,
+                "cuts": [{"after_step": step + 1, "kept": kept} for step, kept in one.setting.plan.cuts],
+                "evaluations": one.evaluations, "looks": one.looks, "drift": one.drift, "kl_bound": one.kl_bound,
+                "scores": one.means, "to_tuned": one.to_tuned, "to_base": one.to_base,
+            }
+            for one in results.settings
+        ],
+        "notes": results.notes,
     })  # fmt: skip
     return found
-
-
-def _setting_json(one: SettingResult) -> dict[str, Any]:
-    setting = one.setting
-    return {
-        "key": setting.key, "label": setting.label, "kind": setting.kind, "scale": setting.scale,
-        "candidates": setting.plan.num_candidates,
-        "cuts": [{"after_step": step + 1, "kept": kept} for step, kept in setting.plan.cuts],
-        "evaluations": one.evaluations, "looks": one.looks, "drift": one.drift, "kl_bound": one.kl_bound,
-        "scores": one.means, "to_tuned": one.to_tuned, "to_base": one.to_base,
-    }  # fmt: skip
