@@ -170,8 +170,6 @@ def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts
     """Refuses a reward that a folder of images cannot feed, and one that must be trained first.
 
     Args:
-        reward: what is to score.
-        items: the images.
         key: its name, for messages.
         prompts_given: whether prompts were given, even if empty.
     """
@@ -201,8 +199,6 @@ def score_items(
     """Scores every item. Items of a batch have one size; a groupwise or pairwise reward gets whole groups.
 
     Args:
-        reward: what scores.
-        items: the images.
         key: the reward's name, for messages.
         batch_size: items at once; more where a group is larger.
         iteration: as the reward is told; it draws what it draws at random by it.

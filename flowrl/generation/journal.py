@@ -24,10 +24,6 @@ class Journal:
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         """Opens `folder/journal-<hash of identity>.jsonl`.
 
-        Args:
-            folder: where journals lie.
-            identity: all that an answer depends on beside its key.
-
         Raises:
             ValueError: a line before the last cannot be read.
         """

@@ -70,13 +70,6 @@ def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 def answers_of(benchmark: str, name: str, reward: Reward, spec: Mapping[str, Any], folder: Path) -> Journal:
     """The journal of what a reward says of the images of a subject: one for each version of it, with its options and
     the content of files that these name.
-
-    Args:
-        benchmark: that is run.
-        name: of the reward.
-        reward: what scores.
-        spec: of the reward.
-        folder: of the subject.
     """
     identity = {"benchmark": benchmark, "reward": name, "version": reward.version}
     return Journal(folder, identity | said_by(spec))

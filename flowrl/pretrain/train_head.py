@@ -160,11 +160,7 @@ def bradley_terry_loss(winner: Float[Tensor, " n"], loser: Float[Tensor, " n"]) 
 def fit(winner: Tensor, loser: Tensor, split: Split, config: HeadConfig) -> Fitted:
     """Trains on the pairs of `split.learn`, keeps the head that is best on `split.stop`, and calibrates it there.
 
-    Args:
-        winner: [n, d] features.
-        loser: [n, d].
-        split: which pairs are for what.
-        config: settings.
+    `winner` and `loser` are features [n, d].
     """
     known = torch.cat([winner[split.learn], loser[split.learn]])
     deviation = known.std(dim=0, unbiased=False)

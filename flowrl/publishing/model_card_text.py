@@ -39,10 +39,8 @@ class Card:
     """What a card is made of.
 
     Attributes:
-        name: of the model.
         base: hub id of the base model; None where there is none to name.
         terms: of the base's licence, None where it is not known.
-        held: scores before and after.
         images: per shown prompt: text, seed, files before and after, in the shared folder.
         comfyui: the file for ComfyUI, or in words why there is none.
         task: the hub's name for what the model does.

@@ -37,15 +37,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedModels:
-    """A base model with LoRAs beside each other, and how it is sampled.
-
-    Attributes:
-        pipeline: the base, with an adapter for each tuned model.
-        adapters: names of the adapters: under "" of the swept model, under their names of other runs.
-        schedule: of the deterministic sampler.
-        guidance: classifier-free guidance of tuned models.
-        base_guidance: of the base.
-        batch_size: images that the network gets at once.
+    """A base model with LoRAs beside each other, and how it is sampled; `adapters` are their names: under "" of the
+    swept model, under their own of other runs.
     """
 
     pipeline: Pipeline

@@ -29,21 +29,8 @@ EMBEDDED_PROMPTS = "asset:prompts/world_heldout.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """A sweep that was asked for.
-
-    Attributes:
-        question: settings, rewards, other runs.
-        source: the base model, the LoRA, and how both are sampled.
-        config: of the run, None where a LoRA alone was given.
-        name: of the swept model, for the page.
-        base_guidance: classifier-free guidance of the base model.
-        features: what diversity compares beside pixels.
-        prompts: each once.
-        samples: images per prompt.
-        seed: of the start noise.
-        batch_size: images at once.
-        device: where everything runs.
-        folder: what is written.
+    """A sweep that was asked for: `source` is base and LoRA, `config` None where a LoRA alone was given, `name` what
+    the page calls it, `features` what diversity compares beside pixels, `samples` images per prompt.
     """
 
     question: SweepQuestion

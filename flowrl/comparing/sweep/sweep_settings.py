@@ -99,14 +99,8 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepQuestion:
-    """Everything that is asked for.
-
-    Attributes:
-        settings: in the order in which they are drawn: scales, search, other runs.
-        others: (name, folder) of the other runs.
-        measures: rewards by role.
-        select: what search goes by; None where nothing is searched.
-        specs: of all rewards that are needed.
+    """Everything that is asked for: settings in the order in which they are drawn (scales, search, other runs), the
+    other runs by name, rewards by role, and what search goes by (None where nothing is searched).
     """
 
     settings: tuple[Setting, ...]
