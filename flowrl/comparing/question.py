@@ -70,9 +70,12 @@ def ask(
     asked = known.get("question")
     if asked is not None:
         asked = Question(**{**asked, "overrides": tuple(asked["overrides"])})
-    if budget is None and asked is None:
+    if budget is not None:
+        unit, limit = parse_budget(budget)
+    elif asked is not None:
+        unit, limit = asked.budget, asked.limit
+    else:
         raise ValueError("give a budget: `budget` nfe=200000, `budget` seconds=600 or `budget` images=5000")
-    unit, limit = parse_budget(budget) if budget is not None else (asked.budget, asked.limit)
     seeds, evals = num_seeds or (asked.seeds if asked else SEEDS), evals or (asked.evals if asked else 2)
     if asked is not None and not files and not overrides:  # the folder says it all, but for more seeds
         return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=unit, limit=limit))

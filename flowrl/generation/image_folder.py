@@ -87,7 +87,7 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path |
             f"{folder} has GenEval's layout, which names its own prompts: leave out `prompt` and `prompts`."
         )
     if records:
-        rows = [
+        rows: list[_Row] = [
             (path, read_prompts(record)[0], record.parent.name)
             for record in records
             for path in images_in(record.parent / "samples")

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config
@@ -317,7 +317,6 @@ Model = str | Path | InFolder
 """A run folder or what `flowrl.train` returned, a LoRA or model folder, a hub id or `asset:NAME`."""
 Words = str | Path | Sequence[str | Path]
 """One or several."""
-T = TypeVar("T")
 
 
 def place_of(model: Model) -> str:
@@ -325,13 +324,13 @@ def place_of(model: Model) -> str:
     return str(model) if isinstance(model, str | Path) else str(model.folder)
 
 
-def several(given: T | Iterable[T]) -> list[T]:
+def several(given: Any) -> list[Any]:
     """One or several, as a list.
 
     >>> several("a red circle"), several((1, 2))
     (['a red circle'], [1, 2])
     """
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [cast(T, given)]
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [given]
 
 
 def label_of(model: str, lora: Path | None = None) -> str:

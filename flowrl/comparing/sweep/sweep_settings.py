@@ -144,7 +144,10 @@ def ask(
     ):
         if value < 2:
             raise ValueError(f"`{name}` must be at least 2, got {value}: {why}.")
-    plans = [*_best_of(best_of), *(("prune", _pruning(text, keep, num_steps)) for text in several(prune))]
+    plans: list[tuple[Kind, Pruning]] = [
+        *_best_of(best_of),
+        *(("prune", _pruning(text, keep, num_steps)) for text in several(prune)),
+    ]
     found = _rising(search_rlg, "`search_rlg`", "1") if plans else ()
     searches = [Setting(kind=kind, scale=scale, plan=plan) for scale in found for kind, plan in plans]
     others = _others([str(place) for place in several(also)])
