@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ from collections import defaultdict
 
 import pytest
 
+from flowrl import cli
 from flowrl.cli import COMMANDS, FORMER, main, parse
 from flowrl.runtime.process_settings import before_libraries_load
 
@@ -44,7 +44,7 @@ assert not {"torch", "numpy", "diffusers", "transformers"} & set(sys.modules)
 def flags_of(name: str) -> dict[str, argparse.Action]:
     """The flags of a command."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"flowrl.commands.{name.replace(' ', '.')}.arguments").add_arguments(parser)
+    cli._module(name, "arguments").add_arguments(parser)
     return {flag: action for flag, action in parser._option_string_actions.items() if flag not in ("-h", "--help")}
 
 
@@ -100,7 +100,7 @@ def test_wrong_arguments_are_answered_in_one_paragraph(
 
 def test_arguments_may_stand_in_any_order() -> None:
     given = parse("compare", ["a.yaml", "--out", "x", "b.yaml", "--jobs", "2", "optim.lr=1"])
-    assert (given.arguments, given.jobs) == (["a.yaml", "b.yaml", "optim.lr=1"], 2)
+    assert (given.configs, given.jobs) == (["a.yaml", "b.yaml", "optim.lr=1"], 2)
     assert parse("sample", ["--prompt", "a", "runs/a"]).model == "runs/a"
     assert parse("sample", ["--prompt", "a", "--rlg", "-1,0.5"]).rlg == "-1,0.5"
     assert parse("plan", ["a.yaml", "--processes", "8", "seed=1"]).overrides == ["seed=1"]
