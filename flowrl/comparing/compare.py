@@ -173,10 +173,13 @@ def compare(
         check_same_metric(question, view.get("metric"))
         check_methods(folder, question)
         journal = known or {
-            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "flowrl": __version__,
-            "python": platform.python_version(), "platform": platform.platform(), "cpu_count": os.cpu_count(),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "flowrl": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpu_count": os.cpu_count(),
             "runs": {},
-        }  # fmt: skip
+        }
         journal["jobs"] = jobs
         journal |= {"question": asdict(question), "view": view, "command": command(question, folder, jobs)}
         failed = Comparison(folder, question, journal).run(jobs)
@@ -189,12 +192,15 @@ def compare(
         page(folder, results, command=asked, provenance=facts)
     methods = tuple(
         MethodScore(
-            name=row.name, score=row.score.interval, seed_scores=row.seed_scores,
-            difference=UNKNOWN if row.difference is None else row.difference.interval, p=row.holm,
+            name=row.name,
+            score=row.score.interval,
+            seed_scores=row.seed_scores,
+            difference=UNKNOWN if row.difference is None else row.difference.interval,
+            p=row.holm,
             spent=dict(row.spent),
         )
         for row in results.methods
-    )  # fmt: skip
+    )
     return MethodComparison(
         metric=results.metric, baseline=results.baseline, methods=methods, missing=dict(results.missing), failed=failed,
         notes=results.notes, folder=folder, text=text(results),

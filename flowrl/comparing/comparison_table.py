@@ -20,8 +20,11 @@ UNITS = {"nfe": "network evaluations", "seconds": "seconds of training", "images
 
 def tables(results: Results) -> list[Table]:
     """Scores, differences to the baseline, what was spent, cost to reach scores, and the final models."""
-    return [table for table in (_scores(results), _differences(results), _spent(results), _reach(results),
-                                _models(results)) if table is not None]  # fmt: skip
+    return [
+        table
+        for table in (_scores(results), _differences(results), _spent(results), _reach(results), _models(results))
+        if table is not None
+    ]
 
 
 def metric_name(results: Results) -> str:
@@ -228,10 +231,13 @@ def _models(results: Results) -> Table | None:
     if all(math.isnan(row.kl) for row in results.methods):
         return None
     rows = [
-        (_name(results, row), f"{row.kl:.3g}" if math.isfinite(row.kl) else _NO,
-         f"{row.diversity:.4f}" if math.isfinite(row.diversity) else _NO)
+        (
+            _name(results, row),
+            f"{row.kl:.3g}" if math.isfinite(row.kl) else _NO,
+            f"{row.diversity:.4f}" if math.isfinite(row.diversity) else _NO,
+        )
         for row in results.methods
-    ]  # fmt: skip
+    ]
     if math.isfinite(results.base_diversity):
         rows.append(("before training", "0", f"{results.base_diversity:.4f}"))
     return Table(

@@ -121,9 +121,12 @@ class Comparison:
             path = find_config(self.question.methods[entry["method"]])
             initial = f"eval.initial={str(entry['initial']).lower()}"
             arguments = [
-                "train", str(path), f"out={folder}",
-                *overrides_of(self.question, entry["seed"], place.threads), initial,
-            ]  # fmt: skip
+                "train",
+                str(path),
+                f"out={folder}",
+                *overrides_of(self.question, entry["seed"], place.threads),
+                initial,
+            ]
         entry["state"] = "running"
         self._write()
         share = spent_share(folder, self.question)

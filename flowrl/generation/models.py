@@ -289,10 +289,13 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
     if source.max_sequence_length is not None:
         tokens["max_sequence_length"] = source.max_sequence_length
     pipeline = family(source.family).load(
-        model_location(source.model), dtype=DTYPES[source.dtype], device=device,
+        model_location(source.model),
+        dtype=DTYPES[source.dtype],
+        device=device,
         how=Loading(quantize=source.quantize, offload=source.offload, variant=source.variant),
-        **tokens, **source.options,
-    )  # fmt: skip
+        **tokens,
+        **source.options,
+    )
     if source.lora is not None:
         add_saved_lora(pipeline.denoiser, source.lora, stock_of(source.family, pipeline.model))
     return pipeline

@@ -116,9 +116,12 @@ def rlg_settings(
     if len(ends) not in (0, 2):
         raise ValueError(f"`rlg_interval` takes two noise levels LOW,HIGH such as 0.2,0.8, got {interval!r}")
     settings = RLG(
-        loras=tuple(loras), scales=numbers(scales, "`rlg`", "1.6"), first_steps=first,
-        interval=(ends[0], ends[1]) if ends else None, base_guidance_scale=base_guidance,
-    )  # fmt: skip
+        loras=tuple(loras),
+        scales=numbers(scales, "`rlg`", "1.6"),
+        first_steps=first,
+        interval=(ends[0], ends[1]) if ends else None,
+        base_guidance_scale=base_guidance,
+    )
     if settings.interval is not None:
         rl_outside(1.0, *settings.interval)  # refuses what it cannot use, before weights load
     return settings

@@ -98,11 +98,14 @@ def scatter(results: Results) -> str:
     ]
     points += [
         dots.Point(
-            x=point(row.kl), y=point(row.score.mean), color=color, label=results.label(row.name),
+            x=point(row.kl),
+            y=point(row.score.mean),
+            color=color,
+            label=results.label(row.name),
             title=f"{results.label(row.name)}: {number(row.score.mean)} at {row.kl:.3g}",
         )
         for row, color in rows
-    ]  # fmt: skip
+    ]
     if not points:
         return ""
     name = metric_name(results)

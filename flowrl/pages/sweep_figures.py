@@ -56,11 +56,14 @@ def _point(one: SettingResult, x: Interval, name: str, *, line: str, label: str 
     """A setting on a chart; those of the kind `line` are joined, of best of N within a scale."""
     value, setting = one.means[name], one.setting
     return Point(
-        x=x, y=value, label=short(setting) if label is None else label, color=COLORS[setting.kind],
+        x=x,
+        y=value,
+        label=short(setting) if label is None else label,
+        color=COLORS[setting.kind],
         shape="ring" if setting.kind == "run" else "dot",
         line=None if setting.kind != line else setting.scale if line == "best_of" else line,
         title=f"{setting.label}: {name} {estimate(value)}, {one.evaluations} evaluations",
-    )  # fmt: skip
+    )
 
 
 def _chart(points: Sequence[Point], x_label: str, y_label: str, *, log: bool = False) -> str:

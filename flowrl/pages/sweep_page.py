@@ -137,8 +137,11 @@ def _tables(results: Sweep) -> str:
         ("the tuned model (scale 1)", [one.to_tuned for one in results.settings]),
         ("the base model (scale 0)", [one.to_base for one in results.settings]),
     ):
-        cells = [[esc(one.setting.label), *(_difference(results, found, name) for name in names)]
-                 for one, found in zip(results.settings, changes, strict=True) if found]  # fmt: skip
+        cells = [
+            [esc(one.setting.label), *(_difference(results, found, name) for name in names)]
+            for one, found in zip(results.settings, changes, strict=True)
+            if found
+        ]
         if cells:
             parts += f"<h3>Difference to {title}, same prompts and start noise</h3>"
             parts += table(f"Difference to {title}", ["Setting", *map(esc, names)], cells)

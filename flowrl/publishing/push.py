@@ -107,8 +107,11 @@ def push(
     config = yaml.safe_dump(settings_without_places(dict(data.config)), sort_keys=False, allow_unicode=True)
     files = [
         Shared(name=README, content=_with_benchmarks(card_text(card), name, entries).encode()),
-        *_lora_files(loras, source), *extra, Shared(name="config.yaml", content=config.encode()), *sampled,
-    ]  # fmt: skip
+        *_lora_files(loras, source),
+        *extra,
+        Shared(name="config.yaml", content=config.encode()),
+        *sampled,
+    ]
     print(f"{'would be ' if dry_run else ''}shared of {place}:")
     print(list_files(files))
     if to is not None and terms is None:

@@ -53,9 +53,12 @@ def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -
 
 
 def _serve_here(
-    asked: ServerSettings, specs: Sequence[Mapping[str, Any]], devices: Sequence[torch.device], token: str | None,
+    asked: ServerSettings,
+    specs: Sequence[Mapping[str, Any]],
+    devices: Sequence[torch.device],
+    token: str | None,
     bound: socket.socket,
-) -> None:  # fmt: skip
+) -> None:
     """Serves in this process, or in replicas of it."""
     start = time.monotonic()
     where = ", ".join(map(str, dict.fromkeys(devices)))

@@ -97,9 +97,12 @@ Rows = Sequence[Sequence[str]]
 
 
 def load_app(
-    asked: ServerSettings, specs: Sequence[Mapping[str, Any]], device: torch.device, token: str | None,
+    asked: ServerSettings,
+    specs: Sequence[Mapping[str, Any]],
+    device: torch.device,
+    token: str | None,
     replica: int | None = None,
-) -> tuple[FastAPI, Rows]:  # fmt: skip
+) -> tuple[FastAPI, Rows]:
     """Loads the rewards; the application that serves them, and what it serves."""
     torch.set_num_threads(asked.threads or default_threads(asked.replicas))
     rewards = load_rewards(specs, device)

@@ -316,10 +316,13 @@ def load_model(asked: SweepPlan) -> TunedModels:
     pipeline = load_source(replace(source, lora=None), device=str(asked.device))
     names = add_experts(pipeline, list(asked.loras.values()), stock_of(source.family, source.model))
     return TunedModels(
-        pipeline=pipeline, adapters=dict(zip(asked.loras, names, strict=True)), guidance=source.guidance_scale,
-        schedule=schedule_of(source, pipeline), base_guidance=asked.base_guidance,
+        pipeline=pipeline,
+        adapters=dict(zip(asked.loras, names, strict=True)),
+        guidance=source.guidance_scale,
+        schedule=schedule_of(source, pipeline),
+        base_guidance=asked.base_guidance,
         batch_size=asked.batch_size,
-    )  # fmt: skip
+    )
 
 
 def _draw(

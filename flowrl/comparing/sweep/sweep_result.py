@@ -217,11 +217,14 @@ def results_of(
     """
     plain = [
         SettingResult(
-            setting=setting, evaluations=evaluations[setting], drift=_drift(setting, drifts), columns=dict(given),
+            setting=setting,
+            evaluations=evaluations[setting],
+            drift=_drift(setting, drifts),
+            columns=dict(given),
             means={name: mean_of(values) for name, values in given.items()},
         )
         for setting, given in columns.items()
-    ]  # fmt: skip
+    ]
     for one in plain:
         for measure in measures:
             if not math.isfinite(one.means[measure.name].mean):
