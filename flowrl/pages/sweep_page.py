@@ -89,8 +89,10 @@ def _scales(results: Sweep) -> str:
 
 def _charts(results: Sweep, draw: Callable[[Sweep, str], str], more: Sequence[str] = ()) -> str:
     """Charts of the target, the judge and more columns, two beside each other."""
+    roles = {measure.name: "target" if measure.role == "target" else "held out" for measure in results.measures}
     names = [*dict.fromkeys((results.target.name, results.judge.name)), *more]
-    charts = "".join(card(draw(results, name), title=esc(_headed(results, name))) for name in names)
+    titles = {name: f"{name}, {roles[name]}" if name in roles else name for name in names}
+    charts = "".join(card(draw(results, name), title=esc(title)) for name, title in titles.items())
     return f'<div class="two">{charts}</div>'
 
 
@@ -117,7 +119,9 @@ def _same_cost(results: Sweep) -> str:
     rows = [[esc(reference.setting.label), _spent(reference), *(_cell(results, reference, name) for name in names)]]
     for one in others:
         change = differences(one, reference)
-        rows.append([esc(one.setting.label), _spent(one), *(_compared(results, one, change, name) for name in names)])
+        means = {name: number(one.means[name].mean, results.digits(name)) for name in names}
+        cells = [f"{mean}<small>{_difference(results, change, name)}</small>" for name, mean in means.items()]
+        rows.append([esc(one.setting.label), _spent(one), *cells])
     head = ["Setting", "Evaluations", *map(esc, names)]
     where = scale_text(reference)
     return (
@@ -130,7 +134,9 @@ def _tables(results: Sweep) -> str:
     names = [*_measure_names(results), *_diversities(results)]
     rows = []
     for one in results.settings:
-        rows.append([esc(one.setting.label), _spent(one), *(_cell(results, one, name) for name in names), _far(one)])
+        best = one.setting.kind == "best_of"
+        far = f"<small>KL \u2264 {number(one.kl_bound)}</small>" if best else number(one.drift)
+        rows.append([esc(one.setting.label), _spent(one), *(_cell(results, one, name) for name in names), far])
     head = ["Setting", "Evaluations", *map(esc, names), "Distance"]
     parts = "<h3>Every setting, mean and 95 % interval</h3>" + table("Every setting", head, rows)
     for title, changes in (
@@ -178,28 +184,13 @@ def _measure_names(results: Sweep) -> list[str]:
     return [measure.name for measure in results.measures]
 
 
-def _headed(results: Sweep, name: str) -> str:
-    role = next((measure.role for measure in results.measures if measure.name == name), None)
-    return name if role is None else f"{name}, {'target' if role == 'target' else 'held out'}"
-
-
 def _spent(one: SettingResult) -> str:
     return f"{one.evaluations}<small>{one.looks} scored</small>" if one.looks else str(one.evaluations)
-
-
-def _far(one: SettingResult) -> str:
-    if one.setting.kind == "best_of":
-        return f"<small>KL \u2264 {number(one.kl_bound)}</small>"
-    return number(one.drift)
 
 
 def _cell(results: Sweep, one: SettingResult, name: str) -> str:
     value, digits = one.means[name], results.digits(name)
     return f"{number(value.mean, digits)}<small>{_bounds(value, digits)}</small>"
-
-
-def _compared(results: Sweep, one: SettingResult, change: Mapping[str, Interval], name: str) -> str:
-    return f"{number(one.means[name].mean, results.digits(name))}<small>{_difference(results, change, name)}</small>"
 
 
 def _difference(results: Sweep, change: Mapping[str, Interval], name: str) -> str:

@@ -110,7 +110,13 @@ def _own_index(card: Card) -> list[dict[str, Any]] | None:
 
 
 def _lead(card: Card) -> str:
-    base = f"[{card.base}](https://huggingface.co/{card.base})" if card.base else _base_words(card)
+    model = card.source.model
+    if card.base:
+        base = f"[{card.base}](https://huggingface.co/{card.base})"
+    elif model.startswith("asset:"):
+        base = f"`{model}`, a small model that ships with flowrl"
+    else:
+        base = f"`{without_places(model)}`, a model that is not named on the hub here"
     rank = card.run.config.get("policy", {}).get("lora_rank")
     text = (
         f"A LoRA{f' of rank {rank}' if rank else ''} for {base}, trained by reinforcement learning with flowrl for "
@@ -119,13 +125,6 @@ def _lead(card: Card) -> str:
     if not card.run.finished:
         text += " The run had not finished when this card was written."
     return text
-
-
-def _base_words(card: Card) -> str:
-    model = card.source.model
-    if model.startswith("asset:"):
-        return f"`{model}`, a small model that ships with flowrl"
-    return f"`{without_places(model)}`, a model that is not named on the hub here"
 
 
 def _samples(card: Card) -> str:
@@ -234,7 +233,7 @@ def _training(card: Card) -> str:
     lines += [_reward(reward, key, versions) for reward, key in zip(rewards, keys, strict=True)]
     recipe, objective = str(config.get("recipe")), str(_at(config, "objective.name") or "")
     rows = [
-        f"| `{key}` | {_cell(without_places(_value(value)))} |"
+        f"| `{key}` | {_cell(without_places(', '.join(map(str, value if isinstance(value, list) else [value]))))} |"
         for key in SHOWN
         if (value := _at(config, key)) is not None and is_read(key, recipe, objective)
     ]
@@ -295,7 +294,3 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _value(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
