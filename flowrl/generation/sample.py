@@ -130,12 +130,7 @@ def sample(
         rlg_from: leave so many first steps to the tuned model alone.
         rlg_interval: leave noise levels outside of these two to the tuned model alone.
         base_guidance: guidance scale of the base model under `rlg`; None takes that of the tuned model.
-        steps: denoising steps.
-        guidance: scale.
-        height: pixels.
-        width: pixels.
-        dtype: "float32", "bfloat16" or "float16".
-        max_sequence_length: text tokens that are read.
+        steps, guidance, height, width, dtype, max_sequence_length: how it is sampled (`SamplingOptions`).
         batch_size: images at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show notes and progress.

@@ -101,13 +101,8 @@ def sweep(
         options: of rewards, as {"NAME.KEY": value} or "NAME.KEY=VALUE" texts.
         features: what diversity compares beside pixels: "attributes", "clip", "dinov2" or "none".
         out: folder to write; None is `RUN/sweep` or `sweep-LORA`.
-        steps: denoising steps.
-        guidance: scale.
+        steps, guidance, height, width, dtype, max_sequence_length: how it is sampled (`SamplingOptions`).
         base_guidance: guidance scale of the base model; None is that of the tuned model.
-        height: pixels.
-        width: pixels.
-        dtype: "float32", "bfloat16" or "float16".
-        max_sequence_length: text tokens that are read.
         seed: of the start noise.
         batch_size: images at once.
         device: "cpu", "cuda" or "cuda:N".
