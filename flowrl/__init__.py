@@ -25,6 +25,8 @@ _PLACES: dict[str, str] = {
     "sample": "flowrl.generation.sample",
     "serve": "flowrl.serving.serve",
     "sweep": "flowrl.comparing.sweep.sweep",
+    "init": "flowrl.migrating.init",
+    "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
 }
 """Name -> the module that it is imported from when it is first asked for."""

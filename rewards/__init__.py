@@ -2,409 +2,67 @@
 
 A reward is a function object `reward(inputs: RewardInputs) -> RewardOutput` with the attributes of `Reward`. `REWARDS`
 names the built-in ones, `build_reward` makes one, `flowrl.rewards.compose` sums a run's list of rewards,
-and a user's own file is loaded by `flowrl.rewards.user_file`.
+and a user's own file is loaded by `flowrl.rewards.base.user_file`.
 
 Shapes: B images of one batch, [H, W] their size.
 """
 
 from __future__ import annotations
 
-import importlib
-import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
-
-import numpy as np
-import torch
-from jaxtyping import Bool, Float, Int64, UInt8
-from torch import Tensor
-
-from flowrl.config.options import build_options, unknown_name
-from flowrl.runtime.placement import sent
-
-KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
-"""How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
-
-JUDGED = ("groups", "videos", "edits", "sounds")
-"""What a reward may need beside single images: all images of a prompt, frames, the image that was to be edited, or the
-sound of a clip."""
-
-REWARDS: dict[str, str] = {
-    "adversarial": "flowrl.rewards.adversarial:Adversarial",
-    "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
-    "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
-    "clap_score": "flowrl.rewards.sound.clap:ClapScore",
-    "clip_score": "flowrl.rewards.clip:ClipScore",
-    "dreamsim": "flowrl.rewards.metrics.dream_sim:DreamSim",
-    "edit_principles": "flowrl.rewards.judges.principles:EditPrinciples",
-    "edit_reward": "flowrl.rewards.edit_reward:EditReward",
-    "edit_score": "flowrl.rewards.judges.edit_judge:EditScore",
-    "edit_verdict": "flowrl.rewards.embedded.world_verdicts:EditVerdict",
-    "geneval": "flowrl.rewards.geneval:Geneval",
-    "grid_consistency": "flowrl.rewards.judges.consistency:GridConsistency",
-    "grid_verdict": "flowrl.rewards.embedded.world_verdicts:GridVerdict",
-    "hps": "flowrl.rewards.hps:Hps",
-    "hpsv3": "flowrl.rewards.hpsv3:Hpsv3",
-    "hpsv3_plus": "flowrl.rewards.hpsv3_plus:Hpsv3Plus",
-    "image_reward": "flowrl.rewards.image_reward:ImageReward",
-    "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
-    "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",
-    "level_tokens": "flowrl.rewards.judges.level_tokens:LevelTokens",
-    "loudness": "flowrl.rewards.sound.loudness:Loudness",
-    "motion_verdict": "flowrl.rewards.embedded.world_verdicts:MotionVerdict",
-    "noisy": "flowrl.rewards.noisy:Noisy",
-    "ocr": "flowrl.rewards.ocr:Ocr",
-    "physics": "flowrl.rewards.physics:Physics",
-    "pick_score": "flowrl.rewards.clip:PickScore",
-    "preference_head": "flowrl.rewards.preference_head:PreferenceHead",
-    "pyiqa": "flowrl.rewards.metrics.iqa:Pyiqa",
-    "rank": "flowrl.rewards.comparing.pairwise:Rank",
-    "remote": "flowrl.rewards.remote:Remote",
-    "rubric": "flowrl.rewards.judges.rubric:Rubric",
-    "safety": "flowrl.rewards.safety:Safety",
-    "similarity": "flowrl.rewards.similarity:Similarity",
-    "sound_sync": "flowrl.rewards.sound.loudness:SoundSync",
-    "subfigure_similarity": "flowrl.rewards.judges.subfigures:SubfigureSimilarity",
-    "subfigures": "flowrl.rewards.judges.subfigures:Subfigures",
-    "temporal_smoothness": "flowrl.rewards.motion:TemporalSmoothness",
-    "tournament": "flowrl.rewards.comparing.pairwise:Tournament",
-    "unified_reward": "flowrl.rewards.judges.unified:UnifiedReward",
-    "video_align": "flowrl.rewards.video_align:VideoAlign",
-    "vqa_score": "flowrl.rewards.metrics.vqa_score:VqaScore",
-    "win_rate": "flowrl.rewards.comparing.pairwise:WinRate",
-    "yes_no": "flowrl.rewards.judges.yes_no:YesNo",
-}
-"""Name -> "module:Class", the options of the reward: a frozen dataclass whose fields are the options, whose
-`__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
-class RewardInputs:
-    """What rewards are given, B samples.
-
-    Attributes:
-        prompts: [B] texts.
-        images: float32 [B, 3, H, W] in [0, 1]; of a video, its first frame.
-        metadata: [B] the prompt's record, `{}` for plain prompts.
-        group_ids: int64 [B]; samples of one prompt share an id, and groups need not be contiguous.
-        sample_ids: int64 [B].
-        videos: float32 [B, F, 3, H, W] in [0, 1], F frames, or None where images are made.
-        fps: frames per second of the videos.
-        sounds: float32 [B, channels, samples] in [-1, 1], or None where videos are silent.
-        sound_rate: samples per second of the sounds.
-        source_images: [B] for editing: the images that the prompt's instruction is about, float32 [3, h, w] each.
-        reference_images: [B] images that a sample is to resemble, float32 [3, h, w] each.
-        iteration: of the run, from 0; schedules and seeded choices go by it.
-    """
-
-    prompts: list[str]
-    images: Float[Tensor, " b 3 h w"]
-    metadata: list[dict[str, Any]]
-    group_ids: Int64[Tensor, " b"]
-    sample_ids: Int64[Tensor, " b"]
-    videos: Float[Tensor, " b f 3 h w"] | None = None
-    fps: float | None = None
-    sounds: Float[Tensor, " b channels samples"] | None = None
-    sound_rate: int | None = None
-    source_images: list[list[Tensor]] | None = None
-    reference_images: list[list[Tensor]] | None = None
-    iteration: int = 0
-
-    def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.shape[1] != 3 or self.images.dtype != torch.float32:
-            raise ValueError(
-                f"images must be float32 [B, 3, H, W], got {self.images.dtype} {list(self.images.shape)}: convert them "
-                f"where the pipeline decodes."
-            )
-        batch = len(self.images)
-        lengths = {name: len(value) for name in _PER_SAMPLE if (value := getattr(self, name)) is not None}
-        if wrong := {name: length for name, length in lengths.items() if length != batch}:
-            raise ValueError(f"every field needs one entry for each of the {batch} images, got {wrong}.")
-        for name, ids in (("group_ids", self.group_ids), ("sample_ids", self.sample_ids)):
-            if ids.dtype != torch.int64 or ids.ndim != 1:
-                # Ids kept as float32 collide above 2^24.
-                raise ValueError(f"{name} must be int64 [B], got {ids.dtype} {list(ids.shape)}.")
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def __getitem__(self, index: Tensor | Sequence[int]) -> RewardInputs:
-        """Some samples, by their places (int64 [n] or a list)."""
-        place = torch.as_tensor(index)
-        if place.dtype == torch.bool:
-            raise ValueError("samples are chosen by their places, not by a mask: give torch.nonzero(mask).flatten().")
-        place = place.to(torch.int64)
-
-        def of(values: Any) -> Any:
-            if isinstance(values, Tensor):
-                return values[place.to(values.device)]
-            return None if values is None else [values[i] for i in place.tolist()]
-
-        return replace(self, **{name: of(getattr(self, name)) for name in _PER_SAMPLE})
-
-
-_PER_SAMPLE = tuple(one.name for one in fields(RewardInputs) if one.name not in ("fps", "sound_rate", "iteration"))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RewardOutput:
-    """What a reward returns: `values` float32 [B], `valid` bool [B], and named sub-scores, float32 [B] each.
-
-    A failed item has `valid` False and the value NaN; it enters no statistic. Sub-scores are for the log only; NaN in
-    one says that the item has none. `errors` counts why items failed, by a short word such as "timeout" or
-    "missing_field".
-    """
-
-    values: Float[Tensor, " b"]
-    valid: Bool[Tensor, " b"]
-    parts: dict[str, Float[Tensor, " b"]] = field(default_factory=dict)
-    errors: dict[str, int] = field(default_factory=dict)
-
-
-class Model(NamedTuple):
-    """A model that a reward holds on its device: its folder or hub id, bytes per weight, and how many weights.
-
-    `networks.model_sizes.sized` makes one; `parameters` is None where that is not known.
-    """
-
-    name: str
-    bytes_per_weight: int = 4
-    parameters: int | None = None
-
-
-class RewardOptions(Protocol):
-    """The options of a built-in reward; see `REWARDS`.
-
-    A class whose values can carry the gradient of the images, if only with some options, has `differentiable = True`;
-    one that always looks at more than an image, whatever its options, says in `judges` at which of `JUDGED`.
-    """
-
-    def build(self, device: torch.device) -> Reward:
-        """Makes the reward; loads its weights, if any.
-
-        Raises:
-            ValueError: a model is neither on disk nor available from the hub, or does not fit the options.
-        """
-
-
-@runtime_checkable
-class NamesModels(RewardOptions, Protocol):
-    """Options that say which models their reward holds, None where they cannot; others never can."""
-
-    @property
-    def models(self) -> tuple[Model, ...] | None: ...
-
-
-@runtime_checkable
-class SharesPart(RewardOptions, Protocol):
-    """Options whose reward stands on a part, a loaded model for one, that other entries of a run may stand on too."""
-
-    @property
-    def shared(self) -> Hashable:
-        """Says which part: entries of one class with the same answer get the same."""
-
-    def load(self, device: torch.device) -> Any:
-        """Makes the part; loads its weights, if any."""
-
-    def on(self, part: Any) -> Reward:
-        """Makes the reward on a part."""
-
-
-def models_of(options: RewardOptions) -> tuple[Model, ...] | None:
-    """The models that a reward holds; None where that is not known before it is built."""
-    return options.models if isinstance(options, NamesModels) else None
-
-
-class Reward(Protocol):
-    """What a reward looks like.
-
-    `kind` is one of `KINDS`; `needs` names the fields of `RewardInputs` that it reads; `differentiable` says that
-    images which carry gradient give values that do; `waits` that most of its time goes by waiting for another program,
-    so that it may run beside the next rollout; `version` says in the run's manifest exactly what was computed.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def needs(self) -> frozenset[str]: ...
-    @property
-    def differentiable(self) -> bool: ...
-    @property
-    def waits(self) -> bool: ...
-    @property
-    def version(self) -> str: ...
-
-    def __call__(self, inputs: RewardInputs) -> RewardOutput: ...
-
-
-class TrainedReward(Reward, Protocol):
-    """A reward of kind adversarial: it learns between the policy's updates, and is saved with checkpoints."""
-
-    def trains_policy(self, iteration: int) -> bool:
-        """Whether the policy is updated in this iteration; if not, only the reward learns."""
-
-    def learn(self, inputs: RewardInputs) -> dict[str, float]:
-        """Learns from the images of an iteration, of all processes, the same on each; returns numbers for the log."""
-
-    def learned(self) -> dict[str, Any]:
-        """What learning has changed, for the other processes."""
-
-    def follow(self, learned: Mapping[str, Any]) -> None:
-        """Takes over what the main process has learned."""
-
-    def state(self) -> dict[str, Any]:
-        """Everything a continued run needs: tensors and plain numbers."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts `state()` back."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FunctionReward:
-    """A `Reward` made of a function and its description."""
-
-    name: str
-    score: Callable[[RewardInputs], RewardOutput]
-    needs: frozenset[str]
-    version: str
-    kind: str = "pointwise"
-    differentiable: bool = False
-    waits: bool = False
-
-    def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        return self.score(inputs)
-
-
-def output_of(
-    values: Sequence[float | None],
-    inputs: RewardInputs,
-    parts: Mapping[str, Sequence[float]] | None = None,
-    errors: Sequence[str | None] | None = None,
-) -> RewardOutput:
-    """The output of a scorer that works on plain numbers, on the device of the images.
-
-    Args:
-        values: [B]; None, NaN and infinity are failed items.
-        inputs: what was scored.
-        parts: sub-scores [B] by name.
-        errors: [B] why an item failed, None where it did not; a failed item without a reason counts as "not_finite".
-    """
-    device = inputs.images.device
-    numbers = torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float32)
-    valid = torch.isfinite(numbers)
-    reasons = errors or [None] * len(values)
-    counts = Counter(r or "not_finite" for r, ok in zip(reasons, valid.tolist(), strict=True) if not ok)
-    return RewardOutput(
-        values=sent(torch.where(valid, numbers, torch.nan), device),
-        valid=sent(valid, device),
-        parts={k: sent(torch.tensor(v, dtype=torch.float32), device) for k, v in (parts or {}).items()},
-        errors=dict(counts),
-    )
-
-
-def tensor_output(
-    values: Float[Tensor, " b"],
-    parts: Mapping[str, Float[Tensor, " b"]] | None = None,
-    valid: Bool[Tensor, " b"] | None = None,
-) -> RewardOutput:
-    """The output of a scorer that works on tensors: values that are not finite are failed items, "not_finite".
-
-    Args:
-        values: [B], perhaps with gradient.
-        parts: sub-scores [B] by name; their gradient is cut off.
-        valid: [B] which items have not failed, where finite values do not tell.
-    """
-    known = torch.isfinite(values.detach()) if valid is None else valid
-    failed = int((~known).sum())
-    return RewardOutput(
-        values=torch.where(known, values, torch.nan),
-        valid=known,
-        parts={name: part.detach() for name, part in (parts or {}).items()},
-        errors={"not_finite": failed} if failed else {},
-    )
-
-
-def to_uint8(images: Float[Tensor, " b 3 h w"]) -> UInt8[np.ndarray, " b h w 3"]:
-    """8-bit images `clip(round(255 x), 0, 255)`, channels last, on the host.
-
-    Rounded, not cut off: truncation darkens by half a level and shifts JPEG sizes and text recognition.
-
-    Raises:
-        ValueError: if a pixel is NaN or infinite; the cast would turn it into an arbitrary colour.
-    """
-    images = images.detach()
-    finite = torch.isfinite(images).flatten(1).all(dim=1)
-    pixels = (images * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-    # Verdict and pixels in one copy: a device is waited for once.
-    copied = torch.cat([finite.to(torch.uint8)[:, None], pixels.flatten(1)], 1).cpu()
-    if not bool(copied[:, 0].all()):
-        broken = torch.nonzero(copied[:, 0] == 0).flatten().tolist()
-        raise ValueError(
-            f"{len(broken)} of {len(images)} images hold NaN or infinity (first: item {broken[0]}): the policy or the "
-            f"decoder has diverged; lower the learning rate or decode in float32."
-        )
-    return copied[:, 1:].reshape(pixels.shape).numpy()
-
-
-def load_target(target: str) -> Any:
-    """The object behind "module:name"; the module is imported now."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
-    """The checked options of a built-in reward. Loads no weights.
-
-    Raises:
-        ValueError: an unknown name, with the nearest one and all that are allowed; an unknown option or a bad value.
-    """
-    if name not in REWARDS:
-        raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
-    return build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
-
-
-def option_names(name: str) -> list[str]:
-    """The names of a built-in reward's options."""
-    return [one.name for one in fields(load_target(REWARDS[name]))]
-
-
-def addresses_of(name: str) -> tuple[str, ...]:
-    """Options of a built-in reward that say where a server is; the reward stays the same where it moves."""
-    return tuple(getattr(load_target(REWARDS[name]), "addresses", ())) if name in REWARDS else ()
-
-
-def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
-    """What a built-in reward reproduces and against what that was checked here; None where it has no published name.
-
-    The line is the class attribute `reproduces` of its options. Options that put another text in the place of the
-    published one are told with it.
-    """
-    line = str(getattr(load_target(REWARDS[name]), "reproduces", "")) if name in REWARDS else ""
-    if not line:
-        return None
-    line, template = f"{line.rstrip('.')}.", (options or {}).get("template")
-    return line if template is None else f"{line} Here with template: {template}, for which that may not hold."
-
-
-def judged_by(name: str | None) -> tuple[str, ...]:
-    """What a built-in reward always looks at, of `JUDGED`."""
-    own = getattr(load_target(REWARDS[name]), "judges", ()) if name in REWARDS else ()
-    return tuple(word for word in JUDGED if word in own)
-
-
-def can_be_differentiable(name: str | None) -> bool:
-    """Whether the values of a built-in reward can carry the gradient of the images, perhaps with some options only."""
-    return name in REWARDS and bool(getattr(load_target(REWARDS[name]), "differentiable", False))
-
-
-def build_reward(name: str, *, device: torch.device | str = "cpu", options: Mapping[str, Any] | None = None) -> Reward:
-    """Makes a built-in reward; loads its weights, if any, on `device`.
-
-    Raises:
-        ValueError: as `reward_options`, before anything is loaded.
-    """
-    return reward_options(name, options or {}).build(torch.device(device))
+from flowrl.rewards.base import (
+    JUDGED,
+    KINDS,
+    REWARDS,
+    VERDICTS,
+    FunctionReward,
+    Model,
+    NamesModels,
+    Reward,
+    RewardInputs,
+    RewardOptions,
+    RewardOutput,
+    SharesPart,
+    TrainedReward,
+    addresses_of,
+    build_reward,
+    can_be_differentiable,
+    gives_verdicts,
+    judged_by,
+    load_target,
+    models_of,
+    option_names,
+    output_of,
+    reproduced_by,
+    reward_options,
+    tensor_output,
+    to_uint8,
+)
+
+__all__ = [
+    "JUDGED",
+    "KINDS",
+    "REWARDS",
+    "VERDICTS",
+    "FunctionReward",
+    "Model",
+    "NamesModels",
+    "Reward",
+    "RewardInputs",
+    "RewardOptions",
+    "RewardOutput",
+    "SharesPart",
+    "TrainedReward",
+    "addresses_of",
+    "build_reward",
+    "can_be_differentiable",
+    "gives_verdicts",
+    "judged_by",
+    "load_target",
+    "models_of",
+    "option_names",
+    "output_of",
+    "reproduced_by",
+    "reward_options",
+    "tensor_output",
+    "to_uint8",
+]

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from flowrl.config.sections import at_least, share
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
+from flowrl.rewards.base import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
+from flowrl.rewards.base.prompt_needs import no_fields
 from flowrl.rewards.image_files import no_listed
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
 from flowrl.rewards.networks.discriminators import (
@@ -45,9 +46,8 @@ from flowrl.rewards.networks.discriminators import (
     discriminator_loss,
     patch_places,
 )
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model
-from flowrl.rewards.prompt_needs import no_fields
 from flowrl.rewards.references import WORLD, References, open_references
 from flowrl.runtime.randomness import Part, counter_choice, counter_seed
 
@@ -131,40 +131,44 @@ class Adversarial:
             raise ValueError(f"max_accuracy must lie in [0.5, 1], got {self.max_accuracy:g}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}: [0.5, 0.999] is the default.")
-        for name in _FOREIGN[self.backbone]:
-            value = getattr(self, name)
-            if value is not None and (name, value) != ("patches", "all"):
-                raise ValueError(f"backbone {self.backbone} has no option {name}, got {value!r}: leave it out.")
-        if self.backbone == "clip" and self.loss not in (None, "pairwise"):
-            raise ValueError(f"backbone clip is trained on pairs, got loss {self.loss!r}: leave loss out.")
+        self._check_backbone()
         if self.weights == (0, 0):
             raise ValueError("class_weight and patch_weight are both 0, so every reward is: raise one.")
-        if self.published and self.backbone != "dinov2":
-            raise ValueError(f"published is for backbone dinov2 only, got {self.backbone!r}: leave it out.")
         if not self.update and (self.pretrain_steps == 0 or self.policy_every > 1):
             raise ValueError(
                 f"with update false it learns in pretrain_steps ({self.pretrain_steps}) only, and the policy need not "
                 f"wait: set pretrain_steps to 1 or more and policy_every to 1 (got {self.policy_every})."
             )
-        if self.backbone != "clip" and self.warmup_iterations == 0 and self.policy_every == 1:
-            raise ValueError(
-                "warmup_iterations 0 and policy_every 1 reward the first images by a discriminator that has learned "
-                "nothing: set warmup_iterations to 1 or more."
-            )
         for model in self.models:
             check_model(model.name, what={"dinov2": "DINOv2", "clip": "CLIP"}[self.backbone])
-        opened = self.opened()
+        opened = self.open_sources()
         if self.backbone == "clip" and not opened.by_prompt:
             raise ValueError(
                 f"backbone clip compares images of one prompt, but the folder {self.references} does not say what its "
                 f"images show: give a .json file that maps prompts to files."
             )
 
+    def _check_backbone(self) -> None:
+        """Refuses what the backbone does not have."""
+        for name in _FOREIGN[self.backbone]:
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("patches", "all"):
+                raise ValueError(f"backbone {self.backbone} has no option {name}, got {value!r}: leave it out.")
+        if self.backbone == "clip" and self.loss not in (None, "pairwise"):
+            raise ValueError(f"backbone clip is trained on pairs, got loss {self.loss!r}: leave loss out.")
+        if self.published and self.backbone != "dinov2":
+            raise ValueError(f"published is for backbone dinov2 only, got {self.backbone!r}: leave it out.")
+        if self.backbone != "clip" and self.warmup_iterations == 0 and self.policy_every == 1:
+            raise ValueError(
+                "warmup_iterations 0 and policy_every 1 reward the first images by a discriminator that has learned "
+                "nothing: set warmup_iterations to 1 or more."
+            )
+
     @property
     def models(self) -> tuple[Model, ...]:
         if self.backbone == "attributes":
             return ()
-        return (sized(self.model or {"dinov2": DINOV2_MODEL, "clip": CLIP_MODEL}[self.backbone]),)
+        return (model_of(self.model or {"dinov2": DINOV2_MODEL, "clip": CLIP_MODEL}[self.backbone]),)
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -177,7 +181,7 @@ class Adversarial:
         )
 
     @property
-    def learned_by(self) -> Loss:
+    def effective_loss(self) -> Loss:
         """The loss, by the backbone where none is named."""
         return "pairwise" if self.backbone == "clip" else self.loss or "hinge"
 
@@ -185,13 +189,13 @@ class Adversarial:
         """A reference image, or the record that one is drawn by."""
         return no_fields(prompt, "include") if self.references == WORLD else no_listed(prompt.text, self.references)
 
-    def opened(self) -> References:
+    def open_sources(self) -> References:
         """The references."""
         return open_references(self.references, held_out=self.held_out, seed=self.seed)
 
     def build(self, device: torch.device) -> TrainedReward:
         """Loads the backbone; runs in float32."""
-        return AdversarialReward(self, self._discriminator(device), self.opened())
+        return AdversarialReward(self, self._discriminator(device), self.open_sources())
 
     def _discriminator(self, device: torch.device) -> Discriminator:
         if self.backbone == "attributes":
@@ -201,9 +205,13 @@ class Adversarial:
             processor = self.processor or (CLIP_PROCESSOR if model.name == CLIP_MODEL else model.name)
             return clip_discriminator(model=model.name, processor=processor, revision=self.revision, device=device)
         return dinov2_discriminator(
-            model=model.name, revision=self.revision, image_size=self.image_size or DINOV2_SIZE, seed=self.seed,
-            device=device, published=self.published,
-        )  # fmt: skip
+            model=model.name,
+            revision=self.revision,
+            image_size=self.image_size or DINOV2_SIZE,
+            seed=self.seed,
+            device=device,
+            published=self.published,
+        )
 
 
 class _Step(NamedTuple):
@@ -231,7 +239,7 @@ class AdversarialReward:
         steps = f"{options.steps_per_iteration}x{options.batch_size}:pretrain-{options.pretrain_steps}"
         class_weight, patch_weight = options.weights
         self.version = (
-            f"adversarial:{discriminator.version}:{options.learned_by}:{class_weight:g}/{patch_weight:g}:"
+            f"adversarial:{discriminator.version}:{options.effective_loss}:{class_weight:g}/{patch_weight:g}:"
             f"patches-{options.patches}:lr-{lr:g}:{steps}{'' if options.update else ':fixed'}:"
             f"published-{options.published}:seed-{options.seed}:float32"
         )
@@ -292,10 +300,14 @@ class AdversarialReward:
             )
         numbers = np.mean([[step.loss, step.accuracy, step.margin] for step in steps], axis=0).tolist()
         metrics = dict(zip(("loss", "accuracy", "margin"), numbers, strict=True))
-        return metrics | self._watched() | {
-            "saturated": float(saturated),
-            "steps": float(pretrained + sum(step.learned for step in steps)),
-        }  # fmt: skip
+        return (
+            metrics
+            | self._watch()
+            | {
+                "saturated": float(saturated),
+                "steps": float(pretrained + sum(step.learned for step in steps)),
+            }
+        )
 
     def learned(self) -> dict[str, Any]:
         """Weights and the optimizer's state: tensors on the host, numbers."""
@@ -316,11 +328,7 @@ class AdversarialReward:
         return self.learned() | {"snapshot": self._snapshot, "warned": self._warned}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts `state()` back.
-
-        Raises:
-            ValueError: it is that of another discriminator.
-        """
+        """Puts `state()` back."""
         trained = self.discriminator.trained
         shapes = {name: list(weight.shape) for name, weight in trained.items()}
         saved = {name: list(weight.shape) for name, weight in state["weights"].items()}
@@ -383,13 +391,13 @@ class AdversarialReward:
         real = self.references.pick(prompts, [_record(inputs, i) for i in items], *key)
         both = [*real, *(images[i] for i in items)]
         logits = self._logits(both, prompts * 2, self._places(2 * count, "patches", *key), as_reward=False)
-        loss = discriminator_loss(options.learned_by, logits.whole[:count], logits.whole[count:])
+        loss = discriminator_loss(options.effective_loss, logits.whole[:count], logits.whole[count:])
         if logits.patches.shape[1]:
-            patches = discriminator_loss(options.learned_by, logits.patches[:count], logits.patches[count:])
+            patches = discriminator_loss(options.effective_loss, logits.patches[:count], logits.patches[count:])
             loss = loss + options.weights[1] * patches
         if not bool(torch.isfinite(loss)):
             raise ValueError(f"{OWNER}: the discriminator's loss is {float(loss)} at {key}: lower lr.")
-        accuracy = _accuracy(logits.whole.detach(), options.learned_by)
+        accuracy = _accuracy(logits.whole.detach(), options.effective_loss)
         learned = update and accuracy <= limit
         if learned:
             self.optimizer.zero_grad(set_to_none=True)
@@ -400,7 +408,7 @@ class AdversarialReward:
         margin = float(reward[:count].mean() - reward[count:].mean())
         return _Step(loss=loss.item(), accuracy=accuracy, margin=margin, learned=learned)
 
-    def _watched(self) -> dict[str, float]:
+    def _watch(self) -> dict[str, float]:
         """Mean rewards of what no learning sees, or saw once: held-out references and the snapshot."""
         assert self._snapshot is not None
         images, prompts, records = (self._snapshot[key] for key in ("images", "prompts", "records"))

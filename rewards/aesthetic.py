@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -20,10 +19,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.clip import DEFAULT_MODEL
-from flowrl.rewards.networks.clip_encoder import ClipEncoder, Preprocess, gradient_of, scored, transformers_clip
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.networks.clip_encoder import (
+    CLIP_MODEL,
+    Preprocess,
+    gradient_of,
+    score_output,
+    transformers_clip,
+)
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import (
     check_file,
     check_model,
@@ -49,7 +53,7 @@ class Aesthetic:
         "arithmetic were checked on a tiny random CLIP, not against the released weights."
     )
 
-    model: str = DEFAULT_MODEL
+    model: str = CLIP_MODEL
     """The CLIP that the head was trained on, a local folder or an id on the hub."""
     revision: str | None = None
     """Branch, tag or commit of `model` on the hub."""
@@ -65,7 +69,7 @@ class Aesthetic:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads CLIP and the head."""
@@ -78,21 +82,21 @@ class Aesthetic:
         if (width := encoder.texts([""]).shape[-1]) != WIDTHS[0]:
             raise ValueError(
                 f"{OWNER}: the head reads embeddings of width {WIDTHS[0]}, those of {self.model!r} have {width}: give "
-                f"model: a CLIP ViT-L/14, such as {DEFAULT_MODEL}."
+                f"model: a CLIP ViT-L/14, such as {CLIP_MODEL}."
             )
         weights = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
+                return score_output(apply_head(weights, encoder.images(inputs.images)), inputs)
+
         return FunctionReward(
             name="aesthetic",
-            score=partial(_score, encoder=encoder, weights=weights),
+            score=score,
             needs=frozenset({"images"}),
             version=f"aesthetic:{self.head}@{fingerprint(weights.values())}:{self.model}:{encoder.version}",
             differentiable=encoder.differentiable,
         )
-
-
-def _score(inputs: RewardInputs, *, encoder: ClipEncoder, weights: Mapping[str, Tensor]) -> RewardOutput:
-    with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
-        return scored(apply_head(weights, encoder.images(inputs.images)), inputs)
 
 
 def head_shapes() -> dict[str, tuple[int, ...]]:

@@ -15,20 +15,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flowrl.rewards import Model, Reward
+from flowrl.rewards.base import Model, Reward
 from flowrl.rewards.networks.clip_encoder import (
+    CLIP_MODEL,
     Library,
     Preprocess,
     check_open_clip,
-    open_clip_encoder,
+    load_encoder,
     prompt_reward,
-    transformers_clip,
 )
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model
 from flowrl.rewards.networks.text_limits import TextLimit, clip_limit
 
-DEFAULT_MODEL = "openai/clip-vit-large-patch14"
 PICK_SCORE_MODEL = "yuvalkirstain/PickScore_v1"
 
 SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -44,8 +43,44 @@ SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
 """The score of a cosine, `scale` being exp(logit_scale), 100 in OpenAI's checkpoints; and who uses it."""
 
 
+class ClipOptions:
+    """What rewards of a CLIP's cosine have in common; each states its fields itself."""
+
+    __slots__ = ()
+    name: ClassVar[str]
+    differentiable: ClassVar[bool] = True
+    library: Library = "transformers"
+    model: str
+    revision: str | None
+    preprocess: Preprocess
+    scale: str
+    threshold: float | None
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (model_of(self.model),)
+
+    @property
+    def text_limit(self) -> TextLimit:
+        """What CLIP reads."""
+        return clip_limit(self.model)
+
+    def build(self, device: torch.device) -> Reward:
+        """Loads the model."""
+        encoder = load_encoder(
+            self.library,
+            self.model,
+            device=device,
+            revision=self.revision,
+            preprocess=self.preprocess,
+            owner=f"reward {self.name!r}",
+        )
+        version = f"{self.model}:{self.scale}"
+        return prompt_reward(self.name, encoder, SCALES[self.scale], threshold=self.threshold, version=version)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipScore:
+class ClipScore(ClipOptions):
     """The scaled cosine of image and prompt, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
     reproduces: ClassVar[str] = (
@@ -53,7 +88,7 @@ class ClipScore:
         "open_clip's own classes on tiny random models, not checked against released weights."
     )
 
-    model: str = DEFAULT_MODEL
+    model: str = CLIP_MODEL
     """Of transformers a local folder or an id on the hub; of open_clip `architecture/weights` such as
     ViT-H-14/laion2b_s32b_b79k, `hf-hub:owner/name` or `local-dir:folder`."""
     revision: str | None = None
@@ -67,7 +102,7 @@ class ClipScore:
     """See `SCALES`."""
     threshold: float | None = None
     """Makes the reward `1[score > threshold]`; DanceGRPO's binary reward takes 0.39 of the cosine."""
-    differentiable: ClassVar[bool] = True
+    name: ClassVar[str] = "clip_score"
 
     def __post_init__(self) -> None:
         if self.library == "transformers":
@@ -77,22 +112,9 @@ class ClipScore:
                 raise ValueError(f"{option} is for library transformers; open_clip takes its own: leave it out.")
         return check_open_clip(self.model)
 
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
-
-    @property
-    def text_limit(self) -> TextLimit:
-        """What CLIP reads."""
-        return clip_limit(self.model)
-
-    def build(self, device: torch.device) -> Reward:
-        """Loads the model."""
-        return _built("clip_score", self, device, library=self.library)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PickScore:
+class PickScore(ClipOptions):
     """PickScore under a published scaling, in float32; differentiable with `preprocess` bilinear or bicubic.
 
     Half precision changes the third decimal, and scores of a group differ by 0.005 to 0.02.
@@ -113,35 +135,7 @@ class PickScore:
     """See `SCALES`."""
     threshold: float | None = None
     """Makes the reward `1[score > threshold]`."""
-    differentiable: ClassVar[bool] = True
+    name: ClassVar[str] = "pick_score"
 
     def __post_init__(self) -> None:
         check_model(self.model, what="CLIP")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
-
-    @property
-    def text_limit(self) -> TextLimit:
-        """What CLIP reads."""
-        return clip_limit(self.model)
-
-    def build(self, device: torch.device) -> Reward:
-        """Loads the model."""
-        return _built("pick_score", self, device)
-
-
-def _built(
-    name: str, options: ClipScore | PickScore, device: torch.device, *, library: Library = "transformers"
-) -> Reward:
-    owner = f"reward {name!r}"
-    if library == "open_clip":
-        encoder = open_clip_encoder(options.model, device=device, owner=owner)
-    else:
-        encoder = transformers_clip(
-            options.model, device=device, revision=options.revision, preprocess=options.preprocess, owner=owner
-        )
-    return prompt_reward(
-        name, encoder, SCALES[options.scale], threshold=options.threshold, version=f"{options.model}:{options.scale}"
-    )

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig, check_weights
 from flowrl.config.sections import Precision
-from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base import KINDS, VERDICTS, Reward, RewardInputs, RewardOutput, gives_verdicts, models_of
+from flowrl.rewards.base.outputs import check_output, log_words
+from flowrl.rewards.base.specs import Spec, validate_reward_specs
 from flowrl.rewards.networks.rest import at_rest
-from flowrl.rewards.outputs import check_output, log_words
-from flowrl.rewards.specs import Spec, validate_reward_specs
 from flowrl.runtime.placement import Resting, sent
 from flowrl.runtime.precision import arithmetic
 
@@ -104,12 +104,17 @@ class WeightedSum:
     def version(self) -> str:
         return " + ".join(f"{term.weight:g} * {term.reward.version}" for term in self.terms)
 
+    @property
+    def verdicts(self) -> str:
+        """The key of the first reward that gives verdicts, see `gives_verdicts`; without any what they are called."""
+        return next((term.key for term in self.terms if gives_verdicts(term.reward.name)), VERDICTS)
+
     def weights_at(self, iteration: int) -> tuple[float, ...]:
         """The weights of an iteration."""
         return tuple(term.entry.weight_at(iteration) for term in self.terms)
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        return self._combined(
+        return self._combine(
             [self._of(term, inputs) for term in self.terms], inputs.group_ids, inputs.iteration, inputs.images.device
         )
 
@@ -132,11 +137,11 @@ class WeightedSum:
         def result() -> RewardOutput:
             pairs = zip(jobs, here, strict=True)
             outputs = [done if job is None else job.result() for job, done in pairs]
-            return self._combined(outputs, group_ids, iteration, device)
+            return self._combine(outputs, group_ids, iteration, device)
 
         return result
 
-    def _combined(
+    def _combine(
         self, outputs: Sequence[RewardOutput | None], group_ids: Tensor, iteration: int, device: torch.device
     ) -> RewardOutput:
         batch, gates = len(group_ids), []
@@ -169,16 +174,16 @@ class WeightedSum:
         valid = valid_KB.all(0) if self.partial == "drop" else (valid_KB & (weight_K != 0)[:, None]).any(0)
         for open_B in gates:
             valid = valid & open_B
-        total = torch.where(valid, _merged(torch.stack(values), valid_KB, weight_K, self.merge), torch.nan)
+        total = torch.where(valid, _merge(torch.stack(values), valid_KB, weight_K, self.merge), torch.nan)
         for term in self.terms:
             if term.entry.gate is not None:
                 closed = parts[f"reward/{term.key}"] < term.entry.gate
                 parts[f"reward/{term.key}/gated"] = closed.float()
-                total = gated(total, closed, group_ids.to(device))
+                total = close_gates(total, closed, group_ids.to(device))
         return RewardOutput(values=total, valid=valid, parts=parts, errors=errors)
 
 
-def _merged(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) -> Tensor:
+def _merge(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) -> Tensor:
     """[B] merged values; weights of missing members go to the others."""
     present = torch.where(valid_KB, weight_K[:, None], 0.0)
     if merge == "sum":
@@ -193,7 +198,7 @@ def _merged(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) 
     return present.sum(0) / (present / value_KB).sum(0)
 
 
-def gated(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
+def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
     """Totals in which a gated image has the lowest total of its group's other images; of its group where all are gated.
 
     A large penalty instead would swell the group's standard deviation and drown what the others tell.
@@ -268,15 +273,16 @@ def unique_keys(names: Sequence[str]) -> list[str]:
 
 
 def build_weighted_sum(
-    specs: Sequence[Spec], *, device: torch.device | str = "cpu", merge: Merge = "sum", partial: Partial = "drop",
+    specs: Sequence[Spec],
+    *,
+    device: torch.device | str = "cpu",
+    merge: Merge = "sum",
+    partial: Partial = "drop",
     rests: bool = False,
-) -> WeightedSum:  # fmt: skip
+) -> WeightedSum:
     """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them.
 
     With `rests` their networks lie on the host but while they are asked; each is there before the next is made.
-
-    Raises:
-        ValueError: as `validate_reward_specs` and `sum_of`, or as `at_rest`.
     """
     checked, parts, device = validate_reward_specs(specs), dict[Hashable, Any](), torch.device(device)
     members, known = list[tuple[Reward, RewardConfig]](), dict[int, Resting]()

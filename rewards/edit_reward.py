@@ -10,39 +10,50 @@ has a head on the last hidden state there, of HPSv3's shape, which gives a mean 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.model_sizes import sized
-from flowrl.rewards.networks.qwen_vl import DTYPES, QWEN25_VL, Dtype, Scorer, TokenReward
-from flowrl.rewards.prompt_needs import no_source
+from flowrl.rewards.networks.qwen_vl import QWEN25_VL, Checkpoint, CheckpointOptions, Dtype, TokenScorer
 
 FILES = ("model.safetensors", "model.pth")
 HEADS = ("rm_heads.",)
 ASPECTS = {"following": "dim1", "quality": "dim2"}
 """What the two heads judge, in their order, and the texts that they were trained on."""
 POOLED: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda means: means.mean(0), "min": lambda means: means.amin(0), "sum": lambda means: means.sum(0)
-}  # fmt: skip
+    "mean": lambda means: means.mean(0),
+    "min": lambda means: means.amin(0),
+    "sum": lambda means: means.sum(0),
+}
 OWNER = "reward 'edit_reward'"
 
 
+class TwoHeads(nn.Module):
+    """Both heads of a hidden state, [..., d] to [..., 4]: mean and log spread of following, then of quality."""
+
+    def __init__(self, width: int, weights: Any = None) -> None:
+        super().__init__()
+        self.head_0 = preference_head(width)
+        self.head_1 = preference_head(width)
+
+    def forward(self, hidden: Float[Tensor, " *b d"]) -> Float[Tensor, " *b 4"]:
+        return torch.cat([self.head_0(hidden), self.head_1(hidden)], -1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EditReward:
+class EditReward(CheckpointOptions):
     """The pooled score of source, edit and instruction, on its own scale; needs about 17 GB in bfloat16.
 
     The edit must have one source image; an item with none or several fails, "missing_source" or "several_sources".
@@ -56,6 +67,9 @@ class EditReward:
         "Qwen2.5-VL equal those of the repository's own class under transformers 4.57.0, not of the released weights."
     )
 
+    published: ClassVar[Checkpoint] = Checkpoint(
+        name="edit_reward", tokens=(TOKEN,), make_head=TwoHeads, family=QWEN25_VL, heads=HEADS
+    )
     model: str = "TIGER-Lab/EditReward-Qwen2.5-VL-7B"
     """A file, or a folder or hub repository with model.safetensors or model.pth; or the MiMo one,
     TIGER-Lab/EditReward-MiMo-VL-7B-SFT-2508."""
@@ -75,104 +89,72 @@ class EditReward:
     """Edits that the model sees at once; with one, no score depends on the others."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "batch_size")
-        pretrained.check_file(self.model, option="model")
-        pretrained.check_model(self.base, what=QWEN25_VL.what, option="base")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (sized(self.model, DTYPES[self.dtype].itemsize),)
+        self.check()
 
     def lacks(self, prompt: Prompt) -> str | None:
         """One source image."""
         return no_source(prompt, one=True)
 
+    def read_weights(self) -> Mapping[str, Tensor]:
+        """The weights of the checkpoint's one file."""
+        path = Path(self.model).expanduser()
+        if not path.is_file():
+            folder = pretrained.fetch_file(self.model, None, revision=self.revision, owner=OWNER, option="model")
+            files = [folder / name for name in FILES if (folder / name).is_file()]
+            if not files:
+                raise ValueError(
+                    f"{OWNER}, option model: {self.model!r} holds neither {' nor '.join(FILES)}: give the file."
+                )
+            path = files[0]
+        return pretrained.read_weights(path, owner=OWNER)
+
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor."""
-        config, processor, token_ids = qwen_vl.load_base(
-            self.base, [TOKEN], revision=self.base_revision, owner=OWNER, family=QWEN25_VL
-        )
-
-        def load() -> TokenReward:
-            weights = pretrained.read_weights(weights_file(self.model, self.revision), owner=OWNER)
-            return qwen_vl.build_network(
-                config, weights, lambda _: TwoHeads(config.text_config.hidden_size), token_ids, dtype=self.dtype,
-                device=device, owner=OWNER, family=QWEN25_VL, heads=HEADS,
-            )  # fmt: skip
-
-        key = ("edit_reward", self.model, self.revision, self.base, self.base_revision, str(device), self.dtype)
-        network = pretrained.shared_network(key, load)
         texts = [
             read_template(name, None, source="edit_reward", once=(qwen_vl.PROMPT, TOKEN)) for name in ASPECTS.values()
         ]
-        scorers = [
-            Scorer(
-                network=network, processor=processor, token_ids=token_ids, template=text, position_mode="sequential",
-                device=device, owner=OWNER,
-            )
-            for text in texts
-        ]  # fmt: skip
+        scorers = self.scorers(texts, device)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            if inputs.source_images is None:
+                raise ValueError(
+                    f"{OWNER} judges edits, and the samples have no source_images: give them with the prompts."
+                )
+            counts = [len(sources) for sources in inputs.source_images]
+            errors = [None if n == 1 else "several_sources" if n else "missing_source" for n in counts]
+            places = [item for item, error in enumerate(errors) if error is None]
+            values = [math.nan] * len(inputs)
+            parts = {name: [math.nan] * len(inputs) for name in ASPECTS}
+            if places:
+                means = _means(inputs[places], scorers, self.batch_size)
+                pooled = POOLED[self.pooling](means)
+                for row, item in enumerate(places):
+                    values[item] = float(pooled[row])
+                    for part, mean in zip(parts.values(), means[:, row].tolist(), strict=True):
+                        part[item] = mean
+            return output_of(values, inputs, parts, errors)
+
         return FunctionReward(
             name="edit_reward",
-            score=partial(_score, options=self, scorers=scorers),
+            score=score,
             needs=frozenset({"images", "prompts", "source_images"}),
-            version=f"edit_reward:{self.model}@{pretrained.fingerprint(network.head.parameters())}:{self.pooling}:"
+            version=f"edit_reward:{self.model}@{pretrained.fingerprint(scorers[0].network.head.parameters())}:{self.pooling}:"
             f"{template_name(chr(0).join(texts))}:{PIXELS}px:{self.dtype}",
         )
 
 
-class TwoHeads(nn.Module):
-    """Both heads of a hidden state, [..., d] to [..., 4]: mean and log spread of following, then of quality."""
+def _means(inputs: RewardInputs, scorers: list[TokenScorer], batch_size: int) -> Float[Tensor, " 2 b"]:
+    """The means of both heads for edits of one source image each, in float64 on the host."""
+    assert inputs.source_images is not None
+    shown: list[Image.Image] = []  # source, edit, source, edit, ...
+    for image, (source,) in zip(to_uint8(inputs.images), inputs.source_images, strict=True):
+        both = (to_uint8(source[None])[0], image)
+        shown += [qwen_vl.resize_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in both]
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.head_0 = preference_head(width)
-        self.head_1 = preference_head(width)
+    def pairs(part: slice) -> list[Image.Image]:
+        return shown[2 * part.start : 2 * part.stop]
 
-    def forward(self, hidden: Float[Tensor, " *b d"]) -> Float[Tensor, " *b 4"]:
-        return torch.cat([self.head_0(hidden), self.head_1(hidden)], -1)
-
-
-def weights_file(model: str, revision: str | None) -> Path:
-    """The checkpoint's one file of weights.
-
-    Raises:
-        ValueError: there is none, or it cannot be had.
-    """
-    path = Path(model).expanduser()
-    if path.is_file():
-        return path
-    folder = pretrained.fetch_file(model, None, revision=revision, owner=OWNER, option="model")
-    for name in FILES:
-        if (folder / name).is_file():
-            return folder / name
-    raise ValueError(f"{OWNER}, option model: {model!r} holds neither {' nor '.join(FILES)}: give the file.")
-
-
-def _score(inputs: RewardInputs, *, options: EditReward, scorers: list[Scorer]) -> RewardOutput:
-    if inputs.source_images is None:
-        raise ValueError(f"{OWNER} judges edits, and the samples have no source_images: give them with the prompts.")
-    counts = [len(sources) for sources in inputs.source_images]
-    errors = [None if n == 1 else "several_sources" if n else "missing_source" for n in counts]
-    places = [item for item, error in enumerate(errors) if error is None]
-    values = [math.nan] * len(inputs)
-    parts = {name: [math.nan] * len(inputs) for name in ASPECTS}
-    if places:
-        edited = to_uint8(inputs.images[places])
-        shown: list[Image.Image] = []  # source, edit, source, edit, ...
-        for image, item in zip(edited, places, strict=True):
-            source = to_uint8(inputs.source_images[item][0][None])[0]
-            shown += [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in (source, image)]
-
-        def pairs(part: slice) -> list[Image.Image]:
-            return shown[2 * part.start : 2 * part.stop]
-
-        prompts = [inputs.prompts[item] for item in places]
-        outputs = [scorer.outputs(prompts, batch_size=options.batch_size, images=pairs)[:, 0] for scorer in scorers]
-        means = torch.stack([outputs[0][:, 0], outputs[1][:, 2]]).double().cpu()
-        pooled = POOLED[options.pooling](means)
-        for row, item in enumerate(places):
-            values[item] = float(pooled[row])
-            for part, mean in zip(parts.values(), means[:, row].tolist(), strict=True):
-                part[item] = mean
-    return output_of(values, inputs, parts, errors)
+    following, quality = (
+        scorer.outputs(inputs.prompts, batch_size=batch_size, images=pairs)[:, 0] for scorer in scorers
+    )
+    return torch.stack([following[:, 0], quality[:, 2]]).double().cpu()

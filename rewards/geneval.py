@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 from weakref import ref
 
@@ -17,9 +16,9 @@ from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.prompt_needs import no_record
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
-from flowrl.rewards.prompt_needs import no_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +39,7 @@ class Geneval:
     unclipped."""
     clip_min: float | None = None
     """Lower bound of the value, for `graded`, whose negative values count surplus objects; null for none."""
+    verdicts: ClassVar[bool] = True
     judge: str = "shapes"
     """The detector, a key of `flowrl.rewards.networks.detectors.DETECTORS`: `shapes` for the embedded world's
     drawings; for photos `openmmlab`, the benchmark's own, whose file you fetch, or `mask2former`, from the hub, whose
@@ -89,9 +89,19 @@ class Geneval:
         """The reward on a judge that is at hand."""
         lower = "none" if self.clip_min is None else f"{self.clip_min:g}"
         quirk = "quirk" if self.reference_position_quirk else "clean"
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            parts, lowest = judge(inputs, quirk=self.reference_position_quirk), self.clip_min
+            values = parts[self.credit]
+            if lowest is not None:  # NaN, a failed item, stays: no comparison with it holds
+                values = [lowest if value < lowest else value for value in values]
+            return output_of(
+                values, inputs, parts, ["missing_field" if math.isnan(value) else None for value in values]
+            )
+
         return FunctionReward(
             name="geneval",
-            score=partial(_score, options=self, judge=judge),
+            score=score,
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"geneval:{self.credit}:clip_min-{lower}:{quirk}:{judge.detector.version}",
         )
@@ -108,11 +118,11 @@ class Judge:
     def __call__(self, inputs: RewardInputs, *, quirk: bool) -> dict[str, list[float]]:
         """All credits `[B]` by name, NaN for an item without a readable record; `quirk` as in `rules.graded`."""
         if self._asked() is not inputs or self._quirk != quirk:
-            self._answer = self._judged(inputs, quirk)
+            self._answer = self._judge(inputs, quirk)
             self._asked, self._quirk = ref(inputs), quirk
         return self._answer
 
-    def _judged(self, inputs: RewardInputs, quirk: bool) -> dict[str, list[float]]:
+    def _judge(self, inputs: RewardInputs, quirk: bool) -> dict[str, list[float]]:
         records = [_record(prompt, record) for prompt, record in zip(inputs.prompts, inputs.metadata, strict=True)]
         places = [i for i, record in enumerate(records) if record is not None]
         images = to_uint8(inputs.images)[places]
@@ -121,20 +131,12 @@ class Judge:
             raise ValueError(f"the judge returned detections of {len(found)} images for {len(images)}.")
         parts = {name: [math.nan] * len(inputs) for name in ("graded", "strict", "official")}
         for i, image, detections in zip(places, images, found, strict=True):
-            record, color_of = records[i], _remembered(self.detector, image)
+            record, color_of = records[i], _remember(self.detector, image)
             assert record is not None
             parts["graded"][i] = graded(detections, record, color_of, reference_position_quirk=quirk)
             parts["strict"][i] = float(strict(detections, record, color_of))
             parts["official"][i] = float(verdict(detections, record, color_of).correct)
         return parts
-
-
-def _score(inputs: RewardInputs, *, options: Geneval, judge: Judge) -> RewardOutput:
-    parts, lowest = judge(inputs, quirk=options.reference_position_quirk), options.clip_min
-    values = parts[options.credit]
-    if lowest is not None:  # NaN, a failed item, stays: no comparison with it holds
-        values = [lowest if value < lowest else value for value in values]
-    return output_of(values, inputs, parts, ["missing_field" if math.isnan(value) else None for value in values])
 
 
 def _record(prompt: str, metadata: dict[str, Any]) -> Record | None:
@@ -144,7 +146,7 @@ def _record(prompt: str, metadata: dict[str, Any]) -> Record | None:
         return None
 
 
-def _remembered(detector: Detector, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:
+def _remember(detector: Detector, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:
     """The detector's colour function for one image, asked once per detection: three rules look at them."""
     colors: dict[int, str] = {}
 

@@ -19,10 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.rewards import Model, Reward
+from flowrl.rewards.base import Model, Reward
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
 from flowrl.rewards.networks.clip_keys import clip_from_open_clip
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import (
     check_file,
     check_model,
@@ -78,7 +78,7 @@ class Hps:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.checkpoint),)
+        return (model_of(self.checkpoint),)
 
     @property
     def text_limit(self) -> TextLimit:
@@ -87,42 +87,43 @@ class Hps:
 
     def build(self, device: torch.device) -> Reward:
         """Loads weights and tokenizer."""
-        from transformers import CLIPTokenizer
+        from transformers import CLIPConfig, CLIPTokenizer
 
         path = fetch_file(
             self.checkpoint, FILES[self.version], revision=self.revision, owner=OWNER, option="checkpoint"
-        )  # fmt: skip
-        network = shared_network((OWNER, str(path.resolve()), str(device)), lambda: _load(path, device))
+        )
+
+        def load() -> Any:
+            config = CLIPConfig(text_config=TEXT_TOWER, vision_config=VISION_TOWER, projection_dim=WIDTH)
+            return clip_from_open_clip(read_weights(path, owner=OWNER), config, owner=OWNER).to(device)
+
+        network = shared_network((OWNER, str(path.resolve()), str(device)), load)
         words = load_processor(CLIPTokenizer, self.tokenizer, owner=OWNER, option="tokenizer", what="CLIP tokenizer")
-        pixels = partial(padded_pixels, size=network.config.vision_config.image_size)
+        pixels = partial(pad_pixels, size=network.config.vision_config.image_size)
         encoder = encoder_of(network, words, pixels, device=device, differentiable=True, how="long-side-bicubic-black")
         return prompt_reward(
-            "hps", encoder, lambda cosine, _: cosine, threshold=self.threshold,
+            "hps",
+            encoder,
+            lambda cosine, _: cosine,
+            threshold=self.threshold,
             version=f"{self.checkpoint}:{path.name}:cosine",
-        )  # fmt: skip
+        )
 
 
-def _load(path: Any, device: torch.device) -> Any:
-    from transformers import CLIPConfig
-
-    config = CLIPConfig(text_config=TEXT_TOWER, vision_config=VISION_TOWER, projection_dim=WIDTH)
-    return clip_from_open_clip(read_weights(path, owner=OWNER), config, owner=OWNER).to(device)
-
-
-def fitted_size(height: int, width: int, size: int = 224) -> tuple[int, int]:
+def fit_size(height: int, width: int, size: int = 224) -> tuple[int, int]:
     """Height and width at which the long side is `size`."""
     scale = size / max(height, width)
     return round(height * scale), round(width * scale)
 
 
-def padded_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Float[Tensor, " b 3 size size"]:
+def pad_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Float[Tensor, " b 3 size size"]:
     """HPSv2's input: 8-bit images, long side to `size` (bicubic, antialiased), black around, then normalised.
 
     Of an odd number of black rows or columns the last side gets one more. Bicubic overshoot is kept, as published.
     """
     # The value is that of the 8-bit image, the gradient that of the float one.
     images = images + (images.detach().mul(255.0).round().clamp(0, 255) / 255.0 - images.detach())
-    height, width = fitted_size(images.shape[-2], images.shape[-1], size)
+    height, width = fit_size(images.shape[-2], images.shape[-1], size)
     from torchvision.transforms import functional as vision
 
     images = vision.resize(images, [height, width], vision.InterpolationMode.BICUBIC, antialias=True)

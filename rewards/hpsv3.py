@@ -11,28 +11,31 @@ reads the last hidden state there. Its first output is the score, unbounded, abo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from flowrl.config.sections import at_least
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.model_sizes import sized
-from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype, PositionMode, Scorer, TokenReward
+from flowrl.rewards.networks.qwen_vl import Checkpoint, CheckpointOptions, Dtype, PositionMode, TokenScorer
 
 _FACTORS = {"raw": 1.0, "verl_omni": 0.1}
-FILE = "HPSv3.safetensors"
 TOKEN = "<|Reward|>"
 PIXELS = 256 * 28 * 28
-OWNER = "reward 'hpsv3'"
+
+
+def preference_head(width: int, weights: Any = None) -> nn.Sequential:
+    """The head on hidden states of a width, whatever its weights; their names as in the checkpoint."""
+    return nn.Sequential(
+        nn.Linear(width, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hpsv3:
+class Hpsv3(CheckpointOptions):
     """The score of image and prompt, times 0.1 with `scale: verl_omni`; needs about 16 GB in bfloat16.
 
     The checkpoint was trained on one text, which is the one that is asked. The weights' licence is not established:
@@ -45,6 +48,9 @@ class Hpsv3:
         "weights."
     )
 
+    published: ClassVar[Checkpoint] = Checkpoint(
+        name="hpsv3", tokens=(TOKEN,), make_head=preference_head, file="HPSv3.safetensors"
+    )
     model: str = "MizzenAI/HPSv3"
     """The file HPSv3.safetensors, a folder that holds it, or a hub id."""
     revision: str | None = None
@@ -66,14 +72,8 @@ class Hpsv3:
     others; in bfloat16 larger batches change the last digits."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "batch_size")
         self.text()
-        pretrained.check_file(self.model, option="model")
-        pretrained.check_model(self.base, what="Qwen2-VL", option="base")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (sized(self.model, DTYPES[self.dtype].itemsize),)
+        self.check()
 
     def text(self) -> str:
         """What the model reads, with `{prompt}` in it."""
@@ -81,40 +81,23 @@ class Hpsv3:
 
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor."""
-        config, processor, token_ids = qwen_vl.load_base(self.base, [TOKEN], revision=self.base_revision, owner=OWNER)
-
-        def load() -> TokenReward:
-            path = pretrained.fetch_file(self.model, FILE, revision=self.revision, owner=OWNER, option="model")
-            weights = pretrained.read_weights(path, owner=OWNER)
-            return qwen_vl.build_network(
-                config, weights, lambda _: preference_head(config.text_config.hidden_size), token_ids,
-                dtype=self.dtype, device=device, owner=OWNER,
-            )  # fmt: skip
-
-        key = ("hpsv3", self.model, self.revision, self.base, self.base_revision, str(device), self.dtype)
-        network = pretrained.shared_network(key, load)
         text = self.text()
-        scorer = Scorer(
-            network=network, processor=processor, token_ids=token_ids, template=text,
-            position_mode=self.position_mode, device=device, owner=OWNER,
-        )  # fmt: skip
+        (scorer,) = self.scorers([text], device, position_mode=self.position_mode)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            outputs = read_images(inputs, scorer, self.batch_size)
+            return output_of((_FACTORS[self.scale] * outputs[:, 0]).tolist(), inputs)
+
         return FunctionReward(
             name="hpsv3",
-            score=partial(_score, options=self, scorer=scorer),
+            score=score,
             needs=frozenset({"images", "prompts"}),
-            version=f"hpsv3:{self.model}@{pretrained.fingerprint(network.head.parameters())}:{self.scale}:"
+            version=f"hpsv3:{self.model}@{pretrained.fingerprint(scorer.network.head.parameters())}:{self.scale}:"
             f"{template_name(text)}:{self.position_mode}:{PIXELS}px:{self.dtype}",
         )
 
 
-def preference_head(width: int) -> nn.Sequential:
-    """The head on hidden states of a width; names of its weights as in the checkpoint."""
-    return nn.Sequential(
-        nn.Linear(width, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
-    )
-
-
-def _score(inputs: RewardInputs, *, options: Hpsv3, scorer: Scorer) -> RewardOutput:
-    images = [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
-    outputs = scorer.outputs(inputs.prompts, batch_size=options.batch_size, images=images.__getitem__)
-    return output_of((_FACTORS[options.scale] * outputs[:, 0, 0].cpu().double()).tolist(), inputs)
+def read_images(inputs: RewardInputs, scorer: TokenScorer, batch_size: int) -> Float[Tensor, " b o"]:
+    """The head's outputs for each image and prompt, float64 on the host."""
+    images = [qwen_vl.resize_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
+    return scorer.outputs(inputs.prompts, batch_size=batch_size, images=images.__getitem__)[:, 0].cpu().double()

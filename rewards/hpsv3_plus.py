@@ -17,92 +17,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from flowrl.config.sections import at_least, share
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
+from flowrl.config.sections import share
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
+from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head, read_images
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.model_sizes import sized
-from flowrl.rewards.networks.qwen_vl import DTYPES, QWEN3_VL, Dtype, Scorer, TokenReward
+from flowrl.rewards.networks.qwen_vl import QWEN3_VL, Checkpoint, CheckpointOptions, Dtype
 
-FILE = "hpsv3++.pth"
 HEADS = ("rm_head.", "cond_encoder.", "film_gen.", "cap_encoder.")
 STEPS = 1000
 OWNER = "reward 'hpsv3_plus'"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hpsv3Plus:
-    """The score of image and prompt, on its own scale; needs about 18 GB in bfloat16.
-
-    How able the generator is, is told from each image alone, as the repository does for batches of one; in larger
-    batches it pools them, so that a score depends on its neighbours. Part: `capability`, c above. The text is HPSv3's
-    (MIT) without its half on agreement with the prompt, as the checkpoint was trained; the repository states no licence
-    of weights and code.
-    """
-
-    reproduces: ClassVar[str] = (
-        "HPSv3++ (arXiv 2606.14657, PlantPotatoOnMoon/HPSv3-PlusPlus, film_hybrid) one image at a time; values of a "
-        "tiny random Qwen3-VL equal those of the repository's own class under transformers 4.57.0, not checked on the "
-        "released weights."
-    )
-
-    model: str = "Junjun2333/HPSv3-PlusPlus"
-    """The file hpsv3++.pth, a folder that holds it, or a hub id."""
-    revision: str | None = None
-    """Branch, tag or commit of `model` on the hub."""
-    base: str = "Qwen/Qwen3-VL-8B-Instruct"
-    """The Qwen3-VL 8B whose configuration and processor are used, a folder or a hub id; not its weights."""
-    base_revision: str | None = None
-    """Likewise of `base`."""
-    trained: float | None = 0.0
-    """t above, min(1, steps / 1000) of the generator's own training; 0 for any image, as published scores have it; null
-    takes the run's iteration."""
-    dtype: Dtype = "bfloat16"
-    """Precision of the backbone; the head and what modulates it run in float32."""
-    batch_size: int = 1
-    """Images that the model sees at once; with one, no score depends on the others."""
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "batch_size")
-        if self.trained is not None:
-            share("trained", self.trained)
-        pretrained.check_file(self.model, option="model")
-        pretrained.check_model(self.base, what=QWEN3_VL.what, option="base")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (sized(self.model, DTYPES[self.dtype].itemsize),)
-
-    def build(self, device: torch.device) -> Reward:
-        """Loads model and processor."""
-        config, processor, token_ids = qwen_vl.load_base(
-            self.base, [TOKEN], revision=self.base_revision, owner=OWNER, family=QWEN3_VL
-        )
-
-        def load() -> TokenReward:
-            path = pretrained.fetch_file(self.model, FILE, revision=self.revision, owner=OWNER, option="model")
-            return qwen_vl.build_network(
-                config, pretrained.read_weights(path, owner=OWNER),
-                lambda found: ModulatedHead(config.text_config.hidden_size, _inner(found)), token_ids,
-                dtype=self.dtype, device=device, owner=OWNER, family=QWEN3_VL, heads=HEADS,
-            )  # fmt: skip
-
-        key = ("hpsv3_plus", self.model, self.revision, self.base, self.base_revision, str(device), self.dtype)
-        network = pretrained.shared_network(key, load)
-        text = read_template("hpsv3_plus", None, source="hpsv3", once=(qwen_vl.PROMPT, TOKEN))
-        scorer = Scorer(
-            network=network, processor=processor, token_ids=token_ids, template=text, position_mode="mrope",
-            device=device, owner=OWNER, resize=True,
-        )  # fmt: skip
-        return FunctionReward(
-            name="hpsv3_plus",
-            score=partial(_score, options=self, scorer=scorer),
-            needs=frozenset({"images", "prompts"}),
-            version=f"hpsv3_plus:{self.model}@{pretrained.fingerprint(network.head.parameters())}:"
-            f"{template_name(text)}:trained-{'run' if self.trained is None else format(self.trained, 'g')}:{PIXELS}px:"
-            f"{self.dtype}",
-        )
 
 
 class ModulatedHead(nn.Module):
@@ -128,19 +52,69 @@ class ModulatedHead(nn.Module):
         return torch.cat([self.rm_head(hidden * (1 + gamma) + beta), able], -1)
 
 
-def _inner(weights: Mapping[str, Tensor]) -> int:
-    """The width of what modulates the head."""
+def _head(width: int, weights: Mapping[str, Tensor]) -> ModulatedHead:
+    """The head, as wide inside as its weights say."""
     if (name := "cond_encoder.0.bias") not in weights:
         raise ValueError(f"{OWNER}: the checkpoint lacks {name}, so it is no HPSv3++ (a plain HPSv3 is reward hpsv3).")
-    return len(weights[name])
+    return ModulatedHead(width, len(weights[name]))
 
 
-def _score(inputs: RewardInputs, *, options: Hpsv3Plus, scorer: Scorer) -> RewardOutput:
-    trained = min(1.0, inputs.iteration / STEPS) if options.trained is None else options.trained
-    images = [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
-    read = partial(scorer.network.head, trained=trained)
-    outputs = replace(scorer, read=read).outputs(
-        inputs.prompts, batch_size=options.batch_size, images=images.__getitem__
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hpsv3Plus(CheckpointOptions):
+    """The score of image and prompt, on its own scale; needs about 18 GB in bfloat16.
+
+    How able the generator is, is told from each image alone, as the repository does for batches of one; in larger
+    batches it pools them, so that a score depends on its neighbours. Part: `capability`, c above. The text is HPSv3's
+    (MIT) without its half on agreement with the prompt, as the checkpoint was trained; the repository states no licence
+    of weights and code.
+    """
+
+    reproduces: ClassVar[str] = (
+        "HPSv3++ (arXiv 2606.14657, PlantPotatoOnMoon/HPSv3-PlusPlus, film_hybrid) one image at a time; values of a "
+        "tiny random Qwen3-VL equal those of the repository's own class under transformers 4.57.0, not checked on the "
+        "released weights."
     )
-    values, _, able = outputs[:, 0].double().cpu().unbind(-1)
-    return output_of(values.tolist(), inputs, {"capability": able.tolist()})
+
+    published: ClassVar[Checkpoint] = Checkpoint(
+        name="hpsv3_plus", tokens=(TOKEN,), make_head=_head, family=QWEN3_VL, heads=HEADS, file="hpsv3++.pth"
+    )
+    model: str = "Junjun2333/HPSv3-PlusPlus"
+    """The file hpsv3++.pth, a folder that holds it, or a hub id."""
+    revision: str | None = None
+    """Branch, tag or commit of `model` on the hub."""
+    base: str = "Qwen/Qwen3-VL-8B-Instruct"
+    """The Qwen3-VL 8B whose configuration and processor are used, a folder or a hub id; not its weights."""
+    base_revision: str | None = None
+    """Likewise of `base`."""
+    trained: float | None = 0.0
+    """t above, min(1, steps / 1000) of the generator's own training; 0 for any image, as published scores have it; null
+    takes the run's iteration."""
+    dtype: Dtype = "bfloat16"
+    """Precision of the backbone; the head and what modulates it run in float32."""
+    batch_size: int = 1
+    """Images that the model sees at once; with one, no score depends on the others."""
+
+    def __post_init__(self) -> None:
+        if self.trained is not None:
+            share("trained", self.trained)
+        self.check()
+
+    def build(self, device: torch.device) -> Reward:
+        """Loads model and processor."""
+        text = read_template("hpsv3_plus", None, source="hpsv3", once=(qwen_vl.PROMPT, TOKEN))
+        (scorer,) = self.scorers([text], device, position_mode="mrope", resize=True)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            trained = min(1.0, inputs.iteration / STEPS) if self.trained is None else self.trained
+            reader = replace(scorer, read=partial(scorer.network.head, trained=trained))
+            values, _, able = read_images(inputs, reader, self.batch_size).unbind(-1)
+            return output_of(values.tolist(), inputs, {"capability": able.tolist()})
+
+        return FunctionReward(
+            name="hpsv3_plus",
+            score=score,
+            needs=frozenset({"images", "prompts"}),
+            version=f"hpsv3_plus:{self.model}@{pretrained.fingerprint(scorer.network.head.parameters())}:"
+            f"{template_name(text)}:trained-{'run' if self.trained is None else format(self.trained, 'g')}:{PIXELS}px:"
+            f"{self.dtype}",
+        )

@@ -28,7 +28,9 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = [file for file in files_below(path).values() if _is_image(file, path)]
+        files = [
+            file for file in files_below(path).values() if file.suffix.lower() in SUFFIXES and not is_hidden(file, path)
+        ]
         if not files:
             raise ValueError(f"the folder {source} holds no images ({', '.join(SUFFIXES)}): fill it.")
         return {None: files}
@@ -37,6 +39,15 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
             f"references must be a folder of images, or a .json file that maps prompts to files{other}, got "
             f"{source!r}, which is none of them."
         )
+    found = _listed_files(path, source)
+    missing = [file for files in found.values() for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
+    return found
+
+
+def _listed_files(path: Path, source: str) -> dict[str | None, list[Path]]:
+    """The files that a JSON file gives each prompt, there or not."""
     try:
         listed: Any = parse_json(read_text(path), source)
     except ValueError as error:
@@ -49,18 +60,11 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
         found[prompt] = [path.parent / Path(name).expanduser() for name in names]
     if not found:
         raise ValueError(f"{source} lists no references: write {{prompt: [files]}}.")
-    missing = [file for files in found.values() for file in files if not file.is_file()]
-    if missing:
-        raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
     return found
 
 
-def _is_image(file: Path, folder: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and not is_hidden(file, folder)
-
-
 def no_listed(prompt: str, source: str) -> str | None:
-    """The lack of a file for a prompt; one end of a sentence, as of `flowrl.rewards.prompt_needs`."""
+    """The lack of a file for a prompt; one end of a sentence, as of `flowrl.rewards.base.prompt_needs`."""
     path = Path(source).expanduser()
     if path.is_dir():  # its images serve every prompt
         return None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,10 +19,10 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor, nn
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.text_limits import TextLimit
 from flowrl.runtime.precision import network_autocast
 
@@ -78,7 +77,7 @@ class ImageReward:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     @property
     def text_limit(self) -> TextLimit:
@@ -90,9 +89,13 @@ class ImageReward:
         from transformers import BertTokenizer
 
         words = pretrained.load_processor(
-            BertTokenizer, self.tokenizer, revision=self.tokenizer_revision, owner=OWNER, option="tokenizer",
+            BertTokenizer,
+            self.tokenizer,
+            revision=self.tokenizer_revision,
+            owner=OWNER,
+            option="tokenizer",
             what="BERT",
-        )  # fmt: skip
+        )
         words.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)  # BLIP's: ids follow BERT's own vocabulary
 
         def load() -> Blip:
@@ -105,9 +108,23 @@ class ImageReward:
                 f"{OWNER}: the tokenizer {self.tokenizer!r} has {len(words)} words, the checkpoint {size}: give "
                 f"tokenizer: the uncased one of BERT."
             )
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            size = network.vision.config.image_size
+            pixels = torch.stack([clip_pixels(Image.fromarray(image), size) for image in to_uint8(inputs.images)]).to(
+                device
+            )
+            tokens = words(
+                inputs.prompts, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+            ).to(device)
+            with network_autocast(device):
+                output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
+            return output_of(((output.cpu().double() - MEAN) / STD).tolist(), inputs)
+
         return FunctionReward(
             name="image_reward",
-            score=partial(_score, network=network, tokenizer=words, device=device),
+            score=score,
             needs=frozenset({"images", "prompts"}),
             version=f"image_reward:{self.model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
             f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32",
@@ -137,17 +154,19 @@ class Blip(nn.Module):
 def linear_head(width: int) -> nn.Sequential:
     """Five linear layers and dropout between them: an affine map in evaluation mode. Places as in the checkpoint."""
     return nn.Sequential(
-        nn.Linear(width, 1024), nn.Dropout(0.2), nn.Linear(1024, 128), nn.Dropout(0.2), nn.Linear(128, 64),
-        nn.Dropout(0.1), nn.Linear(64, 16), nn.Linear(16, 1),
-    )  # fmt: skip
+        nn.Linear(width, 1024),
+        nn.Dropout(0.2),
+        nn.Linear(1024, 128),
+        nn.Dropout(0.2),
+        nn.Linear(128, 64),
+        nn.Dropout(0.1),
+        nn.Linear(64, 16),
+        nn.Linear(16, 1),
+    )
 
 
 def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """The checkpoint's weights of image tower, text tower and head, under the names of the modules here.
-
-    Raises:
-        ValueError: for a name that the checkpoint does not have.
-    """
+    """The checkpoint's weights of image tower, text tower and head, under the names of the modules here."""
     image, text, head = {}, {}, {}
     for name, weight in weights.items():
         rest = name.removeprefix("blip.visual_encoder.")
@@ -167,11 +186,7 @@ def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
 
 
 def build_blip(weights: Mapping[str, Tensor]) -> Blip:
-    """The network on the host, on all weights of a checkpoint; sizes are read off their shapes.
-
-    Raises:
-        ValueError: if weights are missing or left over.
-    """
+    """The network on the host, on all weights of a checkpoint; sizes are read off their shapes."""
     from transformers import BlipTextModel, BlipVisionModel
 
     image, text, head = to_transformers(weights)
@@ -200,31 +215,30 @@ def configs(image: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> tuple[An
     words, size = text["embeddings.word_embeddings.weight"].shape
     return (
         BlipVisionConfig(
-            hidden_size=width, intermediate_size=image["encoder.layers.0.mlp.fc1.weight"].shape[0],
-            num_hidden_layers=_layers(image, "encoder.layers."), num_attention_heads=width // HEAD_WIDTH,
-            image_size=side * patch, patch_size=patch, hidden_act="gelu", layer_norm_eps=1e-6,
+            hidden_size=width,
+            intermediate_size=image["encoder.layers.0.mlp.fc1.weight"].shape[0],
+            num_hidden_layers=_layers(image, "encoder.layers."),
+            num_attention_heads=width // HEAD_WIDTH,
+            image_size=side * patch,
+            patch_size=patch,
+            hidden_act="gelu",
+            layer_norm_eps=1e-6,
         ),
         BlipTextConfig(
-            vocab_size=words, hidden_size=size, encoder_hidden_size=width, is_decoder=True, hidden_act="gelu",
+            vocab_size=words,
+            hidden_size=size,
+            encoder_hidden_size=width,
+            is_decoder=True,
+            hidden_act="gelu",
             intermediate_size=text["encoder.layer.0.intermediate.dense.weight"].shape[0],
-            num_hidden_layers=_layers(text, "encoder.layer."), num_attention_heads=size // HEAD_WIDTH,
-            max_position_embeddings=text["embeddings.position_embeddings.weight"].shape[0], layer_norm_eps=1e-12,
+            num_hidden_layers=_layers(text, "encoder.layer."),
+            num_attention_heads=size // HEAD_WIDTH,
+            max_position_embeddings=text["embeddings.position_embeddings.weight"].shape[0],
+            layer_norm_eps=1e-12,
             pad_token_id=0,
         ),
-    )  # fmt: skip
+    )
 
 
 def _layers(weights: Mapping[str, Tensor], prefix: str) -> int:
     return 1 + max(int(name.removeprefix(prefix).partition(".")[0]) for name in weights if name.startswith(prefix))
-
-
-@torch.no_grad()
-def _score(inputs: RewardInputs, *, network: Blip, tokenizer: Any, device: torch.device) -> RewardOutput:
-    size = network.vision.config.image_size
-    pixels = torch.stack([clip_pixels(Image.fromarray(image), size) for image in to_uint8(inputs.images)]).to(device)
-    tokens = tokenizer(
-        inputs.prompts, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
-    ).to(device)
-    with network_autocast(device):
-        output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
-    return output_of(((output.cpu().double() - MEAN) / STD).tolist(), inputs)

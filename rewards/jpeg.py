@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 
 JPEG_QUALITY = 95
 """Pillow's `quality` in every published use; all other encoder options stay at their defaults."""
@@ -66,14 +65,14 @@ class JpegIncompressibility:
 
 
 def _jpeg_reward(name: str, factor: float, scale: str) -> Reward:
+
+    def score(inputs: RewardInputs) -> RewardOutput:
+        sizes = [jpeg_bytes(image) for image in to_uint8(inputs.images)]
+        return output_of([factor * size for size in sizes], inputs, {"kilobytes": [size / 1000 for size in sizes]})
+
     return FunctionReward(
         name=name,
-        score=partial(_score, factor=factor),
+        score=score,
         needs=frozenset({"images"}),
         version=f"{name}:{scale}:quality-{JPEG_QUALITY}:pillow-{PIL.__version__}",
     )
-
-
-def _score(inputs: RewardInputs, *, factor: float) -> RewardOutput:
-    sizes = [jpeg_bytes(image) for image in to_uint8(inputs.images)]
-    return output_of([factor * size for size in sizes], inputs, {"kilobytes": [size / 1000 for size in sizes]})

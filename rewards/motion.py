@@ -6,7 +6,6 @@ Letters: B videos of F frames, d_t the difference of frames t + 1 and t.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -16,7 +15,8 @@ from torch.nn.functional import avg_pool2d
 
 from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.base.frames import videos_of
 from flowrl.runtime.placement import widened
 
 
@@ -45,9 +45,18 @@ class TemporalSmoothness:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; the arithmetic runs where the videos are."""
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            videos = videos_of(inputs, owner="reward 'temporal_smoothness'", at_least=3)
+            # One video at a time: differences in float64 take several times the memory of the video.
+            even = torch.stack([smoothness(video, cell=self.cell) for video in videos])
+            change = torch.stack([frame_change(video) for video in videos])
+            moving = (change / self.min_change).clamp(max=1) if self.min_change else torch.ones_like(change)
+            return tensor_output((even * moving).float(), {"smoothness": even.float(), "frame_change": change.float()})
+
         return FunctionReward(
             name="temporal_smoothness",
-            score=partial(_score, cell=self.cell, min_change=self.min_change),
+            score=score,
             needs=frozenset({"videos"}),
             version=f"temporal_smoothness:cell-{self.cell}:min_change-{self.min_change:g}",
             differentiable=True,
@@ -79,26 +88,3 @@ def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float[Tensor, 
     total = (size[1:] + size[:-1]).sum()
     roughness = second.abs().sum() / total.clamp(min=torch.finfo(total.dtype).tiny)
     return 1 - torch.where(total == 0, 0.0, roughness)  # 0 / 0 of a frozen video; NaN pixels stay NaN
-
-
-def _score(inputs: RewardInputs, *, cell: int, min_change: float) -> RewardOutput:
-    videos = videos_of(inputs, owner="reward 'temporal_smoothness'", at_least=3)
-    # One video at a time: differences in float64 take several times the memory of the video.
-    even = torch.stack([smoothness(video, cell=cell) for video in videos])
-    change = torch.stack([frame_change(video) for video in videos])
-    moving = (change / min_change).clamp(max=1) if min_change else torch.ones_like(change)
-    return tensor_output((even * moving).float(), {"smoothness": even.float(), "frame_change": change.float()})
-
-
-def videos_of(inputs: RewardInputs, *, owner: str, at_least: int) -> Float[Tensor, " b f 3 h w"]:
-    """The videos to score.
-
-    Raises:
-        ValueError: if images were made, or the videos have fewer frames than `at_least`.
-    """
-    if inputs.videos is None:
-        raise ValueError(f"{owner} scores videos, and images were made: take a pipeline that makes videos.")
-    frames = inputs.videos.shape[1]
-    if frames < at_least:
-        raise ValueError(f"{owner} needs videos of at least {at_least} frames, got {frames}: make longer ones.")
-    return inputs.videos

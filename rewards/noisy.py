@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from flowrl.config.sections import at_least, share
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
-from flowrl.rewards.nested import build_nested, nested_options
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.networks.text_limits import TextLimit, limit_of
-from flowrl.rewards.prompt_needs import lack_of
 from flowrl.runtime.randomness import counter_integers, counter_normal
 
 _MILLION = 1_000_000
@@ -63,15 +62,25 @@ class Noisy:
         return limit_of(nested_options(self.reward, self.options))
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the inner reward and puts noise on it.
-
-        Raises:
-            ValueError: the inner reward does not judge an item by itself.
-        """
+        """Makes the inner reward and puts noise on it."""
         inner = build_nested(self.reward, self.options, device=device, owner="reward 'noisy'")
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            output = inner(inputs)
+            noise = []
+            for group, i in zip(inputs.group_ids.tolist(), inputs.sample_ids.tolist(), strict=True):
+                key = (inputs.iteration, group, i)
+                wild = counter_integers(0, _MILLION, self.seed, "reward-outlier", *key) < self.outliers * _MILLION
+                width = self.std * self.outlier_scale if wild else self.std
+                noise.append(width * counter_normal((1,), self.seed, "reward-noise", *key))
+            values = output.values + (self.bias + torch.cat(noise)).to(output.values.device)
+            return RewardOutput(
+                values=values, valid=output.valid, parts={**output.parts, "clean": output.values}, errors=output.errors
+            )
+
         return FunctionReward(
             name="noisy",
-            score=partial(_score, options=self, inner=inner),
+            score=score,
             needs=inner.needs | {"group_ids", "sample_ids"},
             version=f"noisy:std-{self.std:g}:outliers-{self.outliers:g}x{self.outlier_scale:g}:bias-{self.bias:g}:"
             f"seed-{self.seed}:{inner.version}",
@@ -79,17 +88,3 @@ class Noisy:
             differentiable=inner.differentiable,
             waits=inner.waits,
         )
-
-
-def _score(inputs: RewardInputs, *, options: Noisy, inner: Reward) -> RewardOutput:
-    output = inner(inputs)
-    noise = []
-    for group, i in zip(inputs.group_ids.tolist(), inputs.sample_ids.tolist(), strict=True):
-        key = (inputs.iteration, group, i)
-        wild = counter_integers(0, _MILLION, options.seed, "reward-outlier", *key) < options.outliers * _MILLION
-        width = options.std * options.outlier_scale if wild else options.std
-        noise.append(width * counter_normal((1,), options.seed, "reward-noise", *key))
-    values = output.values + (options.bias + torch.cat(noise)).to(output.values.device)
-    return RewardOutput(
-        values=values, valid=output.valid, parts={**output.parts, "clean": output.values}, errors=output.errors
-    )

@@ -21,7 +21,6 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -31,11 +30,11 @@ from jaxtyping import UInt8
 from flowrl.config.rewards import Frames
 from flowrl.config.sections import at_least, share
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.frames import framewise
-from flowrl.rewards.judges.chat import Chat, build_chat, check_chat, is_server, judge_models
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.frames import framewise
+from flowrl.rewards.base.prompt_needs import no_fields
+from flowrl.rewards.judges.chat import build_chat, check_chat, is_server, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
-from flowrl.rewards.prompt_needs import no_fields
 
 Normalise = Literal["nospace_lower", "nfkc", "none"]
 Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]
@@ -150,9 +149,32 @@ class Ocr:
     def build(self, device: torch.device) -> Reward:
         """Loads a reader, which runs on the host, or the judge."""
         read, version, remote = _reading(self, device)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            pairs = zip(inputs.prompts, inputs.metadata, strict=True)
+            wanted = [_target(prompt, metadata, self) for prompt, metadata in pairs]
+            errors = [error for _, error in wanted]
+            values = [math.nan] * len(inputs)
+            parts = {"found": [math.nan] * len(inputs), "extra": [math.nan] * len(inputs)}
+            places = [i for i, error in enumerate(errors) if error is None]
+            for i, text in zip(places, read(to_uint8(inputs.images)[places]), strict=True):
+                if text is None:
+                    errors[i] = "reader_error"
+                    continue
+                seen, wish = normalise_text(text, self.normalise), wanted[i][0]
+                parts["extra"][i] = max(0, len(seen) - len(wish))
+                if wish:
+                    parts["found"][i] = float(wish in seen)
+                    values[i] = text_reward(
+                        seen, wish, substring_ok=self.substring_ok, extra_text_penalty=self.extra_text_penalty
+                    )
+                else:
+                    values[i] = float(not seen)
+            return output_of(values, inputs, parts, errors)
+
         images = FunctionReward(
             name="ocr",
-            score=partial(_score, options=self, read=read),
+            score=score,
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"ocr:{self.target_field or self.target_regex}:{self.normalise}:substring-{self.substring_ok}:"
             f"extra-{self.extra_text_penalty:g}:empty-{self.on_empty_target}:{version}",
@@ -163,7 +185,7 @@ class Ocr:
         return replace(images, score=lambda inputs: (images if inputs.videos is None else videos)(inputs))
 
 
-def normalised(text: str, normalise: Normalise) -> str:
+def normalise_text(text: str, normalise: Normalise) -> str:
     """`nospace_lower`: lower case without white space; `nfkc`: case-folded after NFKC, so that full-width and
     composed forms agree, likewise; `none`: as it is.
     """
@@ -178,9 +200,6 @@ def text_reward(read: str, target: str, *, substring_ok: bool = True, extra_text
 
     d is the Levenshtein distance; for a target that occurs in what was read, with `substring_ok`, it is
     `extra_text_penalty` per surplus character instead: 0 makes text around the target free, 1 gives the distance again.
-
-    Raises:
-        ValueError: if the target is empty.
     """
     from rapidfuzz.distance import Levenshtein
 
@@ -203,40 +222,24 @@ def _target(prompt: str, metadata: dict[str, Any], options: Ocr) -> tuple[str, s
         match = re.search(options.target_regex, prompt)
         groups = match.groups() if match else ()
         text = (next((g for g in groups if g is not None), "") if groups else match[0]) if match else ""
-    target = normalised(text, options.normalise)
+    target = normalise_text(text, options.normalise)
     if not target and options.on_empty_target == "prompt":
-        target = normalised(prompt, options.normalise)
+        target = normalise_text(prompt, options.normalise)
     return target, None if target or options.on_empty_target == "blank" else "empty_target"
-
-
-def _score(inputs: RewardInputs, *, options: Ocr, read: ReadAll) -> RewardOutput:
-    pairs = zip(inputs.prompts, inputs.metadata, strict=True)
-    wanted = [_target(prompt, metadata, options) for prompt, metadata in pairs]
-    errors = [error for _, error in wanted]
-    values = [math.nan] * len(inputs)
-    parts = {"found": [math.nan] * len(inputs), "extra": [math.nan] * len(inputs)}
-    places = [i for i, error in enumerate(errors) if error is None]
-    for i, text in zip(places, read(to_uint8(inputs.images)[places]), strict=True):
-        if text is None:
-            errors[i] = "reader_error"
-            continue
-        seen, wish = normalised(text, options.normalise), wanted[i][0]
-        parts["extra"][i] = max(0, len(seen) - len(wish))
-        if wish:
-            parts["found"][i] = float(wish in seen)
-            values[i] = text_reward(
-                seen, wish, substring_ok=options.substring_ok, extra_text_penalty=options.extra_text_penalty
-            )
-        else:
-            values[i] = float(not seen)
-    return output_of(values, inputs, parts, errors)
 
 
 def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
     """What reads images, what it is for the version, and whether it waits for another program."""
     if options.judge is not None:
         chat, words = build_chat(options.judge, device=device), options.words()
-        return partial(_ask_all, chat=chat, words=words), f"vlm:{words.digest}:{chat.version}", is_server(options.judge)
+
+        def ask_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
+            """What a vision-language model reads off each image; None where it gave no answer."""
+            answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
+            said = [None if answer.error else answer.text.strip() for answer in answers]
+            return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
+
+        return ask_all, f"vlm:{words.digest}:{chat.version}", is_server(options.judge)
     sure = f"confidence-{options.min_confidence:g}:angle-{options.angle_classifier}"
     readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
     if options.reader == "paddle":
@@ -245,43 +248,30 @@ def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
         packages = f"paddleocr-{importlib.metadata.version('paddleocr')}:paddle-{paddle}"
     else:
         readers.put(_rapidocr(options))
-        packages = f"rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(_model_names())}"
+        files = (importlib.resources.files("rapidocr") / "models").iterdir()  # their versions are in their names
+        models = sorted(file.name.removesuffix(".onnx") for file in files if file.name.endswith(".onnx"))
+        packages = f"rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(models)}"
         packages += f":onnxruntime-{importlib.metadata.version('onnxruntime')}"
-    return partial(_read_all, options=options, readers=readers), f"{sure}:{packages}", False
 
+    def read_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
+        """What each image says. A reader keeps state while it reads, so each thread borrows one of its own."""
 
-def _ask_all(images: UInt8[np.ndarray, " b h w 3"], *, chat: Chat, words: Template) -> list[str | None]:
-    """What a vision-language model reads off each image; None where it gave no answer."""
-    answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
-    said = [None if answer.error else answer.text.strip() for answer in answers]
-    return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
+        def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
+            try:
+                reader = readers.get_nowait()
+            except queue.Empty:
+                reader = _paddle(options) if options.reader == "paddle" else _rapidocr(options)
+            try:
+                return reader(image)
+            finally:
+                readers.put(reader)
 
+        if options.workers == 1 or len(images) < 2:
+            return [read(image) for image in images]
+        with ThreadPoolExecutor(options.workers) as pool:
+            return list(pool.map(read, images))
 
-def _read_all(
-    images: UInt8[np.ndarray, " b h w 3"], *, options: Ocr, readers: queue.SimpleQueue[Reader]
-) -> list[str | None]:
-    """What each image says. A reader keeps state while it reads, so each thread borrows one of its own."""
-
-    def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
-        try:
-            reader = readers.get_nowait()
-        except queue.Empty:
-            reader = _paddle(options) if options.reader == "paddle" else _rapidocr(options)
-        try:
-            return reader(image)
-        finally:
-            readers.put(reader)
-
-    if options.workers == 1 or len(images) < 2:
-        return [read(image) for image in images]
-    with ThreadPoolExecutor(options.workers) as pool:
-        return list(pool.map(read, images))
-
-
-def _model_names() -> list[str]:
-    """The packaged models, by file name; their versions are in it."""
-    files = (importlib.resources.files("rapidocr") / "models").iterdir()
-    return sorted(file.name.removesuffix(".onnx") for file in files if file.name.endswith(".onnx"))
+    return read_all, f"{sure}:{packages}", False
 
 
 def _rapidocr(options: Ocr) -> Reader:

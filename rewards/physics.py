@@ -10,7 +10,6 @@ The paper gives the soft minimum and its temperature 0.1; windows, pooling and t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,9 +19,10 @@ from torch.nn.functional import cosine_similarity
 
 from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least, positive
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.motion import check_min_change, videos_of
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.frames import videos_of
+from flowrl.rewards.motion import check_min_change
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 from flowrl.runtime.placement import widened
 from flowrl.runtime.precision import network_autocast
@@ -82,7 +82,7 @@ class Physics:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
@@ -93,7 +93,7 @@ class Physics:
         )
         processor = load_processor(
             AutoVideoProcessor, self.model, revision=self.revision, owner=_OWNER, what="V-JEPA 2"
-        )  # fmt: skip
+        )
         tubelet = network.config.tubelet_size
         if self.window % tubelet or self.context % tubelet:
             raise ValueError(
@@ -101,9 +101,37 @@ class Physics:
                 f"({self.context}) must be multiples of {tubelet}."
             )
         weights = fingerprint([network.predictor.proj.weight, network.get_input_embeddings().proj.weight])
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            window, crop = self.window, network.config.crop_size
+            videos = videos_of(inputs, owner=_OWNER, at_least=window)
+            starts = window_starts(videos.shape[1], window=window, stride=self.stride)
+            values: list[float] = []
+            parts: dict[str, list[float]] = {"min_similarity": [], "mean_similarity": [], "frame_change": []}
+            for video in videos:
+                frames = torch.from_numpy(to_uint8(video)).permute(0, 3, 1, 2).to(device)
+                pixels = processor([frames], return_tensors="pt", do_sample_frames=False)["pixel_values_videos"][0]
+                if pixels.shape[-2:] != (crop, crop):
+                    raise ValueError(
+                        f"{_OWNER}: the checkpoint's processor gives frames of {list(pixels.shape[-2:])}, and its "
+                        f"model counts positions for {crop} x {crop}: take a checkpoint whose preprocessor and config "
+                        f"agree."
+                    )
+                windows = torch.stack([pixels[start : start + window] for start in starts]).to(device)
+                with network_autocast(device):
+                    s_N = torch.cat([_similarity(piece, self, network) for piece in windows.split(_WINDOWS_PER_CALL)])
+                value, change = float(soft_min(s_N, temperature=self.temperature)), float(frame_change(video))
+                if self.min_change and value > 0:
+                    value *= min(1.0, change / self.min_change)
+                values.append(value)
+                for name, number in zip(parts, (float(s_N.min()), float(s_N.mean()), change), strict=True):
+                    parts[name].append(number)
+            return output_of(values, inputs, parts)
+
         return FunctionReward(
             name="physics",
-            score=partial(_score, options=self, network=network, processor=processor, device=device),
+            score=score,
             needs=frozenset({"videos"}),
             version=f"physics:{self.model}@{weights}:window-{self.window}:context-{self.context}:stride-{self.stride}:"
             f"{self.pooling}:target-{self.target_features}:temperature-{self.temperature:g}:"
@@ -120,35 +148,6 @@ def soft_min(similarities: Float[Tensor, " n"], *, temperature: float) -> Float[
 def window_starts(frames: int, *, window: int, stride: int) -> list[int]:
     """First frames of the windows that fit: 0, stride, 2 stride, …"""
     return list(range(0, frames - window + 1, stride))
-
-
-@torch.no_grad()
-def _score(
-    inputs: RewardInputs, *, options: Physics, network: Any, processor: Any, device: torch.device
-) -> RewardOutput:
-    window, crop = options.window, network.config.crop_size
-    videos = videos_of(inputs, owner=_OWNER, at_least=window)
-    starts = window_starts(videos.shape[1], window=window, stride=options.stride)
-    values: list[float] = []
-    parts: dict[str, list[float]] = {"min_similarity": [], "mean_similarity": [], "frame_change": []}
-    for video in videos:
-        frames = torch.from_numpy(to_uint8(video)).permute(0, 3, 1, 2).to(device)
-        pixels = processor([frames], return_tensors="pt", do_sample_frames=False)["pixel_values_videos"][0]
-        if pixels.shape[-2:] != (crop, crop):
-            raise ValueError(
-                f"{_OWNER}: the checkpoint's processor gives frames of {list(pixels.shape[-2:])}, and its model counts "
-                f"positions for {crop} x {crop}: take a checkpoint whose preprocessor and config agree."
-            )
-        windows = torch.stack([pixels[start : start + window] for start in starts]).to(device)
-        with network_autocast(device):
-            s_N = torch.cat([_similarity(piece, options, network) for piece in windows.split(_WINDOWS_PER_CALL)])
-        value, change = float(soft_min(s_N, temperature=options.temperature)), float(frame_change(video))
-        if options.min_change and value > 0:
-            value *= min(1.0, change / options.min_change)
-        values.append(value)
-        for name, number in zip(parts, (float(s_N.min()), float(s_N.mean()), change), strict=True):
-            parts[name].append(number)
-    return output_of(values, inputs, parts)
 
 
 def _similarity(windows: Float[Tensor, " n f 3 h w"], options: Physics, network: Any) -> Float[Tensor, " n"]:

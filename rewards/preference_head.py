@@ -21,9 +21,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.networks.clip_encoder import scored
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.networks.clip_encoder import score_output
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.preference_features import MODELS, Backbone, Features, build_features, check_backbone
 from flowrl.rewards.networks.pretrained import fingerprint, read_weights
 from flowrl.runtime.files import read_json
@@ -46,13 +46,13 @@ class Head:
     std: Float[Tensor, " d"]
     weights: Mapping[str, Tensor]
 
-    def standardised(self, features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
+    def standardise(self, features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
         """Features with the training images' mean 0 and deviation 1."""
         return (features - self.mean) / self.std
 
     def __call__(self, features: Float[Tensor, " b d"]) -> Float[Tensor, " b"]:
         """Scores s of features as the backbone gives them."""
-        return head_scores(self.weights, self.standardised(features))
+        return head_scores(self.weights, self.standardise(features))
 
 
 def head_scores(weights: Mapping[str, Tensor], features: Float[Tensor, " b d"]) -> Float[Tensor, " b"]:
@@ -74,11 +74,7 @@ def first_weights(kind: HeadKind, width: int, hidden: int, *, seed: int) -> dict
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a head's folder.
-
-    Raises:
-        ValueError: no such folder, or it holds no head.
-    """
+    """The configuration of a head's folder."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}: give one that 'flowrl reward train' wrote.")
     for name in (CONFIG, WEIGHTS):
@@ -88,8 +84,16 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: Any = read_json(folder / CONFIG)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG} is not JSON ({error}): train the head again.") from error
-    kinds = {"backbone": str, "model": str | None, "revision": str | None, "preprocess": str, "image_size": int,
-             "features": str, "temperature": float, "center": float}  # fmt: skip
+    kinds = {
+        "backbone": str,
+        "model": str | None,
+        "revision": str | None,
+        "preprocess": str,
+        "image_size": int,
+        "features": str,
+        "temperature": float,
+        "center": float,
+    }
     wrong = [key for key, kind in kinds.items() if not isinstance(config.get(key), kind)]
     if wrong or config["backbone"] not in get_args(Backbone) or not config["temperature"] > 0:
         raise ValueError(f"{folder / CONFIG} does not describe a head ({', '.join(wrong)}): train it again.")
@@ -115,23 +119,24 @@ class PreferenceHead:
         config = self.config()
         if config["backbone"] == "attributes":
             return ()
-        return (sized(self.backbone_model or config["model"] or MODELS[config["backbone"]]),)
+        return (model_of(self.backbone_model or config["model"] or MODELS[config["backbone"]]),)
 
     def config(self) -> dict[str, Any]:
         """What the head's folder says of it."""
         return read_config(Path(self.model).expanduser())
 
     def build(self, device: torch.device) -> Reward:
-        """Loads head and backbone.
-
-        Raises:
-            ValueError: no head, no backbone, or other weights than the head was trained on.
-        """
+        """Loads head and backbone."""
         folder, config = Path(self.model).expanduser(), self.config()
         features = build_features(
-            config["backbone"], model=self.backbone_model or config["model"], revision=config["revision"],
-            preprocess=config["preprocess"], image_size=config["image_size"], device=device, owner=OWNER,
-        )  # fmt: skip
+            config["backbone"],
+            model=self.backbone_model or config["model"],
+            revision=config["revision"],
+            preprocess=config["preprocess"],
+            image_size=config["image_size"],
+            device=device,
+            owner=OWNER,
+        )
         if features.version != config["features"]:
             raise ValueError(
                 f"{OWNER}: the head of {folder} was trained on features {config['features']}, and these are "
@@ -143,7 +148,7 @@ class PreferenceHead:
         def score(inputs: RewardInputs) -> RewardOutput:
             asked = torch.is_grad_enabled() and features.differentiable and inputs.images.requires_grad
             with torch.set_grad_enabled(asked), torch.autocast(device.type, enabled=False):
-                return scored((head(features.of(inputs.images, inputs.prompts)) - center) / temperature, inputs)
+                return score_output((head(features.of(inputs.images, inputs.prompts)) - center) / temperature, inputs)
 
         return FunctionReward(
             name="preference_head",
@@ -155,11 +160,7 @@ class PreferenceHead:
 
 
 def load_head(path: Path, width: int, device: torch.device) -> Head:
-    """A head from its file of weights.
-
-    Raises:
-        ValueError: it is damaged or belongs to other features.
-    """
+    """A head from its file of weights."""
     tensors = {name: tensor.float().to(device) for name, tensor in read_weights(path, owner=OWNER).items()}
     hidden = tensors["hidden"].shape[0] if tensors.get("hidden", torch.zeros(0)).ndim == 2 else 0
     shapes: dict[str, tuple[int, ...]] = {"mean": (width,), "std": (width,), "out": (1, hidden or width)}

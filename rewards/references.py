@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flowrl.prompts.loading import spread
+from flowrl.rewards.embedded.realism import scene_of
 from flowrl.rewards.image_files import image_files, read_image
 from flowrl.rewards.networks.discriminators import OWNER, Pixels
-from flowrl.runtime.randomness import Part, counter_choice, counter_integers, counter_seed
-from flowrl.world.scenes import draw_scene, random_scene
+from flowrl.runtime.randomness import Part, counter_choice, counter_integers
 
 WORLD = "world"
 
@@ -31,11 +29,11 @@ class WorldReferences:
 
     def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
         """One image for each prompt, to learn from."""
-        return [drawn_scene(row, self.seed, "learned", *key, i) for i, row in enumerate(metadata)]
+        return [scene_of(row, self.seed, "learned", *key, i) for i, row in enumerate(metadata)]
 
     def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
         """One image for each prompt that is never learned from, and what each of them shows."""
-        return list(prompts), [drawn_scene(row, self.seed, "held out", i) for i, row in enumerate(metadata)]
+        return list(prompts), [scene_of(row, self.seed, "held out", i) for i, row in enumerate(metadata)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,22 +75,6 @@ class FileReferences:
 
 
 References = WorldReferences | FileReferences
-
-
-def drawn_scene(record: Mapping[str, Any], *key: Part) -> Pixels:
-    """A scene 64 x 64 of the embedded world in which a GenEval record holds: a function of record and counters.
-
-    Raises:
-        ValueError: there is no GenEval record.
-    """
-    if "include" not in record:
-        raise ValueError(
-            f"{OWNER}: references: world draws what a prompt's GenEval record asks for, but the prompt "
-            f"{record.get('prompt', '')!r} has no 'include' in its metadata: take a JSONL file of prompts such as "
-            f"asset:prompts/world_train.jsonl, or other references."
-        )
-    rng = np.random.default_rng(counter_seed("scene", *key))
-    return draw_scene(random_scene(record, rng))
 
 
 def open_references(source: str, *, held_out: float, seed: int) -> References:

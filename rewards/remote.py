@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
@@ -22,12 +23,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.looked_for import look_for_servers
-from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, is_back, wrong
-from flowrl.rewards.serving.retries import Failed, check_calls, check_server, open_session
+from flowrl.rewards.serving.http_client import Lines
+from flowrl.rewards.serving.remote_client import RewardFacts, RewardServer, ask_all, ask_scores, is_back, wrong
+from flowrl.rewards.serving.retries import Failure, addresses, check_calls, check_servers
 from flowrl.rewards.serving.server_pool import ServerPool
-from flowrl.rewards.serving.wire import Item, Score
+from flowrl.rewards.serving.wire import ItemScore, WireItem
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
 from flowrl.rewards.serving.wire_bodies import Way, chunks_of
 from flowrl.rewards.serving.wire_images import ImageFormat, Pixels
@@ -73,12 +75,7 @@ class Remote:
 
     def __post_init__(self) -> None:
         adapter = ADAPTERS[self.protocol]
-        if not self.urls:
-            raise ValueError("url is an empty list: give the address of a server such as http://127.0.0.1:8190.")
-        for url in self.urls:
-            check_server("url", url, secret="token_env", example="http://127.0.0.1:8190")
-        if len(set(self.urls)) < len(self.urls):
-            raise ValueError(f"url names a server twice: {', '.join(self.urls)}; list each once.")
+        check_servers("url", self.url, secret="token_env", example="http://127.0.0.1:8190")
         if len(self.urls) > 1 and not self.wait:
             raise ValueError("wait: false leaves unknown whether several servers have the same reward: remove it.")
         if self.protocol == "unirl" and not self.reward:
@@ -102,7 +99,7 @@ class Remote:
     @property
     def urls(self) -> tuple[str, ...]:
         """All addresses."""
-        return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
+        return addresses(self.url)
 
     def build(self, device: torch.device) -> Reward:
         """Asks the servers whether they are ready; values come back to the device of the images.
@@ -112,15 +109,12 @@ class Remote:
         """
         adapter = ADAPTERS[self.protocol]
         token = None if self.token_env is None else os.environ[self.token_env].strip()
-        most = self.concurrency * len(self.urls)  # where one alone is left
+        lines = Lines(self.urls, api_key=token)
         servers = [
-            Server(
-                session=open_session(url, api_key=token, connections=most), url=url, adapter=adapter,
-                timeout=self.timeout, retries=self.retries,
-            )
-            for url in self.urls
-        ]  # fmt: skip
-        told = ask_all(servers, self.reward, self.deadline) if self.wait else Told()
+            RewardServer(lines=lines, line=line, adapter=adapter, timeout=self.timeout, retries=self.retries)
+            for line in lines.lines
+        ]
+        told = ask_all(servers, self.reward, self.deadline) if self.wait else RewardFacts()
         pool = ServerPool(servers, partial(is_back, reward=self.reward, told=told))
         sends = frozenset(self.needs or told.needs or (set(_NEEDS) & adapter.fields))
         if unknown := sorted(sends - adapter.fields):
@@ -140,7 +134,9 @@ class Remote:
         )
 
 
-def _score(inputs: RewardInputs, *, pool: ServerPool[Server], about: Told, options: Remote) -> RewardOutput:
+def _score(
+    inputs: RewardInputs, *, pool: ServerPool[RewardServer], about: RewardFacts, options: Remote
+) -> RewardOutput:
     items = items_of(inputs, about.needs)
     groups = ADAPTERS[options.protocol].groups if about.kind != "remote" else None
     chunks = chunks_of(items, options.batch_size, groups, about.room)
@@ -154,24 +150,24 @@ def _score(inputs: RewardInputs, *, pool: ServerPool[Server], about: Told, optio
         done = [job.done() for job in jobs]
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-    scores: dict[int, Score] = {}
+    scores: dict[int, ItemScore] = {}
     for job, chunk, finished in zip(jobs, chunks, done, strict=True):
-        result = job.result() if finished else Failed(error="timeout")
-        if isinstance(result, Failed):
-            scores |= {item.id: Score(id=item.id, value=None, error=result.error) for item in chunk}
+        result = job.result() if finished else Failure(error="timeout")
+        if isinstance(result, Failure):
+            scores |= {item.id: ItemScore(id=item.id, value=None, error=result.error) for item in chunk}
         else:
             scores |= {score.id: score for score in result.scores}
-    ordered = [scores[item.id] for item in items]
-    names = sorted({name for score in ordered for name in score.parts})
-    return output_of(
-        [score.value for score in ordered],
-        inputs,
-        {name: [score.parts.get(name, math.nan) for score in ordered] for name in names},
-        [score.error for score in ordered],
-    )
+    return _output([scores[item.id] for item in items], inputs)
 
 
-def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
+def _output(scores: Sequence[ItemScore], inputs: RewardInputs) -> RewardOutput:
+    """The output of scores in the order of the inputs."""
+    names = sorted({name for score in scores for name in score.parts})
+    parts = {name: [score.parts.get(name, math.nan) for score in scores] for name in names}
+    return output_of([score.value for score in scores], inputs, parts, [score.error for score in scores])
+
+
+def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[WireItem]:
     """Samples as items with their places as ids; of metadata, videos and further images only what is needed.
 
     Raises:
@@ -189,13 +185,20 @@ def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
     references = _lists(inputs.reference_images if "reference_images" in needs else None, len(inputs))
     groups, samples = inputs.group_ids.tolist(), inputs.sample_ids.tolist()
     return [
-        Item(
-            id=i, prompt=prompt, image=images[i], frames=() if videos is None else tuple(videos[i]),
-            fps=None if videos is None else inputs.fps, source_images=sources[i], reference_images=references[i],
-            metadata=inputs.metadata[i] if "metadata" in needs else {}, group_id=groups[i], sample_id=samples[i],
+        WireItem(
+            id=i,
+            prompt=prompt,
+            image=images[i],
+            frames=() if videos is None else tuple(videos[i]),
+            fps=None if videos is None else inputs.fps,
+            source_images=sources[i],
+            reference_images=references[i],
+            metadata=inputs.metadata[i] if "metadata" in needs else {},
+            group_id=groups[i],
+            sample_id=samples[i],
         )
         for i, prompt in enumerate(inputs.prompts)
-    ]  # fmt: skip
+    ]
 
 
 def _lists(images: list[list[Tensor]] | None, batch: int) -> list[tuple[Pixels, ...]]:

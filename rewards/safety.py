@@ -8,14 +8,13 @@ the lowest total of its group, rather than as one more term of a sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks.model_sizes import sized
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, processed
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, process_images
 from flowrl.runtime.precision import network_autocast
 
 OWNER, WHAT = "reward 'safety'", "ViT classifier"
@@ -44,7 +43,7 @@ class Safety:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
@@ -60,18 +59,18 @@ class Safety:
             raise ValueError(
                 f"{OWNER}: {self.model!r} has no class {self.label!r}; its classes: {', '.join(labels.values())}."
             )
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            pixels = process_images(processor, to_uint8(inputs.images)).to(device)
+            with network_autocast(device):
+                logits = network(pixel_values=pixels).logits
+            return output_of((-logits.cpu().double().softmax(-1)[:, places[0]]).tolist(), inputs)
+
         return FunctionReward(
             name="safety",
-            score=partial(_score, network=network, processor=processor, place=places[0], device=device),
+            score=score,
             needs=frozenset({"images"}),
             version=f"safety:{self.model}@{fingerprint([network.classifier.weight])}:-P({self.label}):"
             f"{type(processor).__name__}:float32",
         )
-
-
-@torch.no_grad()
-def _score(inputs: RewardInputs, *, network: Any, processor: Any, place: int, device: torch.device) -> RewardOutput:
-    pixels = processed(processor, to_uint8(inputs.images)).to(device)
-    with network_autocast(device):
-        logits = network(pixel_values=pixels).logits
-    return output_of((-logits.cpu().double().softmax(-1)[:, place]).tolist(), inputs)

@@ -19,11 +19,12 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.prompt_needs import no_reference
 from flowrl.rewards.image_files import image_files, no_listed, read_image
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, load_dinov2
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import (
     check_model,
     clip_fingerprint,
@@ -31,10 +32,9 @@ from flowrl.rewards.networks.pretrained import (
     fingerprint,
     load_clip,
     load_processor,
-    processed,
+    process_images,
     unit,
 )
-from flowrl.rewards.prompt_needs import no_reference
 from flowrl.runtime.precision import network_autocast
 
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
@@ -83,7 +83,7 @@ class Similarity:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.weights),)
+        return (model_of(self.weights),)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A reference image: its own, or one that `references` lists for it."""
@@ -91,40 +91,39 @@ class Similarity:
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model and encodes the references that are files."""
-        embed, version = (_clip if self.features == "clip" else _dinov2)(self, device)
+        if self.features == "clip":
+            network, processor = load_clip(self.weights, device=device, revision=self.revision, owner=OWNER)
+            embed: Embed = partial(clip_of_pixels, network, processor)
+            version = clip_fingerprint(network)
+        else:
+            embed, version = _dinov2(self, device)
         source, known, needs = "given", None, {"images", "reference_images"}
         memory: dict[str, Tensor] = {}
         if self.references is not None:
             known = image_files(self.references)
             source = _remember_files(known, embed, memory)
             needs = {"images"} if None in known else {"images", "prompts"}
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            if known is None:
+                keys = _remember_given(inputs, embed, memory)
+            else:
+                keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
+            images = embed(list(to_uint8(inputs.images)))
+            values = [
+                float((torch.stack([memory[key] for key in mine]) @ image).max()) if mine else None
+                for mine, image in zip(keys, images, strict=True)
+            ]
+            return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
+
         return FunctionReward(
             name="similarity",
-            score=partial(_score, embed=embed, known=known, memory=memory),
+            score=score,
             needs=frozenset(needs),
             version=f"similarity:{self.features}:{self.weights}@{version}:{self.pooling}:references-{source}:max-cosine:"
             f"float32",
         )
-
-
-@torch.no_grad()
-def _score(
-    inputs: RewardInputs,
-    *,
-    embed: Embed,
-    known: Mapping[str | None, Sequence[Path]] | None,
-    memory: dict[str, Tensor],
-) -> RewardOutput:
-    if known is None:
-        keys = _remember_given(inputs, embed, memory)
-    else:
-        keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
-    images = embed(list(to_uint8(inputs.images)))
-    values = [
-        float((torch.stack([memory[key] for key in mine]) @ image).max()) if mine else None
-        for mine, image in zip(keys, images, strict=True)
-    ]
-    return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
 
 
 # ---- references ------------------------------------------------------------------------------------------------------
@@ -181,17 +180,12 @@ def _dinov2(options: Similarity, device: torch.device) -> tuple[Embed, str]:
     network = load_dinov2(options.weights, device=device, revision=options.revision, owner=OWNER)
     processor = load_processor(
         AutoImageProcessor, options.weights, revision=options.revision, owner=OWNER, what="DINOv2"
-    )  # fmt: skip
+    )
 
     def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
         with network_autocast(device):
-            found = network(pixel_values=processed(processor, images).to(device)).last_hidden_state
+            found = network(pixel_values=process_images(processor, images).to(device)).last_hidden_state
         tokens = found.float()
         return unit(tokens[:, 0] if options.pooling == "cls" else tokens[:, 1:].mean(1))
 
     return embed, fingerprint([network.layernorm.weight, network.embeddings.cls_token])
-
-
-def _clip(options: Similarity, device: torch.device) -> tuple[Embed, str]:
-    network, processor = load_clip(options.weights, device=device, revision=options.revision, owner=OWNER)
-    return partial(clip_of_pixels, network, processor), clip_fingerprint(network)

@@ -13,23 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import unknown_name
-from flowrl.config.sections import at_least
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.model_sizes import sized
-from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype, PositionMode, Scorer, TokenReward
+from flowrl.rewards.networks.qwen_vl import DTYPES, Checkpoint, CheckpointOptions, Dtype, PositionMode
 from flowrl.rewards.networks.video_align_checkpoint import (
     DIMENSIONS,
     OWNER,
-    Settings,
     checkpoint_of,
     read_settings,
     read_trained_weights,
@@ -39,8 +35,15 @@ TOKENS = tuple(f"<|{name}_reward|>" for name in DIMENSIONS)
 MIN_PIXELS = 128 * 28 * 28  # of a frame, whatever the checkpoint's maximum says: Qwen's own code resizes by this
 
 
+def _head(_: int, weights: Mapping[str, Tensor]) -> nn.Module:
+    outputs, width = weights["weight"].shape if "weight" in weights else (0, 0)
+    if outputs not in (1, len(DIMENSIONS)):
+        raise ValueError(f"{OWNER}: the checkpoint's head must have 1 or 3 outputs per token, it has {outputs}.")
+    return nn.Linear(width, outputs, bias=False)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VideoAlign:
+class VideoAlign(CheckpointOptions):
     """The sum of the chosen dimensions of each clip and prompt; parts VQ, MQ and TA, the same for any choice.
 
     Frames go to the model as they are; the reference reads an encoded file, whose compression changes them. Needs
@@ -56,6 +59,7 @@ class VideoAlign:
         "released weights."
     )
 
+    published: ClassVar[Checkpoint] = Checkpoint(name="video_align", tokens=TOKENS, make_head=_head)
     model: str = "KwaiVGI/VideoReward"
     """The checkpoint's folder, or a hub id."""
     revision: str | None = None
@@ -88,14 +92,8 @@ class VideoAlign:
                 raise ValueError(unknown_name("dimension", name, DIMENSIONS))
         if len(set(self.dimensions)) != len(self.dimensions):
             raise ValueError(f"dimensions names one twice: {', '.join(self.dimensions)}.")
-        at_least(1, self, "batch_size")
         self.text()
-        pretrained.check_file(self.model, option="model")
-        pretrained.check_model(self.base, what="Qwen2-VL", option="base")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (sized(self.model, DTYPES[self.dtype].itemsize),)
+        self.check()
 
     def text(self) -> str:
         """What the model reads, with `{prompt}` in it."""
@@ -106,58 +104,48 @@ class VideoAlign:
         folder = pretrained.fetch_file(self.model, None, revision=self.revision, owner=OWNER, option="model")
         settings = read_settings(folder, normalise=self.normalise)
         chosen = checkpoint_of(folder, self.checkpoint)
-        config, processor, token_ids = qwen_vl.load_base(self.base, TOKENS, revision=self.base_revision, owner=OWNER)
-
-        def load() -> TokenReward:
-            weights = read_trained_weights(chosen, settings, self.base, self.base_revision, DTYPES[self.dtype])
-            return qwen_vl.build_network(
-                config, weights, _head, token_ids, dtype=self.dtype, device=device, owner=OWNER
-            )  # fmt: skip
-
         # Two rewards of one run often differ in their dimensions only: they share the network.
-        key = ("video_align", str(chosen), self.base, self.base_revision, str(device), self.dtype)
-        network = pretrained.shared_network(key, load)
         text = self.text()
-        scorer = Scorer(
-            network=network, processor=processor, token_ids=token_ids, template=text,
-            position_mode=self.position_mode, device=device, owner=OWNER,
-        )  # fmt: skip
+        (scorer,) = self.scorers(
+            [text],
+            device,
+            weights=lambda: read_trained_weights(chosen, settings, self.base, self.base_revision, DTYPES[self.dtype]),
+            identity=(str(chosen),),
+            position_mode=self.position_mode,
+        )
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            if inputs.videos is None or inputs.fps is None:
+                raise ValueError(
+                    f"{OWNER} judges videos and their frames per second: use it with a pipeline that makes them."
+                )
+            videos = inputs.videos
+            places = qwen_vl.clip_places(
+                videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames
+            )
+
+            def clips(part: slice) -> list[Tensor]:
+                return [
+                    qwen_vl.resize_frames(to_uint8(clip[places]), min_pixels=MIN_PIXELS, max_pixels=settings.max_pixels)
+                    for clip in videos[part]
+                ]
+
+            outputs = scorer.outputs(inputs.prompts, batch_size=self.batch_size, videos=clips)
+            # Three outputs per token: each dimension's own at its own token. One: the token alone tells them apart.
+            chosen = outputs.diagonal(dim1=1, dim2=2) if outputs.shape[-1] == len(DIMENSIONS) else outputs[..., 0]
+            rows = chosen.cpu().double().tolist()
+            normal = [
+                [(x - mean) / std for x, (mean, std) in zip(row, settings.constants, strict=True)] for row in rows
+            ]
+            parts = {name: [row[k] for row in normal] for k, name in enumerate(DIMENSIONS)}
+            values = [sum(parts[name][i] for name in self.dimensions) for i in range(len(inputs))]
+            return output_of(values, inputs, parts=parts)
+
         return FunctionReward(
             name="video_align",
-            score=partial(_score, options=self, settings=settings, scorer=scorer),
+            score=score,
             needs=frozenset({"videos", "prompts"}),
-            version=f"video_align:{self.model}/{chosen.name}@{pretrained.fingerprint(network.head.parameters())}:"
+            version=f"video_align:{self.model}/{chosen.name}@{pretrained.fingerprint(scorer.network.head.parameters())}:"
             f"{'+'.join(self.dimensions)}:{'normalised' if self.normalise else 'raw'}:{template_name(text)}:"
             f"{self.position_mode}:{settings.fps:g}fps:{settings.max_pixels}px:{self.dtype}",
         )
-
-
-def _head(weights: Mapping[str, Tensor]) -> nn.Module:
-    outputs, width = weights["weight"].shape if "weight" in weights else (0, 0)
-    if outputs not in (1, len(DIMENSIONS)):
-        raise ValueError(f"{OWNER}: the checkpoint's head must have 1 or 3 outputs per token, it has {outputs}.")
-    return nn.Linear(width, outputs, bias=False)
-
-
-def _score(inputs: RewardInputs, *, options: VideoAlign, settings: Settings, scorer: Scorer) -> RewardOutput:
-    if inputs.videos is None or inputs.fps is None:
-        raise ValueError(f"{OWNER} judges videos and their frames per second: use it with a pipeline that makes them.")
-    videos = inputs.videos
-    places = qwen_vl.clip_places(
-        videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames
-    )  # fmt: skip
-
-    def clips(part: slice) -> list[Tensor]:
-        return [
-            qwen_vl.resized_frames(to_uint8(clip[places]), min_pixels=MIN_PIXELS, max_pixels=settings.max_pixels)
-            for clip in videos[part]
-        ]
-
-    outputs = scorer.outputs(inputs.prompts, batch_size=options.batch_size, videos=clips)
-    # Three outputs per token: each dimension's own at its own token. One output: the token alone tells them apart.
-    chosen = outputs.diagonal(dim1=1, dim2=2) if outputs.shape[-1] == len(DIMENSIONS) else outputs[..., 0]
-    rows = chosen.cpu().double().tolist()
-    normal = [[(x - mean) / std for x, (mean, std) in zip(row, settings.constants, strict=True)] for row in rows]
-    parts = {name: [row[k] for row in normal] for k, name in enumerate(DIMENSIONS)}
-    values = [sum(parts[name][i] for name in options.dimensions) for i in range(len(inputs))]
-    return output_of(values, inputs, parts=parts)

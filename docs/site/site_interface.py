@@ -9,11 +9,11 @@ from functools import cache
 
 from site_syntax import markdown, modules
 
-from flowrl.config.source_syntax import located, module_path, text_after, tree_of
+from flowrl.config.source_syntax import find_definition, module_path, text_after, tree_of
 
 CONTRACTS = (
-    "flowrl.rewards", "flowrl.rewards.user_code", "flowrl.pipelines", "flowrl.samplers.kernels", "flowrl.trajectory",
-    "flowrl.runtime.randomness", "flowrl.runtime.capabilities",
+    "flowrl.rewards", "flowrl.rewards.base.user_code", "flowrl.pipelines", "flowrl.samplers.kernels",
+    "flowrl.trajectory", "flowrl.runtime.randomness", "flowrl.runtime.capabilities",
 )  # fmt: skip
 """Modules whose public names are for users although they have no `__all__`: what an own reward, family or method is."""
 LOOSE = ("rlg_pipeline", "slot_network")
@@ -75,7 +75,7 @@ def _first(module: str) -> str:
 def _page(module: str, names: tuple[str, ...]) -> str:
     out = [f"# `{module}`", markdown(ast.get_docstring(tree_of(module)) or "")]
     for name in names:
-        found = located(module, name)
+        found = find_definition(module, name)
         out.append(f"## `{name}`")
         if found is None:
             continue

@@ -20,7 +20,7 @@ from flowrl.generation.drawing import Make, draw
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Reward
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
 from flowrl.samplers.search import Pruning, best, search
 from flowrl.training.prompting import reward_inputs
 from flowrl.trajectory import Schedule

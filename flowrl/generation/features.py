@@ -13,7 +13,7 @@ from PIL import Image
 from flowrl.benchmarks.diversity import Distance
 from flowrl.config.options import unknown_name
 from flowrl.generation.folders import ImageFile
-from flowrl.rewards.clip import DEFAULT_MODEL
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL
 from flowrl.rewards.networks.pretrained import check_model, clip_fingerprint, clip_of_pixels, load_clip
 
 Features = Literal["clip", "pixels"]
@@ -35,7 +35,7 @@ def check_features(features: str, model: str | None) -> Features:
             if known == "pixels" and model is not None:
                 raise ValueError(f"{OWNER}: features pixels have no model, got {model!r}: leave feature_model out.")
             if known == "clip":
-                check_model(model or DEFAULT_MODEL, owner=OWNER, what="CLIP")
+                check_model(model or CLIP_MODEL, owner=OWNER, what="CLIP")
             found: Features = known
             return found
     raise ValueError(unknown_name("features", features, get_args(Features)))
@@ -53,7 +53,7 @@ def features_of(
         small = [Image.fromarray(image.pixels()).resize((_SIDE, _SIDE), Image.Resampling.BOX) for image in images]
         values = np.stack([np.asarray(one, dtype=np.float64).reshape(-1) / 255.0 for one in small])
         return values / np.sqrt(values.shape[1]), f"pixels:{_SIDE}x{_SIDE}"
-    name = model or DEFAULT_MODEL
+    name = model or CLIP_MODEL
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, processor = load_clip(name, device=device, revision=None, owner=OWNER, option="feature_model")
     found = []

@@ -37,7 +37,7 @@ from flowrl.media.sound_files import has_sound, read_sound
 from flowrl.prompts.identity import contents, drawn_by
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward, RewardInputs
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
 from flowrl.runtime.digests import files_below
 from flowrl.runtime.progress import progress
 from flowrl.runtime.scrubbing import say as print

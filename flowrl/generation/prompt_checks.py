@@ -15,8 +15,8 @@ from flowrl.pipelines.prompt_embeddings import source_fault
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.prompt_files import REFERENCES, SOURCES
-from flowrl.rewards.prompt_needs import lack_of
-from flowrl.rewards.specs import CheckedReward
+from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.base.specs import CheckedReward
 from flowrl.runtime.failures import Faults
 from flowrl.runtime.scrubbing import say as print
 

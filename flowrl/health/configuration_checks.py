@@ -24,8 +24,8 @@ from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
+from flowrl.rewards.base.specs import CheckedReward, checked_reward
 from flowrl.rewards.judges.chat import is_server
-from flowrl.rewards.specs import CheckedReward, checked_reward
 from flowrl.runtime.failures import explain, faults_of
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import more_faults

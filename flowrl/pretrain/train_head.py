@@ -167,7 +167,7 @@ def fit(winner: Tensor, loser: Tensor, split: Split, config: HeadConfig) -> Fitt
     scale = torch.where(deviation > 1e-6 * (1 + known.abs().mean(dim=0)), deviation, torch.ones_like(deviation))
     plain = Head(mean=known.mean(dim=0), std=scale, weights={})
     (win, lose), (held_win, held_lose) = (
-        (plain.standardised(winner[part]), plain.standardised(loser[part])) for part in (split.learn, split.stop)
+        (plain.standardise(winner[part]), plain.standardise(loser[part])) for part in (split.learn, split.stop)
     )
     weights = first_weights(config.head, winner.shape[1], config.hidden, seed=config.seed)
     for weight in weights.values():

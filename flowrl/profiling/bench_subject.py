@@ -22,8 +22,8 @@ from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.published_models import in_cache
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.compose import sum_of
-from flowrl.rewards.specs import validate_reward_specs
 from flowrl.runtime.failures import explain
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.randomness import counter_normal

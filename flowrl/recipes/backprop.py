@@ -1,4 +1,4 @@
-"""Gradients of a differentiable reward through the sampler: `flowrl train configs/tiny_draft.yaml [key=value ...]`
+"""Gradients of a differentiable reward through the sampler: `flowrl train tiny_draft [key=value ...]`
 
 An iteration samples G images for each of P prompts by the ODE, decodes and scores them with gradient, and updates the
 LoRA with the reward's own gradient: no density, no advantage. Methods differ in which network calls keep their gradient
@@ -28,8 +28,8 @@ from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
 from flowrl.rewards import RewardOutput, can_be_differentiable
+from flowrl.rewards.base.outputs import join_outputs
 from flowrl.rewards.compose import WeightedSum
-from flowrl.rewards.outputs import joined
 from flowrl.runtime.private_names import foreach_mul_
 from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
@@ -80,7 +80,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 loop.update(gradient, stats)
 
         # 3. Log.
-        output = joined(outputs)
+        output = join_outputs(outputs)
         loop.rewards_of_all(output, compared=False)
         row = loop.scorer.row(output, batch.group) | stats.row(run)
         loop.log(iteration, row | {"trained_calls": len(path.train_steps), "last_step": path.last_step})

@@ -1,4 +1,4 @@
-"""Policy gradient on sampled paths: `flowrl train configs/tiny_grpo_geneval.yaml [key=value ...]`
+"""Policy gradient on sampled paths: `flowrl train tiny_grpo_geneval [key=value ...]`
 
 An iteration samples paths of G images for each of P prompts with a stochastic kernel, scores images, assigns credit to
 every stochastic step, turns it into group-relative advantages, and updates the LoRA with a clipped surrogate
@@ -30,7 +30,7 @@ from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl
 from flowrl.rewards import RewardOutput
-from flowrl.rewards.outputs import joined
+from flowrl.rewards.base.outputs import join_outputs
 from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
@@ -176,7 +176,7 @@ def sample_rounds(
         rounds.append((batch.asked, sampled, output, all_ends(loop, batch, sampled, output)))
     asked, table, outputs, ends = zip(*rounds, strict=True)
     record = Record(loop, Asked.cat(asked), Sampled.cat(table), kernel, schedule, graphs)
-    return record, joined(list(outputs)), Ends.cat(ends)
+    return record, join_outputs(list(outputs)), Ends.cat(ends)
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------

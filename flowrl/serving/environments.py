@@ -32,9 +32,9 @@ import yaml
 
 from flowrl.config.options import build_options
 from flowrl.generation.named_rewards import reward_label
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import Backend, look
-from flowrl.rewards.specs import validate_reward_specs
 from flowrl.runtime.scrubbing import say as print
 from flowrl.serving.served import Rows, ServerSettings, default_threads
 

@@ -15,9 +15,9 @@ from flowrl.config.options import build_options
 from flowrl.generation.drawing import find_device
 from flowrl.generation.models import several
 from flowrl.generation.named_rewards import reward_label, reward_list
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.front_door import make_door
-from flowrl.rewards.specs import validate_reward_specs
 from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import remember_secret
 from flowrl.runtime.scrubbing import say as print

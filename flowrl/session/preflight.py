@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.base import SETTINGS
-from flowrl.config.source_syntax import PACKAGE
+from flowrl.config.base import SETTINGS, config_files
 from flowrl.config.strict_yaml import ConfigError
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.runtime.failures import Faults, found_by
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from flowrl.config.sections import PromptsConfig
     from flowrl.pipelines import ModelFamily
     from flowrl.prompts.loading import Prompt
-    from flowrl.rewards.specs import CheckedReward
+    from flowrl.rewards.base.specs import CheckedReward
     from flowrl.training.prompting import RunPrompts
 
 
@@ -76,7 +75,7 @@ def more_faults(
     Of one that ships nothing is: where every setting on top of it is refused already, nothing is looked at, so that a
     slip in a key is told at once and not after seconds of imports.
     """
-    shipped = not isinstance(path, Mapping) and Path(path).parent == PACKAGE / "configs"
+    shipped = not isinstance(path, Mapping) and Path(path) in config_files().values()
     if not error.rest or (shipped and all(text.partition("=")[0] in str(error) for text in overrides)):
         return []
     found = look(error.rest, here=here).faults
@@ -161,7 +160,7 @@ def _entries(given: Mapping[str, Any], *, trained: bool = False) -> tuple[Reward
 
 
 def _check_reward(entry: RewardConfig, looked: Looked) -> None:
-    from flowrl.rewards.specs import checked_reward
+    from flowrl.rewards.base.specs import checked_reward
 
     looked.rewards[id(entry)] = checked_reward(entry)
 

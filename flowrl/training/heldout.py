@@ -165,17 +165,16 @@ def _scored(
     )  # fmt: skip
     output = None if reward is None else reward(inputs)
     found = {} if output is None else output.parts
-    terms = () if reward is None else reward.terms
-    geneval = next((term.key for term in terms if term.reward.name == "geneval"), "geneval")
+    verdicts = "" if reward is None else reward.verdicts
     rows = []
     for i, item in enumerate(batch):
         parts = {name.removeprefix("reward/"): _number(float(value[i])) for name, value in found.items()}
-        official = parts.get(f"{geneval}/official")
+        official = parts.get(f"{verdicts}/official")
         rows.append({
             "prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.key or asked_for(item.prompt),
             "task": item.prompt.metadata.get("tag", ""), "sample": item.sample,
             "seed": counter_seed(seed, *_noise_of(item)), "correct": None if official is None else official > 0.5,
-            "graded": parts.get(f"{geneval}/graded"), "rewards": parts,
+            "graded": parts.get(f"{verdicts}/graded"), "rewards": parts,
         })  # fmt: skip
     return rows
 

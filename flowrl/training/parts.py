@@ -31,9 +31,9 @@ from flowrl.rewards.actors.ray_rewards import (
     goes_to_workers,
     start_workers,
 )
+from flowrl.rewards.base.specs import checked_reward
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.rewards.networks.text_limits import cut_line
-from flowrl.rewards.specs import checked_reward
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.scrubbing import say as print

@@ -26,9 +26,9 @@ from flowrl.config.train import Geometry, TrainConfig
 from flowrl.media.kept import LATEST
 from flowrl.pipelines import Pipeline
 from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
+from flowrl.rewards.base.outputs import join_outputs, move_output
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.judges.usage import USAGE, usage_row
-from flowrl.rewards.outputs import joined, moved
 from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
 from flowrl.training.processes.devices import on_main
@@ -285,11 +285,11 @@ def _of_first(run: Run, done: Sequence[RewardOutput]) -> RewardOutput:
     So no server is asked twice, and none of them goes on with numbers of its own.
     """
     if run.layout.context == 1:
-        return joined(done)
+        return join_outputs(done)
     host = torch.device("cpu")
-    mine = [(moved(joined(done), host), done[0].values.device.type)] if run.first else []
+    mine = [(move_output(join_outputs(done), host), done[0].values.device.type)] if run.first else []
     [(output, kind)] = run.of_first(mine)
-    return moved(output, host if kind == "cpu" else run.device)
+    return move_output(output, host if kind == "cpu" else run.device)
 
 
 def decoded_once(pipeline: Pipeline, latents: Tensor) -> Tensor:

@@ -25,10 +25,10 @@ import yaml
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Wanted, inputs_on, with_whole_paths
-from flowrl.rewards.outputs import moved
-from flowrl.rewards.serving.retries import Failed, call_with_retries
+from flowrl.rewards.actors.reward_actor import About, Refusal, RewardActor, WorkerTask, inputs_on, with_whole_paths
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.outputs import move_output
+from flowrl.rewards.serving.retries import Failure, call_with_retries
 from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.runtime.cluster import check_extra, connect, refuse_ended
 from flowrl.runtime.randomness import counter_seed
@@ -52,11 +52,7 @@ def goes_to_workers(entry: RewardConfig) -> bool:
 
 
 def check_reward_workers(settings: WorkersConfig, rewards: Sequence[RewardConfig], recipe: str) -> None:
-    """Refuses workers for rewards that cannot have them, before anything loads.
-
-    Raises:
-        ValueError: says what was set, why it cannot be, and what to change.
-    """
+    """Refuses workers for rewards that cannot have them, before anything loads."""
     if not settings.rewards:
         if settings.reward_env is not None:
             raise ValueError("workers.reward_env is the environment of workers that score, and workers.rewards is 0")
@@ -77,11 +73,7 @@ def check_reward_workers(settings: WorkersConfig, rewards: Sequence[RewardConfig
 
 
 def read_environment(path: str) -> dict[str, Any]:
-    """The Ray runtime environment in a YAML file, such as `{pip: [open_clip_torch], env_vars: {HF_HOME: /data/hf}}`.
-
-    Raises:
-        ValueError: it cannot be read, or is none.
-    """
+    """The Ray runtime environment in a YAML file, such as `{pip: [open_clip_torch], env_vars: {HF_HOME: /data/hf}}`."""
     where = f"workers.reward_env ({path})"
     try:
         given = yaml.safe_load(Path(path).expanduser().read_text())
@@ -141,30 +133,31 @@ class WorkerReward:
         return self.workers.about[self.place]
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        given = inputs_on(_needed(inputs, self.needs), torch.device("cpu"))
+        given = inputs_on(_without_unread(inputs, self.needs), torch.device("cpu"))
         seed = counter_seed("worker", inputs.iteration, *given.sample_ids[:1].tolist())
 
-        def send(attempt: int, seconds: float) -> RewardOutput | Refused | Failed:
+        def send(attempt: int, seconds: float) -> RewardOutput | Refusal | Failure:
             if attempt == _SAID:
                 print(
                     f"flowrl: reward {self.name!r}: no worker that scores is there; its {len(inputs)} images are sent "
                     f"again until one is, for {seconds / 60:.0f} minutes at most",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    file=sys.stderr,
+                    flush=True,
+                )
             until = time.monotonic() + seconds
             return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given, until=until))
 
-        found: RewardOutput | Refused | Failed = call_with_retries(
+        found: RewardOutput | Refusal | Failure = call_with_retries(
             send, deadline=_DEADLINE, retries=_RETRIES, seed=seed
         )
-        if isinstance(found, Failed):
+        if isinstance(found, Failure):
             raise ValueError(f"reward {self.name!r}: {_given_up(found, len(inputs))}")
-        if isinstance(found, Refused):
-            raise _raised(f"reward {self.name!r}", found)
-        return moved(found, inputs.images.device)
+        if isinstance(found, Refusal):
+            raise _error_of(f"reward {self.name!r}", found)
+        return move_output(found, inputs.images.device)
 
 
-def _given_up(failed: Failed, images: int) -> str:
+def _given_up(failed: Failure, images: int) -> str:
     """Why no worker has scored a piece, and what to do."""
     if failed.error == "timeout":
         return (
@@ -179,14 +172,14 @@ def _given_up(failed: Failed, images: int) -> str:
     )
 
 
-def _needed(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
+def _without_unread(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
     """Inputs without the videos and further images that a reward does not read: they are the most of what is sent."""
     unread = [name for name in ("videos", "sounds", "source_images", "reference_images") if name not in needs]
     nothing: dict[str, Any] = dict.fromkeys(unread)
     return replace(inputs, **nothing)
 
 
-def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> RewardOutput | Refused | Failed:
+def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> RewardOutput | Refusal | Failure:
     import ray
 
     try:
@@ -196,15 +189,15 @@ def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> Re
             refuse_ended()
             left = until - time.monotonic()
             try:
-                found: RewardOutput | Refused = ray.get(asked, timeout=max(min(left, _LOOK), 0.001))
+                found: RewardOutput | Refusal = ray.get(asked, timeout=max(min(left, _LOOK), 0.001))
                 return found
             except ray.exceptions.GetTimeoutError as error:
                 if left <= _LOOK:  # the time of the call is over, for other workers too
-                    return Failed(error="timeout", again=False, message=_first_line(error))
+                    return Failure(error="timeout", again=False, message=_first_line(error))
     except ray.exceptions.RayTaskError:  # no death: what travelled could not be read there, or back
         raise
     except ray.exceptions.RayError as error:
-        return Failed(error="connection", message=_first_line(error))
+        return Failure(error="connection", message=_first_line(error))
 
 
 def _is_ready(actor: Any) -> bool:
@@ -236,45 +229,44 @@ def start_workers(
         entries: rewards, each of which `goes_to_workers`.
         dtype: `reward_dtype`.
         device: of the run's own process: on a GPU, workers have GPUs too, unless `workers.reward_gpus` is 0.
-
-    Raises:
-        ValueError: there is no cluster, or it has not what the workers need.
     """
     import ray
 
     cluster = connect(settings.address, workers=settings.rollouts + settings.rewards)
     gpus = settings.reward_gpus if device.type == "cuda" else 0.0
     _refuse_too_many(settings, gpus)
-    wanted = Wanted(
-        entries=with_whole_paths(entries), device="cuda" if gpus else "cpu", dtype=dtype,
-        threads=torch.get_num_threads(), folder=os.getcwd(),
-    )  # fmt: skip
+    wanted = WorkerTask(
+        entries=with_whole_paths(entries),
+        device="cuda" if gpus else "cpu",
+        dtype=dtype,
+        threads=torch.get_num_threads(),
+        folder=os.getcwd(),
+    )
     environment = None if settings.reward_env is None else read_environment(settings.reward_env)
     maker, own = ray.remote(RewardActor), uuid.uuid4().hex  # several runs may share a cluster
     names = tuple(f"rewards-{own}-{number}" for number in range(settings.rewards))
     actors = [
         maker.options(
-            name=name, namespace=_NAMESPACE, num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=0,
+            name=name,
+            namespace=_NAMESPACE,
+            num_cpus=1,
+            num_gpus=gpus,
+            max_restarts=-1,
+            max_task_retries=0,
             runtime_env=environment,
         ).remote(wanted)
         for name in names
-    ]  # fmt: skip
+    ]
     return Started(address=cluster.address, names=names, actors=tuple(actors))
 
 
 def find_workers(settings: WorkersConfig, entries: Sequence[RewardConfig], started: Started) -> RewardWorkers:
-    """The workers that one process of the run started, for any of them; waits until all have built their rewards.
-
-    Raises:
-        ValueError: one does not start or cannot build its rewards, or they differ.
-    """
+    """The workers that one process of the run started, for any of them; waits until all have built their rewards."""
     import ray
 
     connect(started.address, workers=settings.rollouts + settings.rewards)
     actors = started.actors or [ray.get_actor(name, namespace=_NAMESPACE) for name in started.names]
-    return RewardWorkers(
-        entries=tuple(entries), about=tuple(_same_about(actors)), pool=ServerPool(actors, _is_ready)
-    )  # fmt: skip
+    return RewardWorkers(entries=tuple(entries), about=tuple(_same_about(actors)), pool=ServerPool(actors, _is_ready))
 
 
 def _same_about(actors: Sequence[Any]) -> list[About]:
@@ -300,12 +292,12 @@ def _same_about(actors: Sequence[Any]) -> list[About]:
         ) from error
     except ray.exceptions.RayError as error:
         raise ValueError(
-            f"a worker that scores did not start ({_last_line(error)}): its environment (workers.reward_env, else the "
-            "cluster's) needs flowrl and what the rewards need"
+            f"a worker that scores did not start ({str(error).strip().splitlines()[-1][:300]}): its environment "
+            "(workers.reward_env, else the cluster's) needs flowrl and what the rewards need"
         ) from error
     for about in said:
-        if isinstance(about, Refused):
-            raise _raised("rewards", about)
+        if isinstance(about, Refusal):
+            raise _error_of("rewards", about)
         if about != said[0]:
             differ = next((a, b) for a, b in zip(said[0], about, strict=True) if a != b)
             raise ValueError(
@@ -329,15 +321,10 @@ def _refuse_too_many(settings: WorkersConfig, gpus: float) -> None:
             )
 
 
-def _raised(owner: str, refused: Refused) -> Exception:
+def _error_of(owner: str, refused: Refusal) -> Exception:
     """The error of a worker, as one of this process."""
     message = f"{owner} on {refused.message}"
     return ValueError(message) if refused.expected else RuntimeError(message)
-
-
-def _last_line(error: BaseException) -> str:
-    """Where Ray tells what a worker ended with."""
-    return str(error).strip().splitlines()[-1][:300]
 
 
 def _first_line(error: BaseException) -> str:

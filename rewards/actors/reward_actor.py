@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.outputs import check_output, moved
-from flowrl.rewards.specs import checked_reward
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.outputs import check_output, move_output
+from flowrl.rewards.base.specs import checked_reward
 from flowrl.runtime.placement import sent
 from flowrl.runtime.precision import arithmetic, refuse_unable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class WorkerTask:
     """What a worker needs to be the rewards of a run.
 
     Attributes:
@@ -55,7 +55,7 @@ class About:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
+class Refusal:
     """An error of a reward: its words, and whether they are for whoever wrote the configuration."""
 
     message: str
@@ -65,7 +65,7 @@ class Refused:
 class RewardActor:
     """The rewards of a run in a process of their own."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: WorkerTask) -> None:
         self.wanted = wanted
         self.device = torch.device(wanted.device)
         self._built: list[Reward] = []
@@ -74,7 +74,7 @@ class RewardActor:
         """Answers; a worker that is started again does so once it is there."""
         return True
 
-    def about(self) -> list[About] | Refused:
+    def about(self) -> list[About] | Refusal:
         """What the rewards say of themselves, in the order of the entries; builds them."""
         try:
             return [
@@ -84,13 +84,13 @@ class RewardActor:
         except (Exception, SystemExit) as error:  # whatever a reward does, the run says it
             return _refused(error)
 
-    def score(self, place: int, inputs: RewardInputs) -> RewardOutput | Refused:
+    def score(self, place: int, inputs: RewardInputs) -> RewardOutput | Refusal:
         """The output of one reward, on the host."""
         try:
             reward = self._rewards()[place]
             with torch.no_grad(), arithmetic(self.wanted.dtype):
                 output = check_output(reward(inputs_on(inputs, self.device)), len(inputs), reward.name)
-            return moved(output, torch.device("cpu"))
+            return move_output(output, torch.device("cpu"))
         except (Exception, SystemExit) as error:
             return _refused(error)
 
@@ -112,18 +112,20 @@ def inputs_on(inputs: RewardInputs, device: torch.device) -> RewardInputs:
         return None if images is None else [[sent(image, device) for image in few] for few in images]
 
     return replace(
-        inputs, images=sent(inputs.images, device),
+        inputs,
+        images=sent(inputs.images, device),
         videos=None if inputs.videos is None else sent(inputs.videos, device),
         sounds=None if inputs.sounds is None else sent(inputs.sounds, device),
-        source_images=of(inputs.source_images), reference_images=of(inputs.reference_images),
-    )  # fmt: skip
+        source_images=of(inputs.source_images),
+        reference_images=of(inputs.reference_images),
+    )
 
 
-def _refused(error: BaseException) -> Refused:
+def _refused(error: BaseException) -> Refusal:
     where = f"a worker on {platform.node()}"
     if isinstance(error, ValueError):
-        return Refused(message=f"{where}: {error}", expected=True)
-    return Refused(message=f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}", expected=False)
+        return Refusal(message=f"{where}: {error}", expected=True)
+    return Refusal(message=f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}", expected=False)
 
 
 def with_whole_paths(entries: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:

@@ -30,11 +30,11 @@ from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Reward, RewardInputs, load_target
-from flowrl.rewards.nested import build_nested, nested_options
-from flowrl.rewards.outputs import lacks_numbers
-from flowrl.rewards.prompt_needs import lack_of
-from flowrl.rewards.user_code import call_function, content_of, load_function
+from flowrl.rewards.base import RewardInputs, load_target
+from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base.outputs import lacks_numbers
+from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.base.user_code import call_function, content_of, load_function
 
 Pairs = Int64[np.ndarray, " n 2"]
 Gives = Literal["wins", "probabilities", "either"]
@@ -87,11 +87,7 @@ class ComparatorOptions(Protocol):
 
 
 def comparator_options(comparator: Mapping[str, Any]) -> ComparatorOptions:
-    """The checked option `comparator`. Neither calls a server nor loads weights; imports a user's file.
-
-    Raises:
-        ValueError: naming what was given and what is allowed.
-    """
+    """The checked option `comparator`. Neither calls a server nor loads weights; imports a user's file."""
     found = [form for form in COMPARATORS if form in comparator]
     if len(found) != 1:
         raise ValueError(
@@ -135,33 +131,33 @@ class ScorerComparator:
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""
         inner = build_nested(self.reward, self.options, device=device, owner="comparator")
+
+        @torch.no_grad()
+        def by_score(inputs: RewardInputs, pairs: Pairs) -> Verdicts:
+            places, where = np.unique(pairs, return_inverse=True)
+            output = inner(inputs[torch.from_numpy(places)])
+            values = output.values.detach().cpu().double().numpy()
+            values = np.where(output.valid.cpu().numpy(), values, np.nan)
+            first, second = values[where.reshape(pairs.shape)].T
+            difference = first - second
+            if self.temperature is None:
+                wins = np.where(np.abs(difference) <= self.tie_band, 0.5, (difference > 0).astype(np.float64))
+            else:
+                wins = 0.5 * (1 + np.tanh(difference / (2 * self.temperature)))  # the sigmoid, without overflow
+            failed = np.isnan(difference)
+            # Which item failed for which reason is not known to a reward's caller, unless all failed for the same.
+            word = next(iter(output.errors)) if len(output.errors) == 1 else "scorer_failed"
+            return Verdicts(
+                first_wins=np.where(failed, np.nan, wins), errors=tuple(word if f else None for f in failed)
+            )
+
         return Comparator(
-            compare=partial(_by_score, reward=inner, tie_band=self.tie_band, temperature=self.temperature),
+            compare=by_score,
             needs=inner.needs,
             version=f"scorer:tie_band-{self.tie_band:g}:temperature-{self.temperature}:{inner.version}",
             waits=inner.waits,
             free=True,
         )
-
-
-@torch.no_grad()
-def _by_score(
-    inputs: RewardInputs, pairs: Pairs, *, reward: Reward, tie_band: float, temperature: float | None
-) -> Verdicts:
-    places, where = np.unique(pairs, return_inverse=True)
-    output = reward(inputs[torch.from_numpy(places)])
-    values = output.values.detach().cpu().double().numpy()
-    values = np.where(output.valid.cpu().numpy(), values, np.nan)
-    first, second = values[where.reshape(pairs.shape)].T
-    difference = first - second
-    if temperature is None:
-        wins = np.where(np.abs(difference) <= tie_band, 0.5, (difference > 0).astype(np.float64))
-    else:
-        wins = 0.5 * (1 + np.tanh(difference / (2 * temperature)))  # the sigmoid, without overflow
-    failed = np.isnan(difference)
-    # Which item failed for which reason is not known to a reward's caller, unless all failed for the same.
-    word = next(iter(output.errors)) if len(output.errors) == 1 else "scorer_failed"
-    return Verdicts(first_wins=np.where(failed, np.nan, wins), errors=tuple(word if f else None for f in failed))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,9 +214,15 @@ def _by_function(
     prompts, metadata = [inputs.prompts[i] for i in places], [deepcopy(inputs.metadata[i]) for i in places]
     counters = ("comparator", inputs.iteration, *inputs.group_ids[:1].tolist(), len(pairs), *places[:1])
     result = call_function(
-        function, images[first], images[second], prompts, metadata, file=file, where=f"comparator {where}",
+        function,
+        images[first],
+        images[second],
+        prompts,
+        metadata,
+        file=file,
+        where=f"comparator {where}",
         counters=counters,
-    )  # fmt: skip
+    )
     if isinstance(result, Tensor) and (said := lacks_numbers(result)):
         raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, and returned {said}.")
     try:

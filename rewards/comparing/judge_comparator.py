@@ -8,23 +8,23 @@ source, first sample, second sample; see `flowrl.rewards.judges.templates`.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import RewardInputs
+from flowrl.rewards.base import RewardInputs
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.comparing.comparators import Comparator, Gives, Pairs, Verdicts
 from flowrl.rewards.judges.answers import parse_winner, yes_no
 from flowrl.rewards.judges.asking import ask_all, number_list, pixels_of, shown_of
 from flowrl.rewards.judges.chat import (
     TOP_LOGPROBS,
     Answer,
-    Chat,
     Pixels,
     build_chat,
     check_chat,
@@ -32,7 +32,6 @@ from flowrl.rewards.judges.chat import (
     score_schema,
 )
 from flowrl.rewards.judges.templates import Template, load_template, read_template
-from flowrl.rewards.prompt_needs import no_source
 
 _TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}
 _NEEDS = {"image": ("images",), "video": ("videos",), "edit": ("images", "source_images")}
@@ -99,18 +98,39 @@ class JudgeComparator:
         return load_template(_TEMPLATES[self.media], self.template)
 
     def build(self, device: torch.device) -> Comparator:
-        """Makes the comparator.
-
-        Raises:
-            ValueError: a judge in this process cannot be loaded; when called, if the batch has no videos or sources
-                for `media`.
-        """
+        """Makes the comparator."""
         chat, text = build_chat(self.judge, device=device), self.text()
         tokens, count = self.max_tokens or _MAX_TOKENS[self.style], self.frames or _FRAMES
         shown = f":frames-{count}" if self.media == "video" else ""
         digest = hashlib.sha256((text + _ANSWERS[self.style]).encode()).hexdigest()[:12]
+        words = self.words()
+
+        def compare(inputs: RewardInputs, pairs: Pairs) -> Verdicts:
+            wanted = _ANSWERS[self.style].replace("{name}", "Video" if self.media == "video" else "Image")
+            shown = {place: _images(inputs, place, self) for place in np.unique(pairs).tolist()}
+            errors: list[str | None] = [None] * len(pairs)
+            questions, asked = [], []
+            for number, (first, second) in enumerate(pairs.tolist()):
+                sources = (
+                    inputs.source_images[first] if self.media == "edit" and inputs.source_images is not None else []
+                )
+                if self.media == "edit" and not sources:
+                    errors[number] = "missing_field"
+                    continue
+                images = [*(pixels_of(source) for source in sources), *shown[first], *shown[second]]
+                fields = {"prompt": inputs.prompts[first], "answer": wanted}
+                top = TOP_LOGPROBS if self.style == "logprobs" else 0
+                asked_one = words.question(images, fields, max_tokens=tokens, top_logprobs=top)
+                schema = score_schema(2, 0, 10, key="scores", whole=False) if self.style == "scores_json" else None
+                questions.append(replace(asked_one, schema=schema))
+                asked.append(number)
+            wins = np.full(len(pairs), np.nan)
+            for number, answer in zip(asked, ask_all(chat, questions), strict=True):
+                wins[number], errors[number] = _read(answer, self)
+            return Verdicts(first_wins=wins, errors=tuple(errors))
+
         return Comparator(
-            compare=partial(_compare, chat=chat, words=self.words(), options=self, max_tokens=tokens),
+            compare=compare,
             needs=frozenset({"prompts", *_NEEDS[self.media]}),
             version=f"judge:{chat.version}:{self.style}:{self.media}{shown}:template-{digest}:max_tokens-{tokens}:"
             f"unparsed-{self.unparsed}",
@@ -118,37 +138,16 @@ class JudgeComparator:
         )
 
 
-def _compare(
-    inputs: RewardInputs, pairs: Pairs, *, chat: Chat, words: Template, options: JudgeComparator, max_tokens: int
-) -> Verdicts:
-    wanted = _ANSWERS[options.style].replace("{name}", "Video" if options.media == "video" else "Image")
-    shown = {place: _images(inputs, place, options) for place in np.unique(pairs).tolist()}
-    errors: list[str | None] = [None] * len(pairs)
-    questions, asked = [], []
-    for number, (first, second) in enumerate(pairs.tolist()):
-        sources = inputs.source_images[first] if options.media == "edit" and inputs.source_images is not None else []
-        if options.media == "edit" and not sources:
-            errors[number] = "missing_field"
-            continue
-        images = [*(pixels_of(source) for source in sources), *shown[first], *shown[second]]
-        fields = {"prompt": inputs.prompts[first], "answer": wanted}
-        top = TOP_LOGPROBS if options.style == "logprobs" else 0
-        asked_one = words.question(images, fields, max_tokens=max_tokens, top_logprobs=top)
-        schema = score_schema(2, 0, 10, key="scores", whole=False) if options.style == "scores_json" else None
-        questions.append(replace(asked_one, schema=schema))
-        asked.append(number)
-    wins = np.full(len(pairs), np.nan)
-    for number, answer in zip(asked, ask_all(chat, questions), strict=True):
-        silent = options.style == "logprobs" and not answer.logprobs
-        lost = answer.error or ("no_logprobs" if silent else None)
-        verdict = None if lost else _verdict(answer, options.style)
-        if verdict is None and not lost and options.unparsed == "tie":
-            verdict = 0.5
-        if verdict is None:
-            errors[number] = lost or "unparsable"
-        else:
-            wins[number] = verdict
-    return Verdicts(first_wins=wins, errors=tuple(errors))
+def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None]:
+    """The probability that the first is better, or NaN and why the answer does not say."""
+    if answer.error:
+        return math.nan, answer.error
+    if options.style == "logprobs" and not answer.logprobs:
+        return math.nan, "no_logprobs"
+    verdict = _verdict(answer, options.style)
+    if verdict is not None:
+        return verdict, None
+    return (0.5, None) if options.unparsed == "tie" else (math.nan, "unparsable")
 
 
 def _images(inputs: RewardInputs, place: int, options: JudgeComparator) -> list[Pixels]:

@@ -22,7 +22,9 @@ import numpy as np
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of, output_of
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of, output_of
+from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.comparing.comparators import comparator_options
 from flowrl.rewards.comparing.tournaments import (
     Byes,
@@ -41,9 +43,7 @@ from flowrl.rewards.comparing.tournaments import (
 )
 from flowrl.rewards.comparing.tournaments import win_rate as rate_of_wins
 from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
-from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.networks.text_limits import TextLimit, limit_of
-from flowrl.rewards.prompt_needs import lack_of
 from flowrl.runtime.randomness import counter_choice
 
 _CACHE = 65536  # verdicts; some 10 MB
@@ -98,7 +98,26 @@ class WinRate:
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
         settings = f"{self.score}:{self.orders}:opponents-{self.opponents or 'all'}:min-{self.min_comparisons}"
-        return _reward("win_rate", self, partial(_win_rate, options=self), settings, device)
+
+        def win_rate(inputs: RewardInputs, *, bouts: Callable[[RewardInputs], Bouts]) -> RewardOutput:
+            groups = group_places(inputs)
+            rounds: list[Matches] = []
+            for group, places in groups.items():
+                count = len(places)
+                order = counter_choice(count, count, "opponents", inputs.iteration, group)
+                rounds.append(all_pairs(count) if self.opponents is None else ring_pairs(order, self.opponents))
+            played = bouts(inputs)
+            values = np.full(len(inputs), np.nan)
+            for places, pairs, scores in zip(
+                groups.values(), rounds, _judged(played, list(groups.values()), rounds), strict=True
+            ):
+                first_wins_NN = np.full((len(places), len(places)), np.nan)
+                first_wins_NN[pairs[:, 0], pairs[:, 1]] = scores[:, 0]
+                measure = rate_of_wins if self.score == "rate" else bradley_terry
+                values[places] = measure(first_wins_NN, min_comparisons=self.min_comparisons)
+            return _output(values, inputs, played)
+
+        return _reward("win_rate", self, win_rate, settings, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,10 +163,23 @@ class Tournament:
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
         schemes: dict[str, Callable[[int], Play]] = {
-            "anchor": anchor, "round_robin": round_robin, "swiss": swiss,
+            "anchor": anchor,
+            "round_robin": round_robin,
+            "swiss": swiss,
             "single_elimination": partial(single_elimination, byes=self.byes),
-        }  # fmt: skip
-        score = partial(_tournament, scheme=schemes[self.scheme], ties=self.ties)
+        }
+        scheme = schemes[self.scheme]
+
+        def tournament(inputs: RewardInputs, *, bouts: Callable[[RewardInputs], Bouts]) -> RewardOutput:
+            played = bouts(inputs)
+            groups = [places for places in group_places(inputs).values() if len(places) > 1]
+            values = np.full(len(inputs), np.nan)
+            keys = hold([scheme(len(places)) for places in groups], partial(_judged, played, groups))
+            for places, key in zip(groups, keys, strict=True):
+                values[places] = rank_reward(key, ties=self.ties)
+            return _output(values, inputs, played)
+
+        score = tournament
         settings = f"{self.scheme}:{self.orders}:byes-{self.byes}:ties-{self.ties}"
         return _reward("tournament", self, score, settings, device)
 
@@ -194,9 +226,29 @@ class Rank:
     def build(self, device: torch.device) -> Reward:
         """Makes the reward and the other one."""
         inner = build_nested(self.reward, self.options, device=device, owner="reward 'rank'")
+
+        def rank(inputs: RewardInputs) -> RewardOutput:
+            output = inner(inputs)
+            score = torch.where(output.valid, output.values.detach(), torch.nan).cpu().double().numpy()
+            values = np.full(len(inputs), np.nan)
+            errors: list[str | None] = [None] * len(inputs)
+            for places in group_places(inputs).values():
+                values[places] = rank_reward(score[places], ties=self.ties, denominator=self.denominator)
+                for place in places.tolist():
+                    if math.isnan(values[place]) and not math.isnan(score[place]):
+                        errors[place] = "group_of_one" if len(places) == 1 else "no_opponent"
+            ranked = output_of(values.tolist(), inputs, {"score": score.tolist()}, errors)
+            lonely = {word: count for word, count in ranked.errors.items() if word in ("group_of_one", "no_opponent")}
+            return RewardOutput(
+                values=ranked.values,
+                valid=ranked.valid,
+                parts={**output.parts, **ranked.parts},
+                errors={**output.errors, **lonely},
+            )
+
         return FunctionReward(
             name="rank",
-            score=partial(_rank, inner=inner, options=self),
+            score=rank,
             needs=inner.needs | {"group_ids", "sample_ids"},
             version=f"rank:ties-{self.ties}:over-{self.denominator}:{inner.version}",
             kind="groupwise",
@@ -235,41 +287,6 @@ def _reward(
     )
 
 
-def _win_rate(inputs: RewardInputs, *, bouts: Callable[[RewardInputs], Bouts], options: WinRate) -> RewardOutput:
-    groups = group_places(inputs)
-    rounds: list[Matches] = []
-    for group, places in groups.items():
-        count = len(places)
-        order = counter_choice(count, count, "opponents", inputs.iteration, group)
-        rounds.append(all_pairs(count) if options.opponents is None else ring_pairs(order, options.opponents))
-    played = bouts(inputs)
-    values = np.full(len(inputs), np.nan)
-    for places, pairs, scores in zip(
-        groups.values(), rounds, _judged(played, list(groups.values()), rounds), strict=True
-    ):
-        first_wins_NN = np.full((len(places), len(places)), np.nan)
-        first_wins_NN[pairs[:, 0], pairs[:, 1]] = scores[:, 0]
-        measure = rate_of_wins if options.score == "rate" else bradley_terry
-        values[places] = measure(first_wins_NN, min_comparisons=options.min_comparisons)
-    return _output(values, inputs, played)
-
-
-def _tournament(
-    inputs: RewardInputs,
-    *,
-    bouts: Callable[[RewardInputs], Bouts],
-    scheme: Callable[[int], Play],
-    ties: Literal["average", "best"],
-) -> RewardOutput:
-    played = bouts(inputs)
-    groups = [places for places in group_places(inputs).values() if len(places) > 1]
-    values = np.full(len(inputs), np.nan)
-    keys = hold([scheme(len(places)) for places in groups], partial(_judged, played, groups))
-    for places, key in zip(groups, keys, strict=True):
-        values[places] = rank_reward(key, ties=ties)
-    return _output(values, inputs, played)
-
-
 def _judged(played: Bouts, groups: Sequence[np.ndarray], rounds: Sequence[Matches]) -> list[Scores]:
     """Scores (p, 1 - p) of matches within each group, all asked at once; p: the first wins."""
     places = [members[matches] for members, matches in zip(groups, rounds, strict=True)]
@@ -294,21 +311,3 @@ def _output(values: np.ndarray, inputs: RewardInputs, played: Bouts) -> RewardOu
     if played.cache is not None:
         parts["cached"] = np.where(played.asked > 0, played.cached / np.maximum(played.asked, 1), np.nan)
     return output_of(values.tolist(), inputs, {name: part.tolist() for name, part in parts.items()}, errors)
-
-
-def _rank(inputs: RewardInputs, *, inner: Reward, options: Rank) -> RewardOutput:
-    output = inner(inputs)
-    score = torch.where(output.valid, output.values.detach(), torch.nan).cpu().double().numpy()
-    values = np.full(len(inputs), np.nan)
-    errors: list[str | None] = [None] * len(inputs)
-    for places in group_places(inputs).values():
-        values[places] = rank_reward(score[places], ties=options.ties, denominator=options.denominator)
-        for place in places.tolist():
-            if math.isnan(values[place]) and not math.isnan(score[place]):
-                errors[place] = "group_of_one" if len(places) == 1 else "no_opponent"
-    ranked = output_of(values.tolist(), inputs, {"score": score.tolist()}, errors)
-    lonely = {word: count for word, count in ranked.errors.items() if word in ("group_of_one", "no_opponent")}
-    return RewardOutput(
-        values=ranked.values, valid=ranked.valid, parts={**output.parts, **ranked.parts},
-        errors={**output.errors, **lonely},
-    )  # fmt: skip

@@ -38,7 +38,7 @@ def win_rate(first_wins_NN: Float64[np.ndarray, " N N"], *, min_comparisons: int
             asked or failed. A pair asked in both orders counts once, with the mean of `v[i, j]` and `1 - v[j, i]`.
         min_comparisons: A member with fewer comparisons has no rate (NaN).
     """
-    wins_NN = _merged_orders(first_wins_NN)
+    wins_NN = _merge_orders(first_wins_NN)
     count_N = (~np.isnan(wins_NN)).sum(1)
     rate_N = np.nansum(wins_NN, axis=1) / np.maximum(count_N, 1)
     return np.where(count_N >= max(min_comparisons, 1), rate_N, np.nan)
@@ -62,7 +62,7 @@ def bradley_terry(
         [N]; NaN for members that no chain of comparisons connects with the largest part of the group: strengths of
         two parts cannot be compared.
     """
-    wins_NN = np.nan_to_num(_merged_orders(first_wins_NN))
+    wins_NN = np.nan_to_num(_merge_orders(first_wins_NN))
     count_NN = wins_NN + wins_NN.T
     theta_N = np.zeros(len(wins_NN))
 
@@ -153,13 +153,13 @@ def bracket(num_members: int) -> list[int]:
 
 def round_robin(num_members: int) -> Play:
     """Everyone meets everyone, in one round; the key is the share of matches won, a tie being half."""
-    table = yield from _played(all_pairs(num_members), num_members)
+    table = yield from _play(all_pairs(num_members), num_members)
     return table.rate(table.points)
 
 
 def anchor(num_members: int) -> Play:
     """Everyone meets member 0, in one round; the key is one's own score there, of member 0 the mean of its scores."""
-    table = yield from _played(_against_anchor(num_members), num_members)
+    table = yield from _play(_against_anchor(num_members), num_members)
     return table.rate(table.score)
 
 
@@ -176,7 +176,7 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
             seeds are taken out before neighbours are paired, and the last slot of an odd round waits; the best seeds
             then have no byes, and may meet early.
     """
-    table = yield from _played(_against_anchor(num_members), num_members)
+    table = yield from _play(_against_anchor(num_members), num_members)
     strength_N = np.nan_to_num(table.rate(table.score), nan=-np.inf)
     seeded = sorted(range(num_members), key=lambda i: -strength_N[i])
     slots = [seeded[seed] if seed < num_members else _NOBODY for seed in bracket(num_members)]
@@ -280,7 +280,7 @@ class _Table:
         return np.where(self.games > 0, total_N / np.maximum(self.games, 1), np.nan)
 
 
-def _played(matches: Matches, num_members: int) -> Generator[Matches, Scores, _Table]:
+def _play(matches: Matches, num_members: int) -> Generator[Matches, Scores, _Table]:
     """The table after a first round."""
     table = _Table(num_members)
     table.add(matches, (yield matches))
@@ -313,7 +313,7 @@ def _lexicographic(first_N: Keys, second_N: Keys) -> Keys:
     return key_N
 
 
-def _merged_orders(first_wins_NN: Float64[np.ndarray, " N N"]) -> Float64[np.ndarray, " N N"]:
+def _merge_orders(first_wins_NN: Float64[np.ndarray, " N N"]) -> Float64[np.ndarray, " N N"]:
     """P(i beats j) from both orders, NaN where neither is known and on the diagonal."""
     both = np.stack([first_wins_NN, 1 - first_wins_NN.T])
     known = ~np.isnan(both)

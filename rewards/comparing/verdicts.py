@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
-from flowrl.rewards import RewardInputs, to_uint8
+from flowrl.rewards.base import RewardInputs, to_uint8
 from flowrl.rewards.comparing.comparators import Comparator, Pairs
 from flowrl.runtime.randomness import counter_seed
 
@@ -108,12 +108,12 @@ class Bouts:
     def play(self, pairs: Pairs) -> Float64[np.ndarray, " n"]:
         """The probability that the first place of each pair beats the second; NaN without a verdict."""
         matches: list[tuple[int, int]] = [(int(a), int(b)) for a, b in pairs]
-        shown = [self._shown(a, b) for a, b in matches]
+        shown = [self._orders_of(a, b) for a, b in matches]
         self._ask(order for orders in shown for order in orders)
         wins = np.zeros(len(matches))
         for number, ((a, b), orders) in enumerate(zip(matches, shown, strict=True)):
             verdicts = [self._known[order] for order in orders]
-            first = [self._hardened(verdict) for verdict, _ in verdicts]
+            first = [self._harden(verdict) for verdict, _ in verdicts]
             own = [p if order[0] == a else 1 - p for p, order in zip(first, orders, strict=True)]
             wins[number] = sum(own) / len(own)
             lost = math.isnan(wins[number])
@@ -126,12 +126,12 @@ class Bouts:
                     self._both[member] += 1
         return wins
 
-    def _hardened(self, first_wins: float) -> float:
+    def _harden(self, first_wins: float) -> float:
         if self.soft or math.isnan(first_wins):
             return first_wins
         return 0.5 * (1 + (first_wins > 0.5) - (first_wins < 0.5))
 
-    def _shown(self, a: int, b: int) -> list[tuple[int, int]]:
+    def _orders_of(self, a: int, b: int) -> list[tuple[int, int]]:
         """The orders in which two places are shown."""
         low, high = sorted((a, b), key=lambda place: (self._ids[place], place))
         if self.orders == "both":

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -29,8 +28,8 @@ from torch.nn import functional as F
 
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
-from flowrl.rewards.prompt_needs import no_record
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.base.prompt_needs import no_record
 from flowrl.world.scenes import COLORS, SHAPES, SIZE
 
 Combine = Literal["mean", "product"]
@@ -67,17 +66,19 @@ class AttributeNet(nn.Module):
         super().__init__()
         first, second, third = _WIDTHS
         self.trunk = nn.Sequential(
-            *_block(3, first, stride=2), *_block(first, second, stride=2), *_block(second, second, stride=1),
-            *_block(second, third, stride=2), *_block(third, third, stride=1), *_block(third, third, stride=1),
-        )  # fmt: skip
+            *_block(3, first, stride=2),
+            *_block(first, second, stride=2),
+            *_block(second, second, stride=1),
+            *_block(second, third, stride=2),
+            *_block(third, third, stride=1),
+            *_block(third, third, stride=1),
+        )
         self.cells = nn.Conv2d(third, 1 + len(PAIRS), 1)
-        self.counts = nn.Sequential(
-            nn.Linear(third, 128), nn.SiLU(), nn.Linear(128, _NUM_COUNTERS * (MAX_COUNT + 1))
-        )  # fmt: skip
+        self.counts = nn.Sequential(nn.Linear(third, 128), nn.SiLU(), nn.Linear(128, _NUM_COUNTERS * (MAX_COUNT + 1)))
 
     def features(self, images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b c 8 8"]:
         """Reads images in [0, 1]."""
-        return self.trunk(prepared(images))
+        return self.trunk(prepare(images))
 
     def forward(self, images: Float[Tensor, " b 3 h w"]) -> Attributes:
         """Counts and cells of images in [0, 1]."""
@@ -86,7 +87,7 @@ class AttributeNet(nn.Module):
         return Attributes(counts.unflatten(1, (_NUM_COUNTERS, MAX_COUNT + 1)), self.cells(features))
 
 
-def prepared(images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b 3 64 64"]:
+def prepare(images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b 3 64 64"]:
     """Images of [0, 1] in [-1, 1]; sizes other than 64 x 64 are resized (bilinear, antialiased) first."""
     if images.shape[-2:] != (SIZE, SIZE):
         images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
@@ -105,11 +106,7 @@ def check_weights(path: Path) -> None:
 
 
 def load_net(path: Path, device: torch.device | str = "cpu") -> AttributeNet:
-    """A trained network in float32, frozen, in evaluation mode.
-
-    Raises:
-        ValueError: the file is missing or holds other weights.
-    """
+    """A trained network in float32, frozen, in evaluation mode."""
     from safetensors.torch import load_file
 
     check_weights(path)
@@ -248,25 +245,28 @@ class AttributeScore:
     def build(self, device: torch.device) -> Reward:
         """Loads the network."""
         path = shipped_weights() if self.weights is None else Path(self.weights)
+        net = load_net(path, device)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True):
+                if missing := [key for key in ("tag", "include") if key not in metadata]:
+                    raise ValueError(
+                        f"reward 'attributes': prompt {prompt!r} has no {' and no '.join(missing)} in its metadata: "
+                        f"prompts must come from a JSONL file with one GenEval record (tag, include, prompt) per line."
+                    )
+            records = [{"prompt": p, **m} for p, m in zip(inputs.prompts, inputs.metadata, strict=True)]
+            with torch.autocast(device.type, enabled=False):
+                found = net(inputs.images.to(device))
+                scores = {form: attribute_scores(found, records, combine=form) for form in get_args(Combine)}
+            parts = {form: values.to(inputs.images.device) for form, values in scores.items()}
+            return tensor_output(
+                parts[self.combine], parts, valid=torch.ones_like(parts[self.combine], dtype=torch.bool)
+            )
+
         return FunctionReward(
             name="attributes",
-            score=partial(_score, net=load_net(path, device), combine=self.combine, device=device),
+            score=score,
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"attributes:{self.combine}:{hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()}",
             differentiable=True,
         )
-
-
-def _score(inputs: RewardInputs, *, net: AttributeNet, combine: Combine, device: torch.device) -> RewardOutput:
-    for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True):
-        if missing := [key for key in ("tag", "include") if key not in metadata]:
-            raise ValueError(
-                f"reward 'attributes': prompt {prompt!r} has no {' and no '.join(missing)} in its metadata: prompts "
-                f"must come from a JSONL file with one GenEval record (tag, include, prompt) per line."
-            )
-    records = [{"prompt": p, **m} for p, m in zip(inputs.prompts, inputs.metadata, strict=True)]
-    with torch.autocast(device.type, enabled=False):
-        found = net(inputs.images.to(device))
-        scores = {form: attribute_scores(found, records, combine=form) for form in get_args(Combine)}
-    parts = {form: values.to(inputs.images.device) for form, values in scores.items()}
-    return tensor_output(parts[combine], parts, valid=torch.ones_like(parts[combine], dtype=torch.bool))

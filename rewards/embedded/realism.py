@@ -14,19 +14,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from flowrl.rewards import to_uint8
-from flowrl.rewards.embedded.attributes import load_net, prepared, shipped_weights
-from flowrl.rewards.references import drawn_scene
+from flowrl.rewards.base import to_uint8
+from flowrl.rewards.embedded.attributes import load_net, prepare, shipped_weights
+from flowrl.runtime.randomness import Part, counter_seed
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.kernel_distance import kernel_interval
 from flowrl.world.scene_prompts import train_records
+from flowrl.world.scenes import draw_scene, random_scene
 
 _AT_ONCE = 64
 _FLOOR = 1e-2  # of the mean eigenvalue, added to each: directions in which scenes hardly vary shall not decide alone
 _COPIES = 2  # of the 576 training records, to estimate the covariance of 304 features from
+
+
+def scene_of(record: Mapping[str, Any], *key: Part) -> UInt8[np.ndarray, " h w 3"]:
+    """A scene 64 x 64 of the embedded world in which a GenEval record holds: a function of record and counters."""
+    if "include" not in record:
+        raise ValueError(
+            f"reward 'adversarial': references: world draws what a prompt's GenEval record asks for, but the prompt "
+            f"{record.get('prompt', '')!r} has no 'include' in its metadata: take a JSONL file of prompts such as "
+            f"asset:prompts/world_train.jsonl, or other references."
+        )
+    rng = np.random.default_rng(counter_seed("scene", *key))
+    return draw_scene(random_scene(record, rng))
 
 
 def scene_images(
@@ -36,7 +49,7 @@ def scene_images(
 
     Scenes of two seeds or two streams are unrelated.
     """
-    scenes = np.stack([drawn_scene(record, seed, stream, i) for i, record in enumerate(records)])
+    scenes = np.stack([scene_of(record, seed, stream, i) for i, record in enumerate(records)])
     return torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 255.0
 
 
@@ -72,7 +85,7 @@ def _moments(images: Tensor) -> Float[np.ndarray, " n d"]:
     pixels = torch.from_numpy(to_uint8(images)).permute(0, 3, 1, 2)
     found = []
     for piece in pixels.split(_AT_ONCE):
-        hidden, depths = prepared(piece.float() / 255.0), []
+        hidden, depths = prepare(piece.float() / 255.0), []
         for layer in net.trunk:
             if isinstance(layer, torch.nn.Conv2d) and layer.stride == (2, 2) and layer.in_channels != 3:
                 depths.append(hidden)  # the end of one depth: the next convolution halves the image

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.prompt_needs import no_fields, no_source
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.prompt_needs import no_fields, no_source
 from flowrl.world import clips, edits, scene_grids
 
 Row = tuple[float, ...] | None
@@ -20,7 +20,7 @@ _MOTION, _EDIT = {"shape", "color", "direction"}, {"scene", "target", "tag"}  # 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MotionVerdict:
+class WorldMotions:
     """Whether a clip shows the asked shape, in the asked colour, moving evenly in the asked direction.
 
     Prompts come with records as `flowrl.world.clips.motion_record` makes them; an item without one, or without a video,
@@ -44,7 +44,7 @@ class MotionVerdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EditVerdict:
+class WorldEdits:
     """Whether what the instruction asks for changed, and nothing else did.
 
     Prompts come with one source image and records as `flowrl.world.edits.edit_record` makes them; an item that lacks
@@ -67,7 +67,7 @@ class EditVerdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GridVerdict:
+class WorldGrids:
     """Whether each quarter of an image holds exactly the shape and colour that its record asks for.
 
     Prompts come with records as `flowrl.world.scene_grids.grid_record` makes them; an item without one has failed
@@ -81,9 +81,11 @@ class GridVerdict:
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A record of a grid."""
-        return None if _is_grid(prompt.metadata) else (
+        if _is_grid(prompt.metadata):
+            return None
+        return (
             "needs the record of a grid of the embedded world, and has none: take asset:prompts/world_grids_train.jsonl"
-        )  # fmt: skip
+        )
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""

@@ -18,7 +18,7 @@ _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", 
 _SPACES = " \t\r\n\u0120\u2581"  # the last two stand for a space in vocabularies of GPT-2 and of SentencePiece
 
 
-def merged(lp: Mapping[str, float]) -> dict[str, float]:
+def merge(lp: Mapping[str, float]) -> dict[str, float]:
     """Candidates without case and surrounding space, `log sum exp` over those that become the same."""
     return by_text((_plain(text), value) for text, value in lp.items())
 
@@ -49,7 +49,7 @@ def yes_no(lp: Mapping[str, float], *, yes: str = "yes", no: str = "no") -> floa
         yes: the good answer.
         no: the other.
     """
-    candidates = merged(lp)
+    candidates = merge(lp)
     lp_yes, lp_no = (candidates.get(form, -math.inf) for form in (yes, no))
     if math.isinf(lp_yes) and math.isinf(lp_no):
         return None
@@ -65,7 +65,7 @@ def expected_level(lp: Mapping[str, float], levels: Mapping[str, float]) -> floa
         levels: the value v_k of each level's word: {"0": 0, ..., "5": 5}, {"excellent": 5, ..., "bad": 1}. A level that
             is not among the candidates counts as improbable; with all of them missing there is no score.
     """
-    candidates = merged(lp)
+    candidates = merge(lp)
     found = {word: candidates.get(_plain(word), -math.inf) for word in levels}
     total = logsumexp(found.values())
     if math.isinf(total):
@@ -84,7 +84,7 @@ def answer_mass(lp: Mapping[str, float], forms: Sequence[str]) -> float:
         lp: the candidates of one token.
         forms: what counts as the answer, see `answer_forms`.
     """
-    candidates = merged(lp)
+    candidates = merge(lp)
     wanted = {_plain(form) for form in forms}
     found = [value for text, value in candidates.items() if text in wanted]
     if not found:

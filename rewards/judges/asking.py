@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.frames import frame_places
+from flowrl.rewards.base import FunctionReward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.frames import frame_places
 from flowrl.rewards.judges.answers import yes_no
 from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, is_server
 from flowrl.runtime.randomness import counter_seed
@@ -29,7 +29,7 @@ class NoScore(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
+class JudgedItem:
     """What became of an item: its value, or the short word for why it has none, and its sub-scores."""
 
     value: float | None = None
@@ -66,7 +66,7 @@ def judge_items(
     inputs: RewardInputs,
     chat: Chat,
     ask: Callable[[int], list[Question]],
-    read: Callable[[int, list[Answer]], Scored],
+    read: Callable[[int, list[Answer]], JudgedItem],
     *,
     parts: Sequence[str] = (),
 ) -> RewardOutput:
@@ -80,19 +80,19 @@ def judge_items(
         parts: names of the sub-scores; NaN where an item has none.
     """
     asked: dict[int, list[Question]] = {}
-    rows: list[Scored] = []
+    rows: list[JudgedItem] = []
     for item in range(len(inputs)):
         try:
             asked[item] = ask(item)
-            rows.append(Scored())
+            rows.append(JudgedItem())
         except NoScore as error:
-            rows.append(Scored(error=str(error)))
+            rows.append(JudgedItem(error=str(error)))
     answers = iter(ask_all(chat, [question for questions in asked.values() for question in questions]))
     for item, questions in asked.items():
         try:
             rows[item] = read(item, [next(answers) for _ in questions])
         except NoScore as error:
-            rows[item] = Scored(error=str(error))
+            rows[item] = JudgedItem(error=str(error))
     return output_of(
         [row.value for row in rows],
         inputs,
@@ -214,6 +214,13 @@ def weighted_mean(scores: Mapping[str, float], weights: Mapping[str, float]) -> 
     """`sum w_k x_k / sum w_k` over the names in `scores`."""
     total = sum(weights[name] for name in scores)
     return sum(weights[name] * score for name, score in scores.items()) / total
+
+
+def weighted_geometric_mean(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """`prod_k x_k^(w_k / sum w)` over the names in `scores`; any 0 gives 0."""
+    if min(scores.values()) <= 0:
+        return 0.0
+    return math.exp(weighted_mean({name: math.log(score) for name, score in scores.items()}, weights))
 
 
 def full_weights(weights: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, float]:

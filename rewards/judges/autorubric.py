@@ -133,12 +133,6 @@ def train_rubric(
 ) -> TrainedRubric:
     """Learns a rubric and writes it to `out`, for the reward `rubric`.
 
-    Args:
-        pairs: the file of preference pairs, see `flowrl.prompts.pairs`.
-        out: the JSON file to write.
-        options: who is asked, and how weights are fitted.
-        device: where judges in this process run.
-
     Raises:
         ValueError: for bad pairs, before the judge is asked; if the judge proposes or answers nothing that can be used;
             if the penalty leaves no rule.
@@ -161,9 +155,12 @@ def train_rubric(
     delta, weights = np.zeros((0, 0)), np.zeros(0)
     for _ in range(options.rounds):
         proposed, failed = propose_rules(
-            author, explained, templates["rubric_propose"], count=options.rules_per_pair,
+            author,
+            explained,
+            templates["rubric_propose"],
+            count=options.rules_per_pair,
             temperature=options.temperature,
-        )  # fmt: skip
+        )
         errors += failed
         fresh = distinct_rules(proposed, candidates, similarity=options.similarity, limit=options.rules_per_round)
         if not fresh:
@@ -196,11 +193,18 @@ def train_rubric(
         errors=dict(errors),
     )
     info = {
-        "judge": chat.version, "proposer": author.version, "template": words.digest, "penalty": options.penalty,
-        "negative": options.negative, "seed": options.seed, "num_pairs": result.num_pairs,
-        "num_candidates": result.num_candidates, "accuracy": result.accuracy, "errors": result.errors,
+        "judge": chat.version,
+        "proposer": author.version,
+        "template": words.digest,
+        "penalty": options.penalty,
+        "negative": options.negative,
+        "seed": options.seed,
+        "num_pairs": result.num_pairs,
+        "num_candidates": result.num_candidates,
+        "accuracy": result.accuracy,
+        "errors": result.errors,
         "held_out_accuracy": None if math.isnan(held_out_accuracy) else held_out_accuracy,
-    }  # fmt: skip
+    }
     save_rubric(out, result.rules, info)
     return result
 

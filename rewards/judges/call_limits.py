@@ -18,7 +18,7 @@ _IMAGE_TOKENS, _LETTERS_PER_TOKEN = 1000, 4  # a guess, until the first answer s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class CallLimits:
     """Of one process; None where there is none."""
 
     requests_per_minute: float | None = None
@@ -26,20 +26,20 @@ class Limits:
     tokens: float | None = None
 
     @classmethod
-    def shared(cls, requests: float | None, minute_tokens: float | None, tokens: float | None, by: int) -> Limits:
+    def shared(cls, requests: float | None, minute_tokens: float | None, tokens: float | None, by: int) -> CallLimits:
         """An equal part of limits that `by` processes share."""
         parts = (None if limit is None else limit / by for limit in (requests, minute_tokens, tokens))
         return cls(**dict(zip(("requests_per_minute", "tokens_per_minute", "tokens"), parts, strict=True)))
 
 
-class Pace:
+class AskingPace:
     """Spreads requests evenly over time, as limits a minute ask for; used by one event loop.
 
     The time of the next request is kept for each limit; a request moves it by 60 s / limit for each thing it costs.
     Tokens are known when they have come: until then a request counts as one like those before.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CallLimits) -> None:
         self.limits = limits
         self.used = 0
         """Tokens so far."""
@@ -65,7 +65,7 @@ class Pace:
 
     def book(self, question: Question) -> float:
         """`turn` of a request that does not wait: later ones wait for it."""
-        now, expected = time.monotonic(), self._expected(question)
+        now, expected = time.monotonic(), self._estimate(question)
         self._move("requests", self.limits.requests_per_minute, 1.0, now)
         self._move("tokens", self.limits.tokens_per_minute, expected, now)
         return expected
@@ -85,7 +85,7 @@ class Pace:
         if limit is not None:
             self._next[kind] = max(self._next[kind], now) + 60.0 / limit * cost
 
-    def _expected(self, question: Question) -> float:
+    def _estimate(self, question: Question) -> float:
         if self._answers:
             return self.used / self._answers
         letters = sum(len(part) for part in (question.system, *question.parts) if isinstance(part, str))

@@ -21,8 +21,8 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from flowrl.config.options import build_parts
-from flowrl.rewards import Model, load_target
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.base import Model, load_target
+from flowrl.rewards.networks.model_sizes import model_of
 
 PRACTICAL = frozenset({
     "server", "api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size", "seed", "down_after",
@@ -113,7 +113,7 @@ class ChatOptions(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class ImageSize:
     """What a judge's images are resized to, wherever it runs."""
 
     size: int | tuple[int, int] | None = None
@@ -132,7 +132,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sized:
+class ResizingOptions:
     """A judge whose images are resized first."""
 
     options: ChatOptions
@@ -140,11 +140,11 @@ class Sized:
 
     def build(self, device: torch.device) -> Chat:
         """Makes the judge; loads its weights, if it runs here."""
-        return SizedJudge(chat=self.options.build(device), sides=self.sides)
+        return ResizingJudge(chat=self.options.build(device), sides=self.sides)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SizedJudge:
+class ResizingJudge:
     """A judge that sees every image at one size."""
 
     chat: Chat
@@ -159,7 +159,7 @@ class SizedJudge:
         made: dict[int, np.ndarray] = {}  # by identity: the judge encodes what is one image once as well
         for part in (part for question in questions for part in question.parts):
             if not isinstance(part, str) and id(part) not in made:
-                made[id(part)] = resized(part, *self.sides)
+                made[id(part)] = resize_image(part, *self.sides)
         return self.chat.ask(
             [
                 replace(
@@ -170,7 +170,7 @@ class SizedJudge:
         )
 
 
-def resized(image: Pixels, height: int, width: int) -> Pixels:
+def resize_image(image: Pixels, height: int, width: int) -> Pixels:
     """An image at another size by Pillow's bicubic filter; as it is where it has that size."""
     if image.shape[:2] == (height, width):
         return image
@@ -186,8 +186,11 @@ def score_schema(count: int, low: int, high: int, *, key: str = "score", whole: 
 def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     """JSON schema of an object with these properties, all of them and no others, as `strict` servers want it."""
     return {
-        "type": "object", "properties": dict(properties), "required": list(properties), "additionalProperties": False,
-    }  # fmt: skip
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def array_schema(items: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -203,7 +206,9 @@ def is_server(judge: Mapping[str, Any]) -> bool:
 def judge_models(*judges: Mapping[str, Any]) -> tuple[Model, ...]:
     """The models of judges that run in this process, on a GPU in bfloat16 unless they say otherwise."""
     wide = {"float32": 4}
-    return tuple(sized(str(one["model"]), wide.get(one.get("dtype") or "", 2)) for one in judges if not is_server(one))
+    return tuple(
+        model_of(str(one["model"]), wide.get(one.get("dtype") or "", 2)) for one in judges if not is_server(one)
+    )
 
 
 def identity_of(judge: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,24 +227,14 @@ def with_identities(options: Any) -> Any:
 
 
 def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions:
-    """The checked options of a judge. Neither calls a server nor loads weights.
-
-    Args:
-        judge: the option, see the module.
-        owner: what messages begin with.
-
-    Raises:
-        ValueError: naming what was given and what is allowed.
-    """
+    """The checked options of a judge. Neither calls a server nor loads weights."""
     made: ChatOptions
-    made, size = build_parts([load_target(CHATS["server" if is_server(judge) else "local"]), Size], judge, owner=owner)
-    return made if size.sides is None else Sized(options=made, sides=size.sides)
+    made, size = build_parts(
+        [load_target(CHATS["server" if is_server(judge) else "local"]), ImageSize], judge, owner=owner
+    )
+    return made if size.sides is None else ResizingOptions(options=made, sides=size.sides)
 
 
 def build_chat(judge: Mapping[str, Any], *, device: torch.device, owner: str = "judge") -> Chat:
-    """Makes the judge that `judge` describes.
-
-    Raises:
-        ValueError: as `check_chat`, or a model in this process cannot be loaded.
-    """
+    """Makes the judge that `judge` describes."""
     return check_chat(judge, owner=owner).build(device)

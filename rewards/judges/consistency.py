@@ -27,11 +27,12 @@ import torch
 
 from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid, theme
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_cells, no_grid, no_source
 from flowrl.rewards.judges.asking import (
     MISSING,
+    JudgedItem,
     NoScore,
-    Scored,
     all_of,
     judge_items,
     judged_reward,
@@ -43,9 +44,8 @@ from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Quest
 from flowrl.rewards.judges.subfigures import DEFAULT_MODEL, mean_over_cells, mean_over_pairs
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 from flowrl.rewards.networks.clip_encoder import prompt_reward, transformers_clip
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model
-from flowrl.rewards.prompt_needs import no_cells, no_grid, no_source
 
 CRITERIA = ("style, logic and identity",)
 
@@ -105,7 +105,7 @@ class GridConsistency:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),) if self.judge is None else judge_models(self.judge)
+        return (model_of(self.model),) if self.judge is None else judge_models(self.judge)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A grid and its sub-prompts, or a source image; criteria that can be read, where the record has some."""
@@ -152,7 +152,10 @@ def _respects(record: Mapping[str, Any], default: Sequence[str]) -> list[tuple[s
     own = record.get("criteria")
     if own is None:
         own = list(default)
-    dimensions = [_texts(texts) for texts in (own.values() if isinstance(own, Mapping) else [own])]
+    dimensions = [
+        list(texts.values()) if isinstance(texts, Mapping) else texts if isinstance(texts, list) else [texts]
+        for texts in (own.values() if isinstance(own, Mapping) else [own])
+    ]
     if not dimensions or not all(
         texts and all(isinstance(text, str) and text for text in texts) for texts in dimensions
     ):
@@ -161,12 +164,6 @@ def _respects(record: Mapping[str, Any], default: Sequence[str]) -> list[tuple[s
             f"dimensions to them, got {own!r}."
         )
     return [(text, 1 / (len(dimensions) * len(texts))) for texts in dimensions for text in texts]
-
-
-def _texts(given: Any) -> list[Any]:
-    if isinstance(given, Mapping):
-        return list(given.values())
-    return given if isinstance(given, list) else [given]
 
 
 def _ask(words: Template, pair: Sequence[Pixels], prompt: str, criterion: str = "") -> Question:
@@ -196,11 +193,11 @@ def _score_grid(
         pairs = [(cells[i], cells[j]) for i, j in cell_pairs(len(cells))]
         return [_ask(words, pair, prompt, criterion) for criterion, _ in respects[item] for pair in pairs]
 
-    def read(item: int, answers: list[Answer]) -> Scored:
+    def read(item: int, answers: list[Answer]) -> JudgedItem:
         scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
         # Questions of one criterion stand side by side, one per pair.
         means = np.mean(np.reshape(scores, (len(respects[item]), -1)), axis=1)
-        return Scored(value=float(np.dot(means, [share for _, share in respects[item]])))
+        return JudgedItem(value=float(np.dot(means, [share for _, share in respects[item]])))
 
     return judge_items(inputs, chat, ask, read)
 
@@ -217,10 +214,10 @@ def _score_edit(
             *(_ask(templates["consistency_edit"], pair, prompt, criterion) for criterion, _ in respects[item]),
         ]
 
-    def read(item: int, answers: list[Answer]) -> Scored:
+    def read(item: int, answers: list[Answer]) -> JudgedItem:
         scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
         following, consistency = scores[0], float(np.dot(scores[1:], [share for _, share in respects[item]]))
-        return Scored(
+        return JudgedItem(
             value=math.sqrt(consistency * following), parts={"consistency": consistency, "following": following}
         )
 

@@ -18,13 +18,14 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.asking import (
     MISSING,
     UNPARSED,
+    JudgedItem,
     NoScore,
-    Scored,
     all_of,
     check_answer_options,
     draw_seed,
@@ -38,7 +39,6 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat, judge_models, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
-from flowrl.rewards.prompt_needs import no_source
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
 
@@ -151,9 +151,9 @@ def _score_digits(
         fields = {"prompt": inputs.prompts[item], "requirement": wanted}
         return [words.question([source, pixels_of(inputs.images[item])], fields, top_logprobs=TOP_LOGPROBS)]
 
-    def read(item: int, answers: list[Answer]) -> Scored:
+    def read(item: int, answers: list[Answer]) -> JudgedItem:
         (level,) = all_of(answers, [expected_level(a.logprobs[0], DIGITS) if a.logprobs else None for a in answers])
-        return Scored(value=level / 5)
+        return JudgedItem(value=level / 5)
 
     return judge_items(inputs, chat, ask, read)
 
@@ -179,7 +179,7 @@ def _score_ratings(
             for name, images in shown.items()
         ]
 
-    def read(item: int, answers: list[Answer]) -> Scored:
+    def read(item: int, answers: list[Answer]) -> JudgedItem:
         rated = []  # SC and PQ of each draw, in [0, 1]
         of_pair = min if options.of_pair == "lowest" else mean
         for k in range(0, len(answers), 2):
@@ -190,6 +190,6 @@ def _score_ratings(
             raise NoScore(first_error(answers) or UNPARSED)
         consistency, quality = (mean(column) for column in zip(*rated, strict=True))
         value = mean([math.sqrt(sc * pq) for sc, pq in rated])
-        return Scored(value=value, parts={"consistency": consistency, "quality": quality})
+        return JudgedItem(value=value, parts={"consistency": consistency, "quality": quality})
 
     return judge_items(inputs, chat, ask, read, parts=("consistency", "quality"))

@@ -60,7 +60,12 @@ def image_part(image: np.ndarray, image_format: JudgeImageFormat) -> bytes:
     else:
         shown.save(file, format="JPEG", quality=95)
     kind = "jpeg" if image_format == "jpeg95" else image_format
-    return b"".join((
-        b'{"type": "image_url", "image_url": {"url": "data:image/', kind.encode(), b";base64,",
-        base64.b64encode(file.getbuffer()), b'"}}',
-    ))  # fmt: skip
+    return b"".join(
+        (
+            b'{"type": "image_url", "image_url": {"url": "data:image/',
+            kind.encode(),
+            b";base64,",
+            base64.b64encode(file.getbuffer()),
+            b'"}}',
+        )
+    )

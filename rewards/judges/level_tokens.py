@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from PIL import Image
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.local_chat import load_vision_language
 from flowrl.rewards.judges.templates import read_template, template_name
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint
 
 LEVELS = ("excellent", "good", "fair", "poor", "bad")
@@ -76,18 +75,14 @@ class LevelTokens:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model, getattr(torch, self.dtype).itemsize),)
+        return (model_of(self.model, getattr(torch, self.dtype).itemsize),)
 
     def text(self) -> str:
         """The template, ours or the user's."""
         return read_template("level_tokens", self.template, once=(ANSWER,))
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: if the model cannot be had, or a level is more than one of its tokens.
-        """
+        """Makes the reward."""
         text = self.text()
         question, start = split_template(text)
         network, processor = load_vision_language(
@@ -98,24 +93,36 @@ class LevelTokens:
         turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
         chat = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) + start
         rows = network.get_output_embeddings().weight[list(levels)]
+        weights = WEIGHTS[self.weights]
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
+            worth = dict(zip(LEVELS, weights, strict=True))
+            values: list[float | None] = []
+            for begin in range(0, len(images), self.batch_size):
+                part = images[begin : begin + self.batch_size]
+                batch = processor(text=[chat] * len(part), images=part, padding=True, return_tensors="pt")
+                batch = batch.to(device, network.dtype)  # of whole numbers the device only
+                with torch.autocast(device.type, enabled=False):
+                    logits = network(**batch, use_cache=False).logits
+                last = batch["attention_mask"].sum(-1) - 1
+                rows = torch.arange(len(part), device=logits.device)
+                for row in logits[rows, last][:, list(levels)].cpu().double().tolist():
+                    values.append(expected_level(dict(zip(LEVELS, row, strict=True)), worth))
+            return output_of(values, inputs)
+
         return FunctionReward(
             name="level_tokens",
-            score=partial(
-                _score, network=network, processor=processor, chat=chat, levels=levels, weights=WEIGHTS[self.weights],
-                batch_size=self.batch_size, device=device,
-            ),
+            score=score,
             needs=frozenset({"images"}),
             version=f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
             f"{template_name(text)}:{type(processor).__name__}:{self.dtype}",
-        )  # fmt: skip
+        )
 
 
 def split_template(text: str) -> tuple[str, str]:
-    """The question and the beginning of the answer, without blanks at their ends.
-
-    Raises:
-        ValueError: if one is empty.
-    """
+    """The question and the beginning of the answer, without blanks at their ends."""
     question, _, start = (piece.strip() for piece in text.partition(ANSWER))
     if not question or not start:
         raise ValueError(f"the template must have a question before {ANSWER} and an answer's beginning after.")
@@ -123,11 +130,7 @@ def split_template(text: str) -> tuple[str, str]:
 
 
 def level_ids(tokenizer: Any, start: str, words: Sequence[str] = LEVELS) -> tuple[int, ...]:
-    """The token of each level where it follows `start` and a blank.
-
-    Raises:
-        ValueError: if a level is not exactly one token more, or two levels are the same one.
-    """
+    """The token of each level where it follows `start` and a blank."""
     before = tokenizer(start, add_special_tokens=False)["input_ids"]
     found: list[int] = []
     for word in words:
@@ -139,31 +142,3 @@ def level_ids(tokenizer: Any, start: str, words: Sequence[str] = LEVELS) -> tupl
             )
         found.append(tokens[-1])
     return tuple(found)
-
-
-@torch.no_grad()
-def _score(
-    inputs: RewardInputs,
-    *,
-    network: Any,
-    processor: Any,
-    chat: str,
-    levels: tuple[int, ...],
-    weights: tuple[float, ...],
-    batch_size: int,
-    device: torch.device,
-) -> RewardOutput:
-    images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
-    worth = dict(zip(LEVELS, weights, strict=True))
-    values: list[float | None] = []
-    for begin in range(0, len(images), batch_size):
-        part = images[begin : begin + batch_size]
-        batch = processor(text=[chat] * len(part), images=part, padding=True, return_tensors="pt")
-        batch = batch.to(device, network.dtype)  # of whole numbers the device only
-        with torch.autocast(device.type, enabled=False):
-            logits = network(**batch, use_cache=False).logits
-        last = batch["attention_mask"].sum(-1) - 1
-        rows = torch.arange(len(part), device=logits.device)
-        for row in logits[rows, last][:, list(levels)].cpu().double().tolist():
-            values.append(expected_level(dict(zip(LEVELS, row, strict=True)), worth))
-    return output_of(values, inputs)

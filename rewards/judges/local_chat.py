@@ -19,7 +19,7 @@ from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.networks.pretrained import (
     cannot_load,
     check_model,
-    expanded,
+    expand_home,
     fingerprint,
     load_network,
     load_processor,
@@ -31,21 +31,23 @@ from flowrl.runtime.randomness import counter_seed
 def load_vision_language(
     model: str, *, revision: str | None, dtype: torch.dtype, device: torch.device, owner: str
 ) -> tuple[Any, Any]:
-    """An image-and-text model of transformers, frozen, and its processor.
-
-    Raises:
-        ValueError: if it is neither on disk nor to be had from the hub.
-    """
+    """An image-and-text model of transformers, frozen, and its processor."""
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     try:
-        AutoConfig.from_pretrained(expanded(model), revision=revision)
+        AutoConfig.from_pretrained(expand_home(model), revision=revision)
     except (OSError, ValueError) as error:  # the second for a folder that holds something else
         raise cannot_load(model, OSError(str(error)), owner=owner, option="model", what="vision-language") from error
     network = load_network(
-        AutoModelForImageTextToText, model, device=device, revision=revision, owner=owner, option="model",
-        what="vision-language", dtype=dtype,
-    )  # fmt: skip
+        AutoModelForImageTextToText,
+        model,
+        device=device,
+        revision=revision,
+        owner=owner,
+        option="model",
+        what="vision-language",
+        dtype=dtype,
+    )
     processor = load_processor(
         AutoProcessor, model, revision=revision, owner=owner, option="model", what="vision-language"
     )

@@ -7,7 +7,6 @@ aggregation are not published; those here are our own.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,13 +17,14 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     MISSING,
     UNPARSED,
+    JudgedItem,
     NoScore,
-    Scored,
     all_of,
     ask_all,
     check_answer_options,
@@ -35,6 +35,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     probability_of_yes,
     source_of,
+    weighted_geometric_mean,
     weighted_mean,
 )
 from flowrl.rewards.judges.chat import (
@@ -49,7 +50,6 @@ from flowrl.rewards.judges.chat import (
     judge_models,
 )
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
-from flowrl.rewards.prompt_needs import no_source
 
 Verify = Literal["reasoned", "yes_no"]
 Aggregate = Literal["mean", "geometric", "min"]
@@ -96,7 +96,7 @@ def aggregate_principles(
     Raises:
         ValueError: if no principle is of a kind with weight.
     """
-    kinds = [kind for kind in KINDS if weights[kind] > 0 and any(p.kind == kind for p in principles)]
+    kinds = [kind for kind in KINDS if weights[kind] > 0 and kind in {p.kind for p in principles}]
     if not kinds:
         raise ValueError(f"no principle is of a kind with weight: {[p.kind for p in principles]}, weights {weights}.")
     by_kind = {kind: [score for p, score in zip(principles, scores, strict=True) if p.kind == kind] for kind in kinds}
@@ -105,9 +105,7 @@ def aggregate_principles(
         return min(min(values) for values in by_kind.values()), means
     if aggregate == "mean":
         return weighted_mean(means, weights), means
-    if min(means.values()) <= 0:
-        return 0.0, means
-    return math.exp(weighted_mean({kind: math.log(mean) for kind, mean in means.items()}, weights)), means
+    return weighted_geometric_mean(means, weights), means
 
 
 class Planner:
@@ -125,7 +123,10 @@ class Planner:
 
     def plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
         """The principles of each edit, or the short word that says why there are none."""
-        keys = [_key(*edit) for edit in zip(instructions, sources, strict=True)]
+        keys = [
+            hashlib.sha256(f"{instruction}\0{source.shape}\0".encode() + source.tobytes()).hexdigest()
+            for instruction, source in zip(instructions, sources, strict=True)
+        ]
         with self._lock:
             new = {
                 key: self.words.question([source], {"prompt": instruction}, max_tokens=self.max_tokens)
@@ -260,26 +261,17 @@ def _score(
     weights: Mapping[str, float],
     options: EditPrinciples,
 ) -> RewardOutput:
-    sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
-    given = [given_principles(record, planner.limit) for record in inputs.metadata]
-    edits = [
-        (prompt, source)
-        for prompt, source, own in zip(inputs.prompts, sources, given, strict=True)
-        if source is not None and own is None
-    ]
-    made = iter(planner.plan([prompt for prompt, _ in edits], [source for _, source in edits]))
-    plans: list[Plan | str] = []
-    for source, own in zip(sources, given, strict=True):
-        plan = MISSING if source is None else next(made) if own is None else own
-        # A kind without weight is not asked about.
-        plans.append(plan if isinstance(plan, str) else tuple(p for p in plan if weights[p.kind] > 0) or UNPARSED)
+    plans = _plans(inputs, planner)
     checked: dict[int, Plan] = {}
     reasoned = options.verify == "reasoned"
 
     def ask(item: int) -> list[Question]:
-        plan = plans[item]
-        if isinstance(plan, str):
-            raise NoScore(plan)
+        found = plans[item]
+        if isinstance(found, str):
+            raise NoScore(found)
+        plan = tuple(principle for principle in found if weights[principle.kind] > 0)  # others are not asked about
+        if not plan:
+            raise NoScore(UNPARSED)
         checked[item] = plan
         images = [source_of(inputs, item), pixels_of(inputs.images[item])]
         return [
@@ -294,19 +286,31 @@ def _score(
             for number, principle in enumerate(plan)
         ]
 
-    def read(item: int, answers: list[Answer]) -> Scored:
-        scores = all_of(answers, [_satisfied(answer) if reasoned else probability_of_yes(answer) for answer in answers])
+    def read(item: int, answers: list[Answer]) -> JudgedItem:
+        scores = all_of(
+            answers, [_satisfaction(answer) if reasoned else probability_of_yes(answer) for answer in answers]
+        )
         value, means = aggregate_principles(checked[item], scores, weights, options.aggregate)
-        return Scored(value=value, parts=means)
+        return JudgedItem(value=value, parts=means)
 
     return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])
 
 
-def _satisfied(answer: Answer) -> float | None:
+def _plans(inputs: RewardInputs, planner: Planner) -> list[Plan | str]:
+    """The principles of each item, those of its record before the planner's, or why it has none."""
+    sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
+    given = [given_principles(record, planner.limit) for record in inputs.metadata]
+    plans: list[Plan | str] = [
+        MISSING if source is None else own or () for source, own in zip(sources, given, strict=True)
+    ]
+    open_items = [item for item, plan in enumerate(plans) if not plan]
+    images = [source for item in open_items if (source := sources[item]) is not None]
+    for item, made in zip(open_items, planner.plan([inputs.prompts[item] for item in open_items], images), strict=True):
+        plans[item] = made
+    return plans
+
+
+def _satisfaction(answer: Answer) -> float | None:
     """How well a principle is satisfied by a reasoned answer, in [0, 1]."""
     score = parse_score(answer.text, pattern=SCORE, low=0, high=10)
     return None if score is None else score / 10
-
-
-def _key(instruction: str, source: Pixels) -> str:
-    return hashlib.sha256(f"{instruction}\0{source.shape}\0".encode() + source.tobytes()).hexdigest()

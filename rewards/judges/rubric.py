@@ -13,17 +13,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from flowrl.config.options import build_options
-from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     UNPARSED,
-    Scored,
+    JudgedItem,
     first_error,
     judge_items,
     judged_reward,
@@ -140,33 +139,31 @@ class Rubric:
         """Makes the reward; loads the judge, if it runs here."""
         rules, words = load_rubric(self.rules), self.words()
         digest = hashlib.sha256(repr(rules).encode()).hexdigest()[:12]
+
+        def score(inputs: RewardInputs, *, chat: Chat) -> RewardOutput:
+            total = math.fsum(rule.weight for rule in rules) if self.normalise else 1.0
+            names = [f"rule_{number:02d}" for number in range(1, len(rules) + 1)]
+
+            def ask(item: int) -> list[Question]:
+                image = pixels_of(inputs.images[item])
+                return [rule_question(words, image, inputs.prompts[item], rule.text) for rule in rules]
+
+            def read(item: int, answers: list[Answer]) -> JudgedItem:
+                agreed = [_agreement(answer, rule) for answer, rule in zip(answers, rules, strict=True)]
+                score = math.fsum(rule.weight * value for rule, value in zip(rules, agreed, strict=True))
+                error = first_error(answers) or (UNPARSED if math.isnan(score) else None)
+                return JudgedItem(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
+
+            return judge_items(inputs, chat, ask, read, parts=names)
+
         return judged_reward(
             "rubric",
-            partial(_score, rules=rules, words=words, normalise=self.normalise),
+            score,
             judge=self.judge,
             device=device,
             needs=set(),
             version=f"{len(rules)}-rules@{digest}:{'normalised' if self.normalise else 'sum'}:template-{words.digest}",
         )
-
-
-def _score(
-    inputs: RewardInputs, *, chat: Chat, rules: Sequence[Rule], words: Template, normalise: bool
-) -> RewardOutput:
-    total = math.fsum(rule.weight for rule in rules) if normalise else 1.0
-    names = [f"rule_{number:02d}" for number in range(1, len(rules) + 1)]
-
-    def ask(item: int) -> list[Question]:
-        image = pixels_of(inputs.images[item])
-        return [rule_question(words, image, inputs.prompts[item], rule.text) for rule in rules]
-
-    def read(item: int, answers: list[Answer]) -> Scored:
-        agreed = [_agreement(answer, rule) for answer, rule in zip(answers, rules, strict=True)]
-        score = math.fsum(rule.weight * value for rule, value in zip(rules, agreed, strict=True))
-        error = first_error(answers) or (UNPARSED if math.isnan(score) else None)
-        return Scored(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
-
-    return judge_items(inputs, chat, ask, read, parts=names)
 
 
 def _agreement(answer: Answer, rule: Rule) -> float:

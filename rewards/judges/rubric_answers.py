@@ -19,7 +19,7 @@ from jaxtyping import Float64
 from flowrl.media.reading import read_image
 from flowrl.prompts.pairs import Pair
 from flowrl.rewards.judges.asking import UNPARSED, probability_of_yes
-from flowrl.rewards.judges.chat import Chat, Pixels, Question
+from flowrl.rewards.judges.chat import Chat, Pixels
 from flowrl.rewards.judges.rubric import rule_question
 from flowrl.rewards.judges.templates import Template
 from flowrl.runtime.progress import Advance, progress
@@ -36,21 +36,22 @@ def parse_rules(text: str) -> list[str]:
 def propose_rules(
     chat: Chat, pairs: Sequence[Pair], words: Template, *, count: int, temperature: float
 ) -> tuple[list[str], Counter[str]]:
-    """What a judge says sets winners apart from losers, all answers in a row, and why some failed.
-
-    Args:
-        chat: the judge.
-        pairs: whose preference it explains.
-        words: the template, rubric_propose.
-        count: rules it is asked for on each pair.
-        temperature: 0 is greedy.
-    """
+    """What a judge says sets winners apart from losers, all answers in a row, and why some failed."""
     rules: list[str] = []
     errors: Counter[str] = Counter()
     with progress("rubric: reasons", len(pairs)) as advance:
         for start in range(0, len(pairs), 16):
             some = pairs[start : start + 16]
-            questions = [_why(pair, words, count, temperature, start + i) for i, pair in enumerate(some)]
+            questions = [
+                words.question(
+                    [_pixels(pair.winner), _pixels(pair.loser)],
+                    {"prompt": pair.prompt, "count": str(count)},
+                    max_tokens=MAX_TOKENS,
+                    temperature=temperature,
+                    seed=start + i if temperature > 0 else None,
+                )
+                for i, pair in enumerate(some)
+            ]
             for answer in chat.ask(questions):
                 found = [] if answer.error else parse_rules(answer.text)
                 rules += found
@@ -61,16 +62,6 @@ def propose_rules(
 
 def _pixels(path: Path) -> Pixels:
     return read_image(path, owner="preference pairs")
-
-
-def _why(pair: Pair, words: Template, count: int, temperature: float, seed: int) -> Question:
-    return words.question(
-        [_pixels(pair.winner), _pixels(pair.loser)],
-        {"prompt": pair.prompt, "count": str(count)},
-        max_tokens=MAX_TOKENS,
-        temperature=temperature,
-        seed=seed if temperature > 0 else None,
-    )
 
 
 class AnswerCache:
@@ -135,9 +126,14 @@ def score_rules(
 
 
 def _ask_rules(
-    chat: Chat, keys: Sequence[str], needed: Mapping[str, tuple[Path, str, str]], words: Template, cache: AnswerCache,
-    errors: Counter[str], advance: Advance,
-) -> None:  # fmt: skip
+    chat: Chat,
+    keys: Sequence[str],
+    needed: Mapping[str, tuple[Path, str, str]],
+    words: Template,
+    cache: AnswerCache,
+    errors: Counter[str],
+    advance: Advance,
+) -> None:
     images = {path: _pixels(path) for path in {needed[key][0] for key in keys}}
     questions = [rule_question(words, images[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
     new: dict[str, float] = {}

@@ -21,11 +21,7 @@ Negative = Literal["reject", "flip"]
 
 
 def require_scikit_learn() -> None:
-    """Says how to get scikit-learn where it is missing, before a judge is asked thousands of questions.
-
-    Raises:
-        ValueError: if it is not installed, or older than 1.8.
-    """
+    """Says how to get scikit-learn where it is missing, before a judge is asked thousands of questions."""
     advice = "in flowrl's folder, pip install -e '.[rubrics]'."
     if importlib.util.find_spec("sklearn") is None:
         raise ValueError(f"learning a rubric needs scikit-learn: {advice}")
@@ -78,9 +74,6 @@ def select_rules(
     A negative weight says that yes to the rule speaks against the image. Such a rule was proposed to say the
     opposite, so most often it only corrects for others: `reject` drops these rules and fits again until none is left.
     `flip` keeps the sign, for a rule whose good answer is no.
-
-    Raises:
-        ValueError: as `fit_weights`.
     """
     rules = np.arange(delta.shape[1])
     weights = fit_weights(delta, penalty)

@@ -20,15 +20,14 @@ from weakref import WeakValueDictionary
 import torch
 
 from flowrl.rewards.judges.answers import by_text
-from flowrl.rewards.judges.call_limits import Limits, Pace
+from flowrl.rewards.judges.call_limits import AskingPace, CallLimits
 from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, Chat, JudgeImageFormat, Question
 from flowrl.rewards.judges.image_urls import EncodedImages
-from flowrl.rewards.judges.server_lines import DOWN, Line, Lines
 from flowrl.rewards.judges.usage import USAGE
 from flowrl.rewards.networks.looked_for import look_for_servers
-from flowrl.rewards.serving.retries import Failed, await_with_retries, check_calls, check_server
+from flowrl.rewards.serving.http_client import DOWN, Body, Lines, ServerLine
+from flowrl.rewards.serving.retries import Failure, addresses, await_with_retries, check_calls, check_servers
 from flowrl.runtime.randomness import counter_seed
-from flowrl.runtime.scrubbing import remember_secret
 
 OWN_KEYS = frozenset({
     "model", "messages", "temperature", "logprobs", "top_logprobs", "seed", "n", "stream",
@@ -86,12 +85,7 @@ class ServerChat:
     """Further keys of the request, such as {chat_template_kwargs: {enable_thinking: false}}."""
 
     def __post_init__(self) -> None:
-        if not self.servers:
-            raise ValueError("server is an empty list: give an address such as http://127.0.0.1:8000/v1.")
-        for server in self.servers:
-            check_server("server", server, secret="api_key_env", example="http://127.0.0.1:8000/v1")
-        if len(set(self.servers)) < len(self.servers):
-            raise ValueError(f"server names an address twice: {', '.join(self.servers)}; list each once.")
+        check_servers("server", self.server, secret="api_key_env", example="http://127.0.0.1:8000/v1")
         if not self.model:
             raise ValueError("model must be the name under which the server offers the model, got an empty text.")
         check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
@@ -107,7 +101,7 @@ class ServerChat:
     @property
     def servers(self) -> tuple[str, ...]:
         """All addresses."""
-        return tuple(url.rstrip("/") for url in ((self.server,) if isinstance(self.server, str) else self.server))
+        return addresses(self.server)
 
     def build(self, device: torch.device) -> Chat:
         """Opens the lines; the model runs elsewhere. Rewards with equal options share them, and their limits.
@@ -120,17 +114,16 @@ class ServerChat:
             raise ValueError(
                 f"judge: the environment variable {self.api_key_env} (api_key_env) is not set: put the key there."
             )
-        remember_secret(key or "")
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         processes = torch.distributed.get_world_size() if several else 1
         one = (repr(self), key, processes, os.getpid())
         judge = _OPEN.get(one)
         if judge is None:
-            limits = Limits.shared(
+            limits = CallLimits.shared(
                 self.requests_per_minute, self.tokens_per_minute, self.max_tokens_total, by=processes
-            )  # fmt: skip
+            )
             lines = Lines(self.servers, api_key=key, down_after=self.down_after)
-            _OPEN[one] = judge = ServerJudge(options=self, lines=lines, pace=_PACES.setdefault(one, Pace(limits)))
+            _OPEN[one] = judge = ServerJudge(options=self, lines=lines, pace=_PACES.setdefault(one, AskingPace(limits)))
         return judge
 
 
@@ -140,7 +133,7 @@ class ServerJudge:
 
     options: ServerChat
     lines: Lines
-    pace: Pace
+    pace: AskingPace
     slots: asyncio.Semaphore = field(init=False)
     _told: set[str] = field(default_factory=set)
 
@@ -168,15 +161,16 @@ class ServerJudge:
                 "before is kept, and the same command goes on from there."
             )
         images = EncodedImages(questions, self.options.image_format, self.lines.encoders)
-        return self.lines.wait_for(self._all(questions, images))
 
-    async def _all(self, questions: Sequence[Question], images: EncodedImages) -> list[Answer]:
-        return list(await asyncio.gather(*(self._one(place, one, images) for place, one in enumerate(questions))))
+        async def ask_all() -> list[Answer]:
+            return list(await asyncio.gather(*(self._one(place, one, images) for place, one in enumerate(questions))))
+
+        return self.lines.wait_for(ask_all())
 
     async def _one(self, place: int, question: Question, images: EncodedImages) -> Answer:
         async with self.slots:
-            if stopped := self._stopped():
-                return self._failed(stopped)
+            if stopped := self._reason_to_stop():
+                return self._fail(stopped)
             messages = await messages_of(question, images)
             expected = await self.pace.turn(question, self.lines.pause)
             result = await await_with_retries(
@@ -186,21 +180,21 @@ class ServerJudge:
                 retries=self.options.retries,
                 seed=counter_seed(self.options.seed, "judge", place),
             )
-        return self._failed(result) if isinstance(result, Failed) else result
+        return self._fail(result) if isinstance(result, Failure) else result
 
-    def _stopped(self) -> Failed | None:
+    def _reason_to_stop(self) -> Failure | None:
         """Why nothing is to be sent now."""
         if self.pace.spent:
-            return Failed(error=NO_TOKENS, again=False)
+            return Failure(error=NO_TOKENS, again=False)
         if self.lines.dead:
-            return Failed(error=DOWN, again=False, message=", ".join(self.options.servers))
+            return Failure(error=DOWN, again=False, message=", ".join(self.options.servers))
         return None
 
     async def _try(
         self, question: Question, messages: bytes, expected: float, attempt: int, left: float
-    ) -> Answer | Failed:
+    ) -> Answer | Failure:
         booked = [] if attempt else [expected]  # by `turn`; every further request books for itself
-        result: Answer | Failed | None = self._stopped()
+        result: Answer | Failure | None = self._reason_to_stop()
         if result is None:
             body = self._body(question, messages, attempt)
             end = time.monotonic() + left
@@ -210,28 +204,28 @@ class ServerJudge:
         return result
 
     async def _send(
-        self, question: Question, body: bytes, booked: list[float], end: float, line: Line
-    ) -> Answer | Failed:
+        self, question: Question, body: bytes, booked: list[float], end: float, line: ServerLine
+    ) -> Answer | Failure:
         """One request; without one in `booked` it repeats another, be it of this try."""
         begun = time.monotonic()
         timeout = min(self.options.timeout, max(end - begun, 0.001))
         if line.dead:
-            failed: Failed = await line.post(body, timeout=timeout)  # which sends nothing
+            failed: Failure = await line.post("", Body(data=body), timeout=timeout)  # which sends nothing
             return failed
         again = not booked
         expected = booked.pop() if booked else self.pace.book(question)
-        reply = await line.post(body, timeout=timeout)
-        result = reply if isinstance(reply, Failed) else read_reply(reply, question)
-        if isinstance(result, Failed):
-            tokens = 0 if isinstance(reply, Failed) else tokens_of(reply)  # an answer of no use costs all the same
+        reply = await line.post("/chat/completions", Body(data=body), timeout=timeout)
+        result = reply if isinstance(reply, Failure) else read_reply(reply, question)
+        if isinstance(result, Failure):
+            tokens = 0 if isinstance(reply, Failure) else tokens_of(reply)  # an answer of no use costs all the same
             USAGE.add(again=again, tokens=tokens)
         else:
             tokens = result.tokens
             USAGE.add(again=again, tokens=tokens, seconds=time.monotonic() - begun)
-        self.pace.settle(expected, tokens if tokens or isinstance(result, Failed) else self._guessed(expected))
+        self.pace.settle(expected, tokens if tokens or isinstance(result, Failure) else self._guess(expected))
         return result
 
-    def _guessed(self, expected: float) -> int:
+    def _guess(self, expected: float) -> int:
         """The tokens of an answer whose server does not say them."""
         limits = self.pace.limits
         if "usage" not in self._told and (limits.tokens_per_minute is not None or limits.tokens is not None):
@@ -245,8 +239,10 @@ class ServerJudge:
     def _body(self, question: Question, messages: bytes, attempt: int) -> bytes:
         given = self.options
         body: dict[str, Any] = {
-            "model": given.model, given.tokens_key: question.max_tokens, "temperature": question.temperature,
-        }  # fmt: skip
+            "model": given.model,
+            given.tokens_key: question.max_tokens,
+            "temperature": question.temperature,
+        }
         if question.top_logprobs:
             body |= {"logprobs": True, "top_logprobs": question.top_logprobs}
         if given.structured and question.schema is not None:
@@ -258,7 +254,7 @@ class ServerJudge:
             body["seed"] = seed % 2**31
         return json.dumps(body, allow_nan=False).encode()[:-1] + b', "messages": ' + messages + b"}"
 
-    def _failed(self, failed: Failed) -> Answer:
+    def _fail(self, failed: Failure) -> Answer:
         if failed.error not in self._told:  # once per kind: the message says what the short word cannot
             self._told.add(failed.error)
             hint = ""
@@ -284,11 +280,11 @@ async def messages_of(question: Question, images: EncodedImages) -> bytes:
 
 _OPEN: WeakValueDictionary[tuple[str, str | None, int, int], ServerJudge] = WeakValueDictionary()
 """Judges in use, by options, key, number of processes and process."""
-_PACES: dict[tuple[str, str | None, int, int], Pace] = {}
+_PACES: dict[tuple[str, str | None, int, int], AskingPace] = {}
 """What each has been asked, by the same; it outlives them, since limits hold for the whole command."""
 
 
-def read_reply(reply: Any, question: Question) -> Answer | Failed:
+def read_reply(reply: Any, question: Question) -> Answer | Failure:
     """The answer in a chat completion.
 
     "garbage" is a reply of another form, which is worth another try. "no_logprobs" is a server that does not give them.
@@ -303,13 +299,14 @@ def read_reply(reply: Any, question: Question) -> Answer | Failed:
         tokens = int(usage.get("total_tokens") or 0)
         cut = choice.get("finish_reason") == "length"
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        return Failed(error="garbage", message=f"{type(error).__name__} in {str(reply)[:200]}")
-    if not isinstance(text, str) and not (text is None and logprobs):
-        return Failed(error="garbage", message=f"no text in {str(reply)[:200]}")
+        return Failure(error="garbage", message=f"{type(error).__name__} in {str(reply)[:200]}")
+    if text is None and logprobs:
+        text = ""
+    if not isinstance(text, str):
+        return Failure(error="garbage", message=f"no text in {str(reply)[:200]}")
     if question.top_logprobs and not logprobs:
-        return Answer(text=text or "", error="no_logprobs", tokens=tokens)
-    word = "truncated" if question.is_text and cut else None
-    return Answer(text=text or "", logprobs=logprobs, error=word, tokens=tokens)
+        return Answer(text=text, error="no_logprobs", tokens=tokens)
+    return Answer(text=text, logprobs=logprobs, error="truncated" if question.is_text and cut else None, tokens=tokens)
 
 
 def tokens_of(reply: Any) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import (
+from flowrl.rewards.base import (
     FunctionReward,
     Model,
     Reward,
@@ -32,20 +31,19 @@ from flowrl.rewards import (
     output_of,
     reward_options,
 )
+from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base.outputs import check_output, join_outputs
+from flowrl.rewards.base.prompt_needs import lack_of, no_cells, no_grid
 from flowrl.rewards.judges.asking import MISSING
-from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.networks.clip_encoder import (
     ClipEncoder,
     Library,
     Preprocess,
     gradient_of,
-    open_clip_encoder,
-    scored,
-    transformers_clip,
+    load_encoder,
+    score_output,
 )
-from flowrl.rewards.networks.model_sizes import sized
-from flowrl.rewards.outputs import check_output, joined
-from flowrl.rewards.prompt_needs import lack_of, no_cells, no_grid
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.runtime.placement import widened
 
 Shape = tuple[int, int]
@@ -113,29 +111,29 @@ class Subfigures:
 
 def mean_over_cells(inner: Reward, *, grid: str | None, cells_per_call: int = CELLS_PER_CALL) -> FunctionReward:
     """The reward `subfigures` of a reward that is at hand."""
+
+    def score_cells(inputs: RewardInputs) -> RewardOutput:
+        prompts = [cell_prompts(text, record) for text, record in zip(inputs.prompts, inputs.metadata, strict=True)]
+        shapes = [
+            shape if shape is not None and shape[0] * shape[1] == len(texts) else None
+            for shape, texts in zip(_shapes(inputs, grid), prompts, strict=True)
+        ]
+
+        def score(items: list[int], shape: Shape) -> RewardOutput:
+            given = _cells(inputs, items, shape, [prompts[item] for item in items])
+            return _mean(check_output(inner(given), len(given), inner.name), len(items))
+
+        return _by_shape(inputs, shapes, score, cells_per_call)
+
     return FunctionReward(
         name="subfigures",
-        score=partial(_score_cells, inner=inner, grid=grid, cells_per_call=cells_per_call),
+        score=score_cells,
         needs=inner.needs | {"images", "prompts", "metadata"},
         version=f"subfigures:grid-{grid}:{inner.version}",
         kind=inner.kind,
         differentiable=inner.differentiable,
         waits=inner.waits,
     )
-
-
-def _score_cells(inputs: RewardInputs, *, inner: Reward, grid: str | None, cells_per_call: int) -> RewardOutput:
-    prompts = [cell_prompts(text, record) for text, record in zip(inputs.prompts, inputs.metadata, strict=True)]
-    shapes = [
-        shape if shape is not None and shape[0] * shape[1] == len(texts) else None
-        for shape, texts in zip(_shapes(inputs, grid), prompts, strict=True)
-    ]
-
-    def score(items: list[int], shape: Shape) -> RewardOutput:
-        given = _cells(inputs, items, shape, [prompts[item] for item in items])
-        return _mean(check_output(inner(given), len(given), inner.name), len(items))
-
-    return _by_shape(inputs, shapes, score, cells_per_call)
 
 
 def _cells(inputs: RewardInputs, items: list[int], shape: Shape, prompts: Sequence[list[Prompt]]) -> RewardInputs:
@@ -204,25 +202,18 @@ class SubfigureSimilarity:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A grid."""
         return no_grid(prompt, self.grid)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: for a model that is neither on disk nor to be had from the hub.
-        """
+        """Makes the reward."""
         owner = "reward 'subfigure_similarity'"
-        if self.library == "open_clip":
-            encoder = open_clip_encoder(self.model, device=device, owner=owner)
-        else:
-            encoder = transformers_clip(
-                self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner=owner
-            )
+        encoder = load_encoder(
+            self.library, self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner=owner
+        )
         return mean_over_pairs(encoder, grid=self.grid, model=self.model, cells_per_call=self.cells_per_call)
 
 
@@ -230,27 +221,27 @@ def mean_over_pairs(
     encoder: ClipEncoder, *, grid: str | None, model: str, cells_per_call: int = CELLS_PER_CALL
 ) -> FunctionReward:
     """The reward `subfigure_similarity` of a CLIP that is loaded."""
+
+    def score_pairs(inputs: RewardInputs) -> RewardOutput:
+        def score(items: list[int], shape: Shape) -> RewardOutput:
+            chosen = inputs[items]
+            with gradient_of(chosen, encoder), torch.autocast(encoder.device.type, enabled=False):
+                unit = encoder.images(split_grid(chosen.images, *shape).flatten(0, 1)).unflatten(0, (len(items), -1))
+                first, second = zip(*cell_pairs(unit.shape[1]), strict=True)
+                cosine = (unit[:, first] * unit[:, second]).sum(-1)
+            output = score_output(_row_mean(cosine), chosen)
+            lowest = torch.where(output.valid, cosine.detach().amin(1).to(output.valid.device), torch.nan)
+            return replace(output, parts={"lowest": lowest})
+
+        return _by_shape(inputs, _shapes(inputs, grid), score, cells_per_call)
+
     return FunctionReward(
         name="subfigure_similarity",
-        score=partial(_score_pairs, encoder=encoder, grid=grid, cells_per_call=cells_per_call),
+        score=score_pairs,
         needs=frozenset({"images", "prompts"}),
         version=f"subfigure_similarity:{model}:grid-{grid}:{encoder.version}",
         differentiable=encoder.differentiable,
     )
-
-
-def _score_pairs(inputs: RewardInputs, *, encoder: ClipEncoder, grid: str | None, cells_per_call: int) -> RewardOutput:
-    def score(items: list[int], shape: Shape) -> RewardOutput:
-        chosen = inputs[items]
-        with gradient_of(chosen, encoder), torch.autocast(encoder.device.type, enabled=False):
-            unit = encoder.images(split_grid(chosen.images, *shape).flatten(0, 1)).unflatten(0, (len(items), -1))
-            first, second = zip(*cell_pairs(unit.shape[1]), strict=True)
-            cosine = (unit[:, first] * unit[:, second]).sum(-1)
-        output = scored(_row_mean(cosine), chosen)
-        lowest = torch.where(output.valid, cosine.detach().amin(1).to(output.valid.device), torch.nan)
-        return replace(output, parts={"lowest": lowest})
-
-    return _by_shape(inputs, _shapes(inputs, grid), score, cells_per_call)
 
 
 def _check(grid: str | None, cells_per_call: int) -> None:
@@ -278,7 +269,7 @@ def _by_shape(
         step = max(1, cells_per_call // (shape[0] * shape[1]))
         pieces += [score(items[start : start + step], shape) for start in range(0, len(items), step)]
         order += items
-    whole, back = joined(pieces), torch.tensor(order).argsort().to(inputs.images.device)
+    whole, back = join_outputs(pieces), torch.tensor(order).argsort().to(inputs.images.device)
     return replace(
         whole,
         values=whole.values[back],

@@ -90,16 +90,16 @@ class Template:
     ) -> Question:
         """What a judge is asked about some images; for the settings see `Question`."""
         return Question(
-            parts=self.parts(images, fields), system=None if self.system is None else fill(self.system, fields),
-            max_tokens=max_tokens, temperature=temperature, top_logprobs=top_logprobs, seed=seed,
-        )  # fmt: skip
+            parts=self.parts(images, fields),
+            system=None if self.system is None else fill(self.system, fields),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_logprobs=top_logprobs,
+            seed=seed,
+        )
 
     def parts(self, images: Sequence[Pixels], fields: Mapping[str, str]) -> tuple[str | Pixels, ...]:
-        """The user turn: texts and images in the order in which they are read.
-
-        Raises:
-            ValueError: if the template marks places for another number of images.
-        """
+        """The user turn: texts and images in the order in which they are read."""
         pieces = _MARK.split(self.user)
         # Filled after splitting: a prompt may say <image>, escaped or not.
         texts = [fill(piece.replace(f"\\{IMAGE}", IMAGE), fields) for piece in pieces]
@@ -172,9 +172,6 @@ def read_template(name: str, given: str | None, *, source: str | None = None, on
         given: the option `template`, see the module.
         source: the folder of the published text, None where nothing is published.
         once: what must stand in it exactly once.
-
-    Raises:
-        ValueError: if it cannot be read, is empty, or lacks a field.
     """
     path = template_path(name, given, source)
     try:
@@ -196,11 +193,7 @@ def read_template(name: str, given: str | None, *, source: str | None = None, on
 
 
 def load_template(name: str, given: str | None, *, source: str | None = None, images: int | None = None) -> Template:
-    """A template of questions about `images` images each; None leaves the places for them unchecked.
-
-    Raises:
-        ValueError: as `read_template`, or it marks places for another number of images.
-    """
+    """A template of questions about `images` images each; None leaves the places for them unchecked."""
     text = read_template(name, given, source=source)
     template = parse_template(text, exact=is_published(template_path(name, given, source)))
     if images is not None:

@@ -26,12 +26,13 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     UNPARSED,
+    JudgedItem,
     NoScore,
-    Scored,
     check_answer_options,
     draw_seed,
     first_error,
@@ -46,7 +47,6 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat, judge_models, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
-from flowrl.rewards.prompt_needs import no_source
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
 Scale = Literal["raw", "divided", "unit"]
@@ -55,7 +55,7 @@ RATING = r"(\d+(?:\.\d+)?)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class RatingStyle:
     """A style: its templates, the range of its scores, how it is usually scaled, and how long its answers are.
 
     `pattern` finds a rating in the answer; it holds NAME where there are several `dimensions`. `source` is whose words
@@ -75,29 +75,29 @@ class Asked:
     size: int | None = None
 
 
-STYLES: dict[str, Asked] = {
-    "final_score": Asked(
+STYLES: dict[str, RatingStyle] = {
+    "final_score": RatingStyle(
         templates=("final_score",), source="flow_grpo", size=512, low=1, high=5, scale="divided", max_tokens=4096,
         pattern=rf"final score\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}",
     ),
-    "dimensions": Asked(
+    "dimensions": RatingStyle(
         templates=("dimensions",), source="unified_reward", low=1, high=5, scale="raw", max_tokens=4096,
         dimensions=("alignment", "coherence", "style"),
         # "Alignment Score (1-5): 4" and "Alignment: 4", with the colon of either width and bold marks around.
         pattern=rf"(?m)^\W*NAME\W{{0,4}}(?:score)?\W{{0,4}}(?:\(1\s*-\s*5\))?\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}",
     ),
-    "aesthetic": Asked(
+    "aesthetic": RatingStyle(
         templates=("aesthetic",), source="flow_grpo", low=1, high=5, scale="divided", max_tokens=2048,
         pattern=r"<score>\s*(\d+)\s*</score>",
     ),
-    "rational": Asked(
+    "rational": RatingStyle(
         templates=("rational",), source="flow_factory", low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1
     ),
-    "rational_edit": Asked(
+    "rational_edit": RatingStyle(
         templates=("rational_edit",), source="flow_factory", low=1, high=4, scale="unit", max_tokens=2048,
         temperature=0.1, edits=True,
     ),
-    "edit": Asked(
+    "edit": RatingStyle(
         templates=("edit_quality", "edit_instruction"), source="unified_reward", low=0, high=25, scale="raw",
         max_tokens=4096,
         dimensions=("quality", "instruction"), edits=True,
@@ -153,7 +153,7 @@ class UnifiedReward:
         check_chat(self.judge)
 
     @property
-    def ask(self) -> Asked:
+    def ask(self) -> RatingStyle:
         """What the style asks for."""
         return STYLES[self.style]
 
@@ -202,13 +202,7 @@ class UnifiedReward:
 
 
 def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, float]) -> dict[str, float] | None:
-    """The ratings in a judge's answers, unscaled, by name; None where one that counts is not there.
-
-    Args:
-        style: what was asked for.
-        texts: the answers by template.
-        weights: of the dimensions; one of weight 0 is not read.
-    """
+    """The ratings in a judge's answers, unscaled, by name; None where one that counts is not there."""
     ask = STYLES[style]
     ratings: dict[str, float | None] = {}
     if style == "edit":
@@ -227,7 +221,7 @@ def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, f
     return found if found and len(found) == len(ratings) else None
 
 
-def scaled(rating: float, *, low: float, high: float, scale: Scale) -> float:
+def scale_rating(rating: float, *, low: float, high: float, scale: Scale) -> float:
     """A rating on low .. high as it is, divided by `high`, or moved to 0 .. 1."""
     if scale == "unit":
         return (rating - low) / (high - low)
@@ -263,7 +257,7 @@ def _score(
             return asked
         return [replace(question, schema=score_schema(2, int(style.low), int(style.high))) for question in asked]
 
-    def read(item: int, answers: list[Answer]) -> Scored:
+    def read(item: int, answers: list[Answer]) -> JudgedItem:
         if (error := first_error(answers)) is not None:
             raise NoScore(error)
         texts = {name: answer.text for name, answer in zip(templates, answers, strict=True)}
@@ -272,7 +266,7 @@ def _score(
             raise NoScore(UNPARSED)
         whole = weighted_mean(ratings, weights) if style.dimensions else sum(ratings.values())
         scale = options.scale or style.scale
-        return Scored(value=scaled(whole, low=style.low, high=style.high, scale=scale), parts=ratings)
+        return JudgedItem(value=scale_rating(whole, low=style.low, high=style.high, scale=scale), parts=ratings)
 
     parts = [name for name in style.dimensions if weights[name] > 0]
     return judge_items(inputs, chat, ask, read, parts=parts)

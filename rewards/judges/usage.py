@@ -14,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Used:
+class UsageCount:
     """Some requests: how many, how many of them were repeated tries, their tokens, and seconds of those answered."""
 
     requests: int = 0
@@ -28,7 +28,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._used, self._seconds = Used(), list[float]()
+        self._used, self._seconds = UsageCount(), list[float]()
 
     def add(self, *, again: bool = False, tokens: int = 0, seconds: float | None = None) -> None:
         """One request; `again` says that it repeats one, `seconds` is None where it was not answered."""
@@ -40,11 +40,11 @@ class Usage:
             if seconds is not None:
                 self._seconds.append(seconds)
 
-    def take(self) -> Used:
+    def take(self) -> UsageCount:
         """All since the last time."""
         with self._lock:
             used, seconds = self._used, tuple(self._seconds)
-            self._used, self._seconds = Used(), []
+            self._used, self._seconds = UsageCount(), []
         return replace(used, seconds=seconds)
 
 
@@ -52,7 +52,7 @@ USAGE = Usage()
 """Of this process: all judges of a run stand in one row of its log."""
 
 
-def usage_row(parts: Iterable[Used]) -> dict[str, float]:
+def usage_row(parts: Iterable[UsageCount]) -> dict[str, float]:
     """Numbers for the log of what some processes used; nothing where no judge was asked.
 
     `judge/requests`, `judge/retries` and `judge/tokens` are sums; `judge/seconds` is the median of a request that was

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_reference, no_source
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
 from flowrl.rewards.judges.asking import (
     MISSING,
+    JudgedItem,
     NoScore,
-    Scored,
     all_of,
     check_answer_options,
     draw_seed,
@@ -37,7 +37,6 @@ from flowrl.rewards.judges.asking import (
 )
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
-from flowrl.rewards.prompt_needs import no_reference, no_source
 
 WORD_TOKENS = 512
 BAD = "bad_field"
@@ -137,7 +136,7 @@ class YesNo:
         if self.with_references and (lack := no_reference(prompt)) is not None:
             return lack
         try:
-            _expected(prompt.metadata, self)
+            _expectations(prompt.metadata, self)
         except NoScore:
             return (
                 f"needs questions in the field {self.questions_field!r} of its record, and has "
@@ -155,9 +154,36 @@ class YesNo:
             "videos": self.num_frames is not None,
         }
         seen = "+".join(name for name, needed in needs.items() if needed) or "images"
+
+        def score(inputs: RewardInputs, *, chat: Chat) -> RewardOutput:
+            good: dict[int, list[Forms]] = {}  # of the questions of each item, in their order
+
+            def ask(item: int) -> list[Question]:
+                expected, images = _expectations(inputs.metadata[item], self), _images(inputs, item, self)
+                good[item] = [forms for _, forms in expected for _ in range(self.average)]
+                return [
+                    words.question(
+                        images,
+                        {"prompt": inputs.prompts[item]} | ({} if text is None else {"question": text}),
+                        max_tokens=self.tokens,
+                        temperature=self.temperature,
+                        top_logprobs=0 if self.reads == "word" else TOP_LOGPROBS,
+                        seed=draw_seed("yes_no", inputs, item, self.temperature, draw),
+                    )
+                    for text, _ in expected
+                    for draw in range(self.average)
+                ]
+
+            def read(item: int, answers: list[Answer]) -> JudgedItem:
+                scores = _read(good[item], answers, self)
+                means = {"am": mean(scores), "gm": geometric_mean(scores)}
+                return JudgedItem(value=means[self.aggregation], parts=means)
+
+            return judge_items(inputs, chat, ask, read, parts=() if self.questions_field is None else ("am", "gm"))
+
         return judged_reward(
             "yes_no",
-            partial(_score, words=words, options=self),
+            score,
             judge=self.judge,
             device=device,
             needs={name for name, needed in needs.items() if needed},
@@ -167,34 +193,7 @@ class YesNo:
         )
 
 
-def _score(inputs: RewardInputs, *, chat: Chat, words: Template, options: YesNo) -> RewardOutput:
-    good: dict[int, list[Forms]] = {}  # of the questions of each item, in their order
-
-    def ask(item: int) -> list[Question]:
-        expected, images = _expected(inputs.metadata[item], options), _images(inputs, item, options)
-        good[item] = [forms for _, forms in expected for _ in range(options.average)]
-        return [
-            words.question(
-                images,
-                {"prompt": inputs.prompts[item]} | ({} if text is None else {"question": text}),
-                max_tokens=options.tokens,
-                temperature=options.temperature,
-                top_logprobs=0 if options.reads == "word" else TOP_LOGPROBS,
-                seed=draw_seed("yes_no", inputs, item, options.temperature, draw),
-            )
-            for text, _ in expected
-            for draw in range(options.average)
-        ]
-
-    def read(item: int, answers: list[Answer]) -> Scored:
-        scores = _read(good[item], answers, options)
-        means = {"am": mean(scores), "gm": geometric_mean(scores)}
-        return Scored(value=means[options.aggregation], parts=means)
-
-    return judge_items(inputs, chat, ask, read, parts=() if options.questions_field is None else ("am", "gm"))
-
-
-def _expected(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]]:
+def _expectations(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]]:
     """Questions of an item's record with the forms of their answers."""
     if options.questions_field is None:
         return [(None, ("no",) if options.inverted else ("yes",))]

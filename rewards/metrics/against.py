@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import RewardInputs, RewardOutput
-from flowrl.rewards.prompt_needs import no_reference, no_source
+from flowrl.rewards.base import RewardInputs, RewardOutput
+from flowrl.rewards.base.prompt_needs import no_reference, no_source
 
 Against = Literal["references", "sources"]
 FIELDS: dict[str, str] = {"references": "reference_images", "sources": "source_images"}
@@ -20,7 +20,7 @@ MISSING, OTHER_SIZE, NOT_FINITE = "missing_reference", "other_size", "not_finite
 
 
 def no_other(prompt: Prompt, against: Against) -> str | None:
-    """The lack of what an image is set against, as `flowrl.rewards.prompt_needs` says it."""
+    """The lack of what an image is set against, as `flowrl.rewards.base.prompt_needs` says it."""
     return no_reference(prompt) if against == "references" else no_source(prompt)
 
 
@@ -37,9 +37,6 @@ def best_of_others(
         score: place of an image, and another image, float32 [3, h, w] in [0, 1], to a value, higher is better; None
             where the two cannot be compared.
         owner: for messages.
-
-    Raises:
-        ValueError: the samples have no such images at all.
     """
     others = inputs.reference_images if against == "references" else inputs.source_images
     if others is None:

@@ -27,11 +27,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, to_uint8
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import fingerprint, first_line, read_weights, shared_network
 from flowrl.runtime.files import read_json
 from flowrl.runtime.precision import network_autocast
@@ -93,7 +93,7 @@ class DreamSim:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.folder),)
+        return (model_of(self.folder),)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """An image to compare with."""
@@ -104,23 +104,23 @@ class DreamSim:
         key = ("dreamsim", str(Path(self.folder).expanduser()), self.variant, str(device))
         network = shared_network(key, lambda: load_towers(Path(self.folder).expanduser(), self.variant, device))
         version = fingerprint(tower.cls_token for tower in network.networks)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            images = embedded(network, to_uint8(inputs.images))
+
+            def score(item: int, other: Tensor) -> Tensor:
+                return images[item] @ embedded(network, to_uint8(other[None]))[0] - 1
+
+            output = best_of_others(inputs, self.against, score, owner=OWNER)
+            output.parts["distance"] = -output.values
+            return output
+
         return FunctionReward(
             name="dreamsim",
-            score=partial(_score, towers=network, against=self.against),
+            score=score,
             needs=frozenset({"images", FIELDS[self.against]}),
             version=f"dreamsim:{self.variant}@{version}:{self.against}:minus-distance:float32",
         )
-
-
-def _score(inputs: RewardInputs, *, towers: Towers, against: Against) -> RewardOutput:
-    images = embedded(towers, to_uint8(inputs.images))
-
-    def score(item: int, other: Tensor) -> Tensor:
-        return images[item] @ embedded(towers, to_uint8(other[None]))[0] - 1
-
-    output = best_of_others(inputs, against, score, owner=OWNER)
-    output.parts["distance"] = -output.values
-    return output
 
 
 @torch.no_grad()
@@ -159,11 +159,7 @@ class Towers(nn.Module):
 
 
 def load_towers(folder: Path, variant: str, device: torch.device) -> Towers:
-    """The frozen networks of a variant with its LoRA in their weights.
-
-    Raises:
-        ValueError: a file is missing or damaged, or weights are missing or left over.
-    """
+    """The frozen networks of a variant with its LoRA in their weights."""
     adapter, towers = VARIANTS[variant]
     changes = _read_adapter(folder / adapter)
     loaded = []
@@ -197,11 +193,18 @@ def _transformer(tower: Tower, weights: dict[str, Tensor], file: str) -> tuple[n
         patch = weights["patch_embed.proj.weight"].shape[-1]
         depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
         network = VisionTransformer(
-            img_size=SIDE, patch_size=patch, embed_dim=width, depth=depth, num_heads=max(1, width // HEAD_WIDTH),
-            num_classes=0, pre_norm=tower.clip, final_norm=tower.clip, weight_init="skip",
+            img_size=SIDE,
+            patch_size=patch,
+            embed_dim=width,
+            depth=depth,
+            num_heads=max(1, width // HEAD_WIDTH),
+            num_classes=0,
+            pre_norm=tower.clip,
+            final_norm=tower.clip,
+            weight_init="skip",
             norm_layer=partial(nn.LayerNorm, eps=1e-5 if tower.clip else 1e-6),
             act_layer=QuickGelu if tower.quick_gelu else nn.GELU,
-        )  # fmt: skip
+        )
         if tower.clip:
             network.patch_embed.proj.bias = nn.Parameter(torch.zeros(width))
         network.load_state_dict(weights)
@@ -222,11 +225,7 @@ class QuickGelu(nn.Module):
 
 
 def _read_adapter(folder: Path) -> dict[int, dict[str, Tensor]]:
-    """What a LoRA adds to weights, `alpha / r B A`, by place of the tower and name.
-
-    Raises:
-        ValueError: files are missing, or hold something else.
-    """
+    """What a LoRA adds to weights, `alpha / r B A`, by place of the tower and name."""
     names = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
     config, *files = (folder / name for name in names)
     path = next((file for file in files if file.is_file()), None)

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,10 +25,10 @@ from torch import Tensor
 from flowrl.config.options import unknown_name
 from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
+from flowrl.rewards.base.user_code import unchanged_process
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.pretrained import fingerprint, first_line
-from flowrl.rewards.user_code import unchanged_process
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.randomness import counter_seed
 
@@ -99,7 +98,25 @@ class Pyiqa:
     def build(self, device: torch.device) -> Reward:
         """Makes the metric; the package reads or fetches its weights."""
         metric = _metric(self, device)
-        score = partial(_score_pairs if self.is_full_reference else _score_images, options=self, metric=metric)
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            images = _pixels(inputs.images, self)
+
+            def compared(item: int, other: Tensor) -> Tensor | None:
+                if other.shape != images[item].shape:
+                    return None
+                given = _pixels(other[None].to(images.device), self)
+                return _value(metric, self, images[item : item + 1], given)[0]
+
+            if self.is_full_reference:
+                output = best_of_others(inputs, self.against, compared, owner=OWNER)
+            else:
+                values = [_value(metric, self, piece) for piece in images.split(self.batch_size)]
+                output = tensor_output(torch.cat(values))
+            # The part is the number as papers print it.
+            output.parts["metric"] = (-output.values if metric.lower_better else output.values).detach()
+            return output
+
         way = "negated" if metric.lower_better else "as-is"
         weights = list(metric.parameters())
         hashed = f"@{fingerprint(weights)}" if weights else ""
@@ -155,26 +172,3 @@ def _pixels(images: Float[Tensor, " b 3 h w"], options: Pyiqa) -> Float[Tensor, 
     if options.pixels == "float":
         return images
     return torch.from_numpy(to_uint8(images)).to(images.device).permute(0, 3, 1, 2).float() / 255
-
-
-def _with_metric(output: RewardOutput, metric: Any) -> RewardOutput:
-    """Logs the number as papers print it."""
-    output.parts["metric"] = (-output.values if metric.lower_better else output.values).detach()
-    return output
-
-
-def _score_images(inputs: RewardInputs, *, options: Pyiqa, metric: Any) -> RewardOutput:
-    pieces = _pixels(inputs.images, options).split(options.batch_size)
-    return _with_metric(tensor_output(torch.cat([_value(metric, options, piece) for piece in pieces])), metric)
-
-
-def _score_pairs(inputs: RewardInputs, *, options: Pyiqa, metric: Any) -> RewardOutput:
-    images = _pixels(inputs.images, options)
-
-    def score(item: int, other: Tensor) -> Tensor | None:
-        if other.shape != images[item].shape:
-            return None
-        given = _pixels(other[None].to(images.device), options)
-        return _value(metric, options, images[item : item + 1], given)[0]
-
-    return _with_metric(best_of_others(inputs, options.against, score, owner=OWNER), metric)

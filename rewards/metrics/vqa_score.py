@@ -11,9 +11,8 @@ question to any other vision-language model see `yes_no` with `score: mass`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +21,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import IMAGE, read_template, template_name
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.qwen_vl import DTYPES, PROMPT, Dtype
 from flowrl.runtime.files import read_json
 
@@ -74,7 +73,7 @@ class VqaScore:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model, DTYPES[self.dtype].itemsize), sized(self.vision, DTYPES[self.dtype].itemsize))
+        return (model_of(self.model, DTYPES[self.dtype].itemsize), model_of(self.vision, DTYPES[self.dtype].itemsize))
 
     def text(self) -> str:
         """The question, the package's or the user's."""
@@ -94,28 +93,26 @@ class VqaScore:
         key = ("vqa_score", str(folder), self.vision, str(device), self.dtype)
         network = pretrained.shared_network(key, lambda: load_clip_t5(folder, self.vision, DTYPES[self.dtype], device))
         text = self.text()
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            squares = [_square(image, processor.image_mean) for image in to_uint8(inputs.images)]
+            answer = tokenizer(self.answer).input_ids
+            values = []
+            before, after = text.split(IMAGE)
+            for square, prompt in zip(squares, inputs.prompts, strict=True):
+                pixels = pretrained.process_images(processor, [square])
+                pieces = [tokenizer(piece.replace(PROMPT, prompt)).input_ids for piece in (before, after)]
+                values.append(float(network(pixels, pieces, answer)))
+            return output_of(values, inputs)
+
         return FunctionReward(
             name="vqa_score",
-            score=partial(_score, options=self, network=network, processor=processor, tokenizer=tokenizer, text=text),
+            score=score,
             needs=frozenset({"images", "prompts"}),
             version=f"vqa_score:{self.model}@{fingerprint_of(network)}:{self.vision}:{self.tokenizer or 'own'}:"
             f"{self.answer}:{template_name(text)}:{self.dtype}",
         )
-
-
-@torch.no_grad()
-def _score(
-    inputs: RewardInputs, *, options: VqaScore, network: ClipT5, processor: Any, tokenizer: Any, text: str
-) -> RewardOutput:
-    squares = [_square(image, processor.image_mean) for image in to_uint8(inputs.images)]
-    answer = tokenizer(options.answer).input_ids
-    values = []
-    before, after = text.split(IMAGE)
-    for square, prompt in zip(squares, inputs.prompts, strict=True):
-        pixels = pretrained.processed(processor, [square])
-        pieces = [tokenizer(piece.replace(PROMPT, prompt)).input_ids for piece in (before, after)]
-        values.append(float(network(pixels, pieces, answer)))
-    return output_of(values, inputs)
 
 
 def _square(image: UInt8[np.ndarray, " h w 3"], mean: Sequence[float]) -> UInt8[np.ndarray, " s s 3"]:
@@ -146,13 +143,7 @@ class ClipT5(nn.Module):
     def forward(
         self, pixels: Float[Tensor, " 1 3 h w"], pieces: Sequence[Sequence[int]], answer: Sequence[int]
     ) -> Float[Tensor, ""]:
-        """The geometric mean of the probabilities of an answer's tokens.
-
-        Args:
-            pixels: the prepared image.
-            pieces: tokens of the question before and after the image.
-            answer: tokens, their end among them.
-        """
+        """The geometric mean of the probabilities of an answer's tokens."""
         weight = next(self.projector.parameters())
         seen = self.vision(pixels.to(weight.device, weight.dtype), output_hidden_states=True)
         patches = self.projector(seen.hidden_states[self.layer][:, 1:])  # without the class token
@@ -174,43 +165,31 @@ def fingerprint_of(network: ClipT5) -> str:
 
 
 def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.device) -> ClipT5:
-    """The frozen network of a checkpoint in the published layout.
-
-    Raises:
-        ValueError: files are missing or damaged, weights are missing or left over.
-    """
-    from transformers import CLIPVisionModel, T5Config, T5ForConditionalGeneration
+    """The frozen network of a checkpoint in the published layout."""
+    from transformers import CLIPVisionModel
 
     settings = read_json(folder / "config.json")
     weights = _weights(folder, dtype)
     shared = next((weights[name] for name in SHARED if name in weights), None)
-    projected = {n.removeprefix(PROJECTOR): w for n, w in weights.items() if n.startswith(PROJECTOR)}
-    tower = {
-        n.removeprefix(VISION).removeprefix("vision_model."): w for n, w in weights.items() if n.startswith(VISION)
-    }
+    projected = _below(PROJECTOR, weights)
+    tower = {n.removeprefix("vision_model."): w for n, w in _below(VISION, weights).items()}
     # Without an output layer of its own T5 would silently take its table of tokens for one.
     if shared is None or not projected or "lm_head.weight" not in weights:
         raise ValueError(
             f"{OWNER}: {str(folder)!r} is no CLIP-FlanT5: it lacks shared.weight, lm_head.weight or mm_projector.*."
         )
-    spoken = {n: w for n, w in weights.items() if n not in SHARED and not n.startswith((PROJECTOR, "vision_tower."))}
-    config = T5Config.from_dict({name: value for name, value in settings.items() if name != "model_type"})
-    config.vocab_size = len(shared)
-    language, info = T5ForConditionalGeneration.from_pretrained(
-        None, config=config, state_dict={"shared.weight": shared, **spoken}, dtype=dtype, output_loading_info=True
-    )
-    if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
-        raise ValueError(f"{OWNER}: {len(wrong)} weights of T5 are missing or left over (first: {wrong[0]}).")
+    language = _language(settings, shared, weights, dtype)
     seeing = pretrained.load_network(
-        CLIPVisionModel, vision, device=torch.device("cpu"), owner=OWNER, option="vision", what="CLIP", shared=False,
+        CLIPVisionModel,
+        vision,
+        device=torch.device("cpu"),
+        owner=OWNER,
+        option="vision",
+        what="CLIP",
+        shared=False,
         dtype=dtype,
-    )  # fmt: skip
-    projector = nn.Sequential()
-    for place in sorted({int(name.split(".")[0]) for name in projected}):
-        if place:
-            projector.append(nn.GELU())
-        rows, columns = projected[f"{place}.weight"].shape
-        projector.append(nn.Linear(columns, rows))
+    )
+    projector = _projector(projected)
     try:
         if tower:
             seeing.load_state_dict({n: w for n, w in tower.items() if n != "embeddings.position_ids"})
@@ -219,6 +198,37 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
         raise ValueError(f"{OWNER}: {str(folder)!r} does not fit {vision!r}: {pretrained.first_line(error)}") from error
     network = ClipT5(language, seeing, projector.to(dtype), int(settings.get("mm_vision_select_layer", -2)))
     return network.to(device).eval().requires_grad_(False)
+
+
+def _language(settings: Mapping[str, Any], shared: Tensor, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
+    """T5 with the weights that are neither the projector's nor the image tower's; `shared` is its table of tokens."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    spoken = {n: w for n, w in weights.items() if n not in SHARED and not n.startswith((PROJECTOR, "vision_tower."))}
+    config = T5Config.from_dict({name: value for name, value in settings.items() if name != "model_type"})
+    config.vocab_size = len(shared)
+    language, info = T5ForConditionalGeneration.from_pretrained(
+        None, config=config, state_dict={"shared.weight": shared, **spoken}, dtype=dtype, output_loading_info=True
+    )
+    if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
+        raise ValueError(f"{OWNER}: {len(wrong)} weights of T5 are missing or left over (first: {wrong[0]}).")
+    return language
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights whose names begin so, without that beginning."""
+    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+
+
+def _projector(weights: Mapping[str, Tensor]) -> nn.Sequential:
+    """Linear layers of the shapes of some weights, with GELU between."""
+    projector = nn.Sequential()
+    for place in sorted({int(name.split(".")[0]) for name in weights}):
+        if place:
+            projector.append(nn.GELU())
+        rows, columns = weights[f"{place}.weight"].shape
+        projector.append(nn.Linear(columns, rows))
+    return projector
 
 
 def _weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:

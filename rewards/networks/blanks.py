@@ -20,9 +20,13 @@ import torch
 from flowrl.runtime.private_names import IMPORT_MAPPING, NAME_MAPPING
 
 _ALLOWED = {
-    "collections.OrderedDict", "collections.Counter", "_codecs.encode", "builtins.bytearray", "builtins.set",
+    "collections.OrderedDict",
+    "collections.Counter",
+    "_codecs.encode",
+    "builtins.bytearray",
+    "builtins.set",
     "builtins.complex",
-}  # fmt: skip
+}
 """What torch's safe reader knows of Python's own library."""
 _LEGACY = 4  # pickles of the format before torch 1.6: a mark, its version, the machine, the content
 
@@ -39,17 +43,8 @@ def blank(name: str) -> type:
     return type(name.rpartition(".")[2], (), {"__new__": new, "__init__": ignore, "__setstate__": ignore})
 
 
-def _empty_dict(*_: Any) -> dict[Any, Any]:
-    """For a `defaultdict`: torch sets items on a plain dict and on nothing that stands for one."""
-    return {}
-
-
 def foreign_names(path: Path) -> list[str]:
-    """What a file of torch names beside torch's own: "module.name" each.
-
-    Raises:
-        ValueError: it is no file of torch, or damaged.
-    """
+    """What a file of torch names beside torch's own: "module.name" each."""
     names: set[str] = set()
     if zipfile.is_zipfile(path):
         try:
@@ -79,14 +74,11 @@ def _named(stream: IO[bytes]) -> set[str]:
 
 
 @contextmanager
-def blanked(path: Path) -> Iterator[None]:
-    """While it is entered, torch's safe reader takes a file's foreign objects for empty ones.
-
-    Raises:
-        ValueError: as `foreign_names`.
-    """
+def replace_foreign(path: Path) -> Iterator[None]:
+    """While it is entered, torch's safe reader takes a file's foreign objects for empty ones."""
+    # Of a `defaultdict`, torch sets items on a plain dict and on nothing that stands for one.
     stands: list[Any] = [
-        (_empty_dict if name == "collections.defaultdict" else blank(name), name) for name in foreign_names(path)
+        ((lambda *_: {}) if name == "collections.defaultdict" else blank(name), name) for name in foreign_names(path)
     ]
     with torch.serialization.safe_globals(stands):
         yield

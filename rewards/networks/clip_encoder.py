@@ -18,7 +18,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
+from flowrl.rewards.base import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
 from flowrl.rewards.networks.pretrained import (
     clip_fingerprint,
     clip_image,
@@ -26,12 +26,13 @@ from flowrl.rewards.networks.pretrained import (
     fingerprint,
     first_line,
     load_clip,
-    processed,
+    process_images,
     shared_network,
     unit,
 )
 from flowrl.runtime.precision import network_autocast
 
+CLIP_MODEL = "openai/clip-vit-large-patch14"
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 Library = Literal["transformers", "open_clip"]
@@ -81,7 +82,7 @@ def transformers_clip(
 
     def pixels(images: Tensor) -> Tensor:
         if preprocess == "processor":
-            return processed(processor.image_processor, to_uint8(images))
+            return process_images(processor.image_processor, to_uint8(images))
         return float_pixels(images, size=size, interpolation=preprocess)
 
     how = type(processor.image_processor).__name__ if preprocess == "processor" else f"float-{preprocess}"
@@ -91,9 +92,14 @@ def transformers_clip(
 
 
 def encoder_of(
-    network: Any, tokenizer: Any, pixels: Callable[[Tensor], Tensor], *, device: torch.device, differentiable: bool,
+    network: Any,
+    tokenizer: Any,
+    pixels: Callable[[Tensor], Tensor],
+    *,
+    device: torch.device,
+    differentiable: bool,
     how: str,
-) -> ClipEncoder:  # fmt: skip
+) -> ClipEncoder:
     """A `CLIPModel` of transformers with the given preprocessing, which `how` names."""
     return ClipEncoder(
         images=lambda images: clip_image(network, pixels(images).to(device)),
@@ -154,9 +160,6 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
     """A model of open_clip with its own preprocessing and tokenizer, shared as networks of transformers are.
 
     `model` is `architecture/weights` by open_clip's names, `hf-hub:owner/name`, or `local-dir:folder`.
-
-    Raises:
-        ValueError: if open_clip does not know it or cannot have it.
     """
     import open_clip  # type: ignore[import-untyped]
     from open_clip.transform import PreprocessCfg, image_transform_v2  # type: ignore[import-untyped]
@@ -197,6 +200,15 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
     )
 
 
+def load_encoder(
+    library: Library, model: str, *, device: torch.device, revision: str | None, preprocess: Preprocess, owner: str
+) -> ClipEncoder:
+    """The model of either library; see `transformers_clip` and `open_clip_encoder`."""
+    if library == "open_clip":
+        return open_clip_encoder(model, device=device, owner=owner)
+    return transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=owner)
+
+
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
@@ -209,7 +221,7 @@ def prompt_reward(
         with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
             # Only the pairs that belong together: the matrix of all pairs has the same diagonal and costs B^2.
             cosine = (encoder.images(inputs.images) * encoder.texts(inputs.prompts)).sum(-1)
-            return scored(scaling(cosine, encoder.logit_scale), inputs, threshold)
+            return score_output(scaling(cosine, encoder.logit_scale), inputs, threshold)
 
     return FunctionReward(
         name=name,
@@ -225,7 +237,7 @@ def gradient_of(inputs: RewardInputs, encoder: ClipEncoder) -> torch.set_grad_en
     return torch.set_grad_enabled(torch.is_grad_enabled() and encoder.differentiable and inputs.images.requires_grad)
 
 
-def scored(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | None = None) -> RewardOutput:
+def score_output(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | None = None) -> RewardOutput:
     """Scores as an output on the images' device; with a threshold `1[score > threshold]`, the score as a part."""
     score = score.to(inputs.images.device)
     # A NaN may lie where the crop does not look, and the image is broken all the same.

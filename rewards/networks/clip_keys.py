@@ -38,11 +38,7 @@ _QKV = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.attn\.in_proj_(wei
 
 
 def to_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of an open_clip `CLIP` with two transformers under the names of transformers' `CLIPModel`.
-
-    Raises:
-        ValueError: for a name that such a model does not have: the checkpoint is of another kind.
-    """
+    """The weights of an open_clip `CLIP` with two transformers under the names of transformers' `CLIPModel`."""
     renamed: dict[str, Tensor] = {}
     unknown = []
     for name, tensor in state.items():
@@ -71,16 +67,7 @@ def _layer(visual: str | None, number: str) -> str:
 
 
 def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str) -> Any:
-    """A frozen `CLIPModel` in float32 and evaluation mode, every weight of which is the checkpoint's, none left over.
-
-    Args:
-        state: weights under open_clip's names.
-        config: a `CLIPConfig`: the number of heads cannot be read off the weights.
-        owner: who wants it, for messages.
-
-    Raises:
-        ValueError: for weights that are missing, left over or of another shape.
-    """
+    """A frozen `CLIPModel` in float32 and evaluation mode, on all weights of the checkpoint."""
     from transformers import CLIPModel
 
     with torch.device("meta"):

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.config.options import build_options, entry_of
-from flowrl.rewards import Model, load_target
+from flowrl.rewards.base import Model, load_target
 
 
 class Detector(Protocol):
@@ -53,11 +53,7 @@ DETECTORS: dict[str, str] = {
 
 
 def detector_options(name: str, options: Mapping[str, Any] | None = None) -> DetectorOptions:
-    """The checked options of a detector. Loads no weights.
-
-    Raises:
-        ValueError: naming what was given, the nearest valid name and all that are allowed.
-    """
+    """The checked options of a detector. Loads no weights."""
     return build_options(load_target(entry_of(DETECTORS, name, "judge")), options or {}, owner=f"judge {name!r}")
 
 

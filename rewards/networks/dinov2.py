@@ -20,9 +20,6 @@ def load_dinov2(
     Args:
         model, device, revision, owner: see `flowrl.rewards.networks.pretrained`.
         image_size: side of the images that it will read, if a square; position embeddings are interpolated to it.
-
-    Raises:
-        ValueError: no such model, or an image size that is not a multiple of its patches.
     """
     from transformers import Dinov2Model
 

@@ -179,11 +179,7 @@ def _squares(images: Sequence[Pixels], size: int, device: torch.device, *, antia
 def dinov2_discriminator(
     *, model: str, revision: str | None, image_size: int, seed: int, device: torch.device, published: bool
 ) -> HeadDiscriminator:
-    """A head on DINOv2 (transformers' `Dinov2Model`), whose position embeddings are interpolated to the size.
-
-    Raises:
-        ValueError: no such model, or an image size that is not a multiple of its patches.
-    """
+    """A head on DINOv2 (transformers' `Dinov2Model`), whose position embeddings are interpolated to the size."""
     network = load_dinov2(model, device=device, revision=revision, owner=OWNER, image_size=image_size)
 
     def pixels(images: Sequence[Pixels], antialias: bool) -> Tensor:
@@ -221,17 +217,11 @@ def attributes_discriminator(*, seed: int, device: torch.device) -> HeadDiscrimi
 
 
 def clip_discriminator(*, model: str, processor: str, revision: str | None, device: torch.device) -> ClipDiscriminator:
-    """A CLIP model with gradients for its last vision block alone.
-
-    Raises:
-        ValueError: no such model or processor.
-    """
+    """A CLIP model with gradients for its last vision block alone."""
     from transformers import CLIPModel, CLIPProcessor
 
     # A copy of its own: other rewards may hold the same checkpoint, and theirs must stay as it is.
-    network = load_network(
-        CLIPModel, model, device=device, revision=revision, owner=OWNER, what="CLIP", shared=False
-    )  # fmt: skip
+    network = load_network(CLIPModel, model, device=device, revision=revision, owner=OWNER, what="CLIP", shared=False)
     network.vision_model.encoder.layers[-1].requires_grad_(True)
     prepared = load_processor(CLIPProcessor, processor, owner=OWNER, option="processor", what="CLIP")
     return ClipDiscriminator(

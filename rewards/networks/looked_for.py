@@ -31,17 +31,7 @@ def looked_for() -> Iterator[None]:
 
 
 def look_for_model(model: str, *, start: str, option: str, what: str) -> None:
-    """Refuses a model that is neither here, nor in the hub's cache, nor on a hub that answers.
-
-    Args:
-        model: a folder, a file, or an id on the hub.
-        start: who wants it, for the message.
-        option: the option that names it.
-        what: the kind of model.
-
-    Raises:
-        ValueError: says which, and how to get it.
-    """
+    """Refuses a model that is neither here, nor in the hub's cache, nor on a hub that answers."""
     if not _LOOKING.get() or Path(model).expanduser().exists():
         return
     from huggingface_hub import HfApi, constants
@@ -70,15 +60,7 @@ def look_for_model(model: str, *, start: str, option: str, what: str) -> None:
 
 
 def look_for_servers(servers: Sequence[str], *, option: str) -> None:
-    """Refuses servers none of which takes a connection; one behind a proxy is not asked.
-
-    Args:
-        servers: addresses.
-        option: that names them.
-
-    Raises:
-        ValueError: names them.
-    """
+    """Refuses servers none of which takes a connection; one behind a proxy is not asked."""
     if not _LOOKING.get() or any(_listens(server) for server in servers):
         return
     raise ValueError(

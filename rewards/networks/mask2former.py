@@ -27,12 +27,12 @@ from torch.nn import functional
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
-from flowrl.rewards import Model
-from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.detectors import Detector
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.runtime.precision import network_autocast
 
 DEFAULT_DETECTOR = "facebook/mask2former-swin-small-coco-instance"
@@ -69,21 +69,22 @@ class Mask2Former:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return sized(self.detector), sized(self.clip_model)
+        return model_of(self.detector), model_of(self.clip_model)
 
     def build(self, device: torch.device) -> Detector:
-        """Loads both models.
-
-        Raises:
-            ValueError: a model is neither on disk nor available from the hub, or the detector has other classes.
-        """
+        """Loads both models."""
         from transformers import Mask2FormerForUniversalSegmentation
 
         owner = "judge 'mask2former'"
         network = pretrained.load_network(
-            Mask2FormerForUniversalSegmentation, self.detector, device=device, owner=owner, option="detector",
-            what="Mask2Former", unread=UNREAD,
-        )  # fmt: skip
+            Mask2FormerForUniversalSegmentation,
+            self.detector,
+            device=device,
+            owner=owner,
+            option="detector",
+            what="Mask2Former",
+            unread=UNREAD,
+        )
         check_classes(network, self.detector, owner=owner)
         clip, processor = pretrained.load_clip(self.clip_model, device=device, owner=owner, option="clip_model")
         return Mask2FormerDetector(
@@ -213,7 +214,7 @@ def _taps(size: int, target: int, device: torch.device, *, columns: bool) -> tup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class MaskFindings:
     """Detections of one image, best class probability first; `masks` are those of the queries, `query` picks."""
 
     label: Int64[Tensor, " n"]
@@ -229,7 +230,7 @@ def post_process(
     padded: Sequence[int],
     fitted: Sequence[int],
     size: Sequence[int],
-) -> Found:
+) -> MaskFindings:
     """Detections as GenEval's detector makes them (OpenMMLab's rules, not those of transformers' post-processing).
 
     `P = softmax(class_logits)` without the last class; the 100 largest P of all (query, class), so a query may appear
@@ -251,7 +252,9 @@ def post_process(
     logits = functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)[0]
     masks = logits > 0
     quality = (logits.sigmoid() * masks).flatten(1).sum(1) / (masks.flatten(1).sum(1) + 1e-6)
-    return Found(label=label, query=query, score=best * quality[query], box=mask_boxes(masks)[query], masks=masks)
+    return MaskFindings(
+        label=label, query=query, score=best * quality[query], box=mask_boxes(masks)[query], masks=masks
+    )
 
 
 def mask_boxes(masks: Bool[Tensor, " q h w"]) -> Int64[Tensor, " q 4"]:
@@ -265,7 +268,7 @@ def mask_boxes(masks: Bool[Tensor, " q h w"]) -> Int64[Tensor, " q 4"]:
     return torch.stack([x1, y1, x2, y2], dim=1) * masks.flatten(1).any(1)[:, None]
 
 
-def _detections(found: Found) -> list[Detection]:
+def _detections(found: MaskFindings) -> list[Detection]:
     """On the host; detections of one query share its mask."""
     scores, queries = found.score.tolist(), found.query.tolist()
     wanted = sorted({query for query, score in zip(queries, scores, strict=True) if score > MASK_SCORE})

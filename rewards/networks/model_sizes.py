@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowrl.rewards import Model
+from flowrl.rewards.base import Model
 from flowrl.runtime.files import safetensors_parameters
 
 PARAMETERS = {
@@ -30,16 +30,8 @@ PARAMETERS = {
 """Hub id -> parameters."""
 
 
-def sized(name: str, bytes_per_weight: int = 4) -> Model:
-    """A model that a reward holds, with the number of its weights where that is known without a download.
-
-    Args:
-        name: hub id, or a folder that holds safetensors files.
-        bytes_per_weight: that it is held in.
-
-    Raises:
-        ValueError: the folder holds a safetensors file that is none.
-    """
+def model_of(name: str, bytes_per_weight: int = 4) -> Model:
+    """A model that a reward holds, with the number of its weights where that is known without a download."""
     folder = Path(name).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     known = sum(map(safetensors_parameters, files)) if files else PARAMETERS.get(name)

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from flowrl.rewards import Model
-from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.detectors import Detector
 from flowrl.rewards.networks.mask2former import UNREAD, Mask2FormerDetector, check_classes
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.openmmlab_keys import network_of
 
 RELEASED = {
@@ -61,21 +61,22 @@ class OpenMMLab:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return sized(self.detector), sized(self.clip_model)
+        return model_of(self.detector), model_of(self.clip_model)
 
     def build(self, device: torch.device) -> Detector:
-        """Loads both models.
-
-        Raises:
-            ValueError: the file cannot be read safely or holds another network, or CLIP cannot be had.
-        """
+        """Loads both models."""
         path = Path(self.detector).expanduser()
-        network = pretrained.shared_network(
-            ("openmmlab", str(path.resolve()), str(device)), lambda: _network(path).to(device)
-        )
+
+        def load() -> torch.nn.Module:
+            weights = pretrained.read_weights(path, owner=OWNER, others=True)
+            network: torch.nn.Module = network_of(weights, unread=UNREAD, owner=OWNER).to(device)
+            return network
+
+        network = pretrained.shared_network(("openmmlab", str(path.resolve()), str(device)), load)
         check_classes(network, self.detector, owner=OWNER)
         clip, processor = pretrained.load_clip(self.clip_model, device=device, owner=OWNER, option="clip_model")
-        digits = _sha256(path)[:8]
+        with path.open("rb") as stream:
+            digits = hashlib.file_digest(stream, "sha256").hexdigest()[:8]
         weights = f"released-{digits}" if digits in RELEASED else f"{path.name}@{digits}"
         return Mask2FormerDetector(
             network=network,
@@ -87,18 +88,6 @@ class OpenMMLab:
             version=f"openmmlab-1:{weights}:{'rgb_as_bgr' if self.rgb_as_bgr else 'rgb'}:"
             f"{self.clip_model}@{pretrained.clip_fingerprint(clip)}:float32",
         )
-
-
-def _network(path: Path) -> torch.nn.Module:
-    network: torch.nn.Module = network_of(
-        pretrained.read_weights(path, owner=OWNER, others=True), unread=UNREAD, owner=OWNER
-    )
-    return network
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _remarks(options: OpenMMLab, digits: str) -> tuple[str, ...]:

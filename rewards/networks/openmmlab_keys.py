@@ -11,7 +11,7 @@ reordered for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,93 +31,73 @@ _OLDER = (
     (r"(layers\.\d+)\.ffns\.0\.", r"\1.ffn."),
 )
 
-_SEQUENCES = {"conv": "0", "gn": "1"}
-_FFN = {"0.0": "fc1", "1": "fc2"}
-_ENCODER_NORMS = {"0": "self_attn_layer_norm", "1": "final_layer_norm"}
-_DECODER_NORMS = {"0": "cross_attn_layer_norm", "1": "self_attn_layer_norm", "2": "final_layer_norm"}
 _BLOCK = {
-    "norm1": "layernorm_before", "norm2": "layernorm_after", "attn.w_msa.proj": "attention.o_proj",
-    "ffn.layers.0.0": "mlp.fc1", "ffn.layers.1": "mlp.fc2",
-}  # fmt: skip
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    "attn.w_msa.proj": "attention.o_proj",
+    "ffn.layers.0.0": "mlp.fc1",
+    "ffn.layers.1": "mlp.fc2",
+}
+_NORMS = ("self_attn_layer_norm", "final_layer_norm")  # of the encoder; the decoder has one more before
+_FFN = (("0.0", "fc1"), ("1", "fc2"))
+_STAGE, _BLOCKS = r"backbone\.stages\.(\d+)\.blocks\.(\d+)\.", rf"{_SWIN}.encoder.layers.\1.blocks.\2."
+_DECODED, _DECODER = r"panoptic_head\.transformer_decoder\.", f"{_HEAD}.decoder."
+_PIXELWISE, _PIXEL_DECODER = r"panoptic_head\.pixel_decoder\.", f"{_PIXELS}.decoder."
 _KIND = r"(weight|bias)"
 
-# Pattern of a whole name -> the name in transformers, or None for what nothing reads.
-_NAMES: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
+# What a name begins with, and that beginning in transformers, or None for what nothing reads.
+_NAMES: tuple[tuple[str, str | None], ...] = (
+    (r"backbone\.patch_embed\.projection\.", f"{_SWIN}.embeddings.patch_embeddings.projection."),
+    (r"backbone\.patch_embed\.norm\.", f"{_SWIN}.embeddings.norm."),
+    *((rf"{_STAGE}{re.escape(old)}\.", f"{_BLOCKS}{new}.") for old, new in _BLOCK.items()),
     (
-        rf"backbone\.patch_embed\.projection\.{_KIND}",
-        lambda m: f"{_SWIN}.embeddings.patch_embeddings.projection.{m[1]}",
+        rf"{_STAGE}attn\.w_msa\.relative_position_bias_table$",
+        rf"{_BLOCKS}attention.relative_position_bias.relative_position_bias_table",
     ),
-    (rf"backbone\.patch_embed\.norm\.{_KIND}", lambda m: f"{_SWIN}.embeddings.norm.{m[1]}"),
+    (rf"{_STAGE}attn\.w_msa\.relative_position_index$", None),
+    *((rf"backbone\.norm{i}\.", f"{_PIXELS}.encoder.hidden_states_norms.stage{i + 1}.") for i in range(10)),
+    (rf"{_PIXELWISE}input_convs\.(\d)\.conv\.", rf"{_PIXEL_DECODER}input_projections.\1.0."),
+    (rf"{_PIXELWISE}input_convs\.(\d)\.gn\.", rf"{_PIXEL_DECODER}input_projections.\1.1."),
+    *(
+        (rf"{_PIXELWISE}{old}_convs\.0\.{part}\.", f"{_PIXEL_DECODER}{new}.{place}.")
+        for old, new in (("lateral", "adapter_1"), ("output", "layer_1"))
+        for place, part in enumerate(("conv", "gn"))
+    ),
+    (rf"{_PIXELWISE}mask_feature\.", f"{_PIXEL_DECODER}mask_projection."),
+    (rf"{_PIXELWISE}level_encoding\.weight$", f"{_PIXEL_DECODER}level_embed"),
+    (rf"{_PIXELWISE}encoder\.layers\.(\d+)\.self_attn\.", rf"{_PIXEL_DECODER}encoder.layers.\1.self_attn."),
+    *(
+        (rf"{beginning}layers\.(\d+)\.ffn\.layers\.{re.escape(old)}\.", rf"{place}layers.\1.{new}.")
+        for beginning, place in ((rf"{_PIXELWISE}encoder\.", f"{_PIXEL_DECODER}encoder."), (_DECODED, _DECODER))
+        for old, new in _FFN
+    ),
+    *(
+        (rf"{_PIXELWISE}encoder\.layers\.(\d+)\.norms\.{i}\.", rf"{_PIXEL_DECODER}encoder.layers.\1.{norm}.")
+        for i, norm in enumerate(_NORMS)
+    ),
+    *(
+        (rf"{_DECODED}layers\.(\d+)\.norms\.{i}\.", rf"{_DECODER}layers.\1.{norm}.")
+        for i, norm in enumerate(("cross_attn_layer_norm", *_NORMS))
+    ),
+    (rf"{_DECODED}layers\.(\d+)\.(self|cross)_attn\.attn\.out_proj\.", rf"{_DECODER}layers.\1.\2_attn.out_proj."),
     (
-        rf"backbone\.stages\.(\d+)\.blocks\.(\d+)\.({'|'.join(map(re.escape, _BLOCK))})\.{_KIND}",
-        lambda m: f"{_SWIN}.encoder.layers.{m[1]}.blocks.{m[2]}.{_BLOCK[m[3]]}.{m[4]}",
+        rf"{_DECODED}layers\.(\d+)\.cross_attn\.attn\.in_proj_{_KIND}$",
+        rf"{_DECODER}layers.\1.cross_attn.in_proj_\2",
     ),
-    (
-        r"backbone\.stages\.(\d+)\.blocks\.(\d+)\.attn\.w_msa\.(relative_position_bias_table)",
-        lambda m: f"{_SWIN}.encoder.layers.{m[1]}.blocks.{m[2]}.attention.relative_position_bias.{m[3]}",
-    ),
-    (r"backbone\.stages\.\d+\.blocks\.\d+\.attn\.w_msa\.relative_position_index", lambda _: None),
-    (rf"backbone\.norm(\d)\.{_KIND}", lambda m: f"{_PIXELS}.encoder.hidden_states_norms.stage{int(m[1]) + 1}.{m[2]}"),
-    (
-        rf"panoptic_head\.pixel_decoder\.input_convs\.(\d)\.(conv|gn)\.{_KIND}",
-        lambda m: f"{_PIXELS}.decoder.input_projections.{m[1]}.{_SEQUENCES[m[2]]}.{m[3]}",
-    ),
-    (
-        rf"panoptic_head\.pixel_decoder\.(lateral|output)_convs\.0\.(conv|gn)\.{_KIND}",
-        lambda m: f"{_PIXELS}.decoder.{'adapter_1' if m[1] == 'lateral' else 'layer_1'}.{_SEQUENCES[m[2]]}.{m[3]}",
-    ),
-    (rf"panoptic_head\.pixel_decoder\.mask_feature\.{_KIND}", lambda m: f"{_PIXELS}.decoder.mask_projection.{m[1]}"),
-    (r"panoptic_head\.pixel_decoder\.level_encoding\.weight", lambda _: f"{_PIXELS}.decoder.level_embed"),
-    (
-        r"panoptic_head\.pixel_decoder\.encoder\.layers\.(\d+)\.(self_attn\..+)",
-        lambda m: f"{_PIXELS}.decoder.encoder.layers.{m[1]}.{m[2]}",
-    ),
-    (
-        rf"panoptic_head\.pixel_decoder\.encoder\.layers\.(\d+)\.ffn\.layers\.(0\.0|1)\.{_KIND}",
-        lambda m: f"{_PIXELS}.decoder.encoder.layers.{m[1]}.{_FFN[m[2]]}.{m[3]}",
-    ),
-    (
-        rf"panoptic_head\.pixel_decoder\.encoder\.layers\.(\d+)\.norms\.([01])\.{_KIND}",
-        lambda m: f"{_PIXELS}.decoder.encoder.layers.{m[1]}.{_ENCODER_NORMS[m[2]]}.{m[3]}",
-    ),
-    (
-        rf"panoptic_head\.transformer_decoder\.layers\.(\d+)\.ffn\.layers\.(0\.0|1)\.{_KIND}",
-        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.{_FFN[m[2]]}.{m[3]}",
-    ),
-    (
-        rf"panoptic_head\.transformer_decoder\.layers\.(\d+)\.norms\.([012])\.{_KIND}",
-        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.{_DECODER_NORMS[m[2]]}.{m[3]}",
-    ),
-    (
-        r"panoptic_head\.transformer_decoder\.layers\.(\d+)\.(self|cross)_attn\.attn\.(out_proj\.(?:weight|bias))",
-        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.{m[2]}_attn.{m[3]}",
-    ),
-    (
-        r"panoptic_head\.transformer_decoder\.layers\.(\d+)\.cross_attn\.attn\.(in_proj_(?:weight|bias))",
-        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.cross_attn.{m[2]}",
-    ),
-    (rf"panoptic_head\.transformer_decoder\.post_norm\.{_KIND}", lambda m: f"{_HEAD}.decoder.layernorm.{m[1]}"),
-    (r"panoptic_head\.query_embed\.weight", lambda _: f"{_HEAD}.queries_embedder.weight"),
-    (r"panoptic_head\.query_feat\.weight", lambda _: f"{_HEAD}.queries_features.weight"),
-    (r"panoptic_head\.level_embed\.weight", lambda _: f"{_HEAD}.level_embed.weight"),
-    (rf"panoptic_head\.cls_embed\.{_KIND}", lambda m: f"class_predictor.{m[1]}"),
-    (
-        rf"panoptic_head\.mask_embed\.([024])\.{_KIND}",
-        lambda m: f"{_HEAD}.decoder.mask_predictor.mask_embedder.{int(m[1]) // 2}.0.{m[2]}",
-    ),
+    (rf"{_DECODED}post_norm\.", f"{_DECODER}layernorm."),
+    (r"panoptic_head\.query_embed\.weight$", f"{_HEAD}.queries_embedder.weight"),
+    (r"panoptic_head\.query_feat\.weight$", f"{_HEAD}.queries_features.weight"),
+    (r"panoptic_head\.level_embed\.weight$", f"{_HEAD}.level_embed.weight"),
+    (r"panoptic_head\.cls_embed\.", "class_predictor."),
+    *((rf"panoptic_head\.mask_embed\.{2 * i}\.", f"{_DECODER}mask_predictor.mask_embedder.{i}.0.") for i in range(3)),
 )
 
 # Three matrices in one, by rows: pattern -> the name of each, with the letter to fill in.
-_THREE: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (
-        rf"backbone\.stages\.(\d+)\.blocks\.(\d+)\.attn\.w_msa\.qkv\.{_KIND}",
-        lambda m: f"{_SWIN}.encoder.layers.{m[1]}.blocks.{m[2]}.attention.{{}}_proj.{m[3]}",
-    ),
-    (
-        rf"panoptic_head\.transformer_decoder\.layers\.(\d+)\.self_attn\.attn\.in_proj_{_KIND}",
-        lambda m: f"{_HEAD}.decoder.layers.{m[1]}.self_attn.{{}}_proj.{m[2]}",
-    ),
+_THREE = (
+    (rf"{_STAGE}attn\.w_msa\.qkv\.{_KIND}", rf"{_BLOCKS}attention.{{}}_proj.\3"),
+    (rf"{_DECODED}layers\.(\d+)\.self_attn\.attn\.in_proj_{_KIND}", rf"{_DECODER}layers.\1.self_attn.{{}}_proj.\2"),
 )
+_REST = re.compile(r"([a-z_]+\.)?(weight|bias)|")  # of a name, after the beginning
 _HALVED = re.compile(r"backbone\.stages\.(\d+)\.downsample\.(reduction\.weight|norm\.weight|norm\.bias)")
 
 
@@ -129,11 +109,7 @@ def newer_name(name: str) -> str:
 
 
 def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of mmdet's Mask2Former with Swin, of release 2 or 3, under the names of transformers' class.
-
-    Raises:
-        ValueError: for a name that such a model does not have: the checkpoint is of another kind.
-    """
+    """The weights of mmdet's Mask2Former with Swin, of release 2 or 3, under the names of transformers' class."""
     renamed: dict[str, Tensor] = {}
     unknown = []
     for given, tensor in weights.items():
@@ -144,13 +120,13 @@ def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for pattern, new in _THREE:
             if match := re.fullmatch(pattern, name):
                 for letter, part in zip("qkv", tensor.chunk(3), strict=True):
-                    renamed[new(match).format(letter)] = part.contiguous()
+                    renamed[match.expand(new).format(letter)] = part.contiguous()
                 break
         else:
-            for pattern, place in _NAMES:
-                if match := re.fullmatch(pattern, name):
-                    if (found := place(match)) is not None:
-                        renamed[found] = tensor
+            for beginning, place in _NAMES:
+                if (match := re.match(beginning, name)) and _REST.fullmatch(name[match.end() :]):
+                    if place is not None:
+                        renamed[match.expand(place) + name[match.end() :]] = tensor
                     break
             else:
                 unknown.append(given)
@@ -168,11 +144,7 @@ def neighbours_apart(tensor: Tensor) -> Tensor:
 
 
 def config_of(weights: Mapping[str, Tensor]) -> Any:
-    """The configuration of a checkpoint under transformers' names: every size is read off the weights' shapes.
-
-    Raises:
-        KeyError: a weight that says a size is missing.
-    """
+    """The configuration of a checkpoint under transformers' names: every size is read off the weights' shapes."""
     from transformers import Mask2FormerConfig, SwinConfig
 
     shape = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -181,31 +153,34 @@ def config_of(weights: Mapping[str, Tensor]) -> Any:
     blocks = [f"{_SWIN}.encoder.layers.{stage}.blocks" for stage in range(stages)]
     tables = [shape[f"{block}.0.attention.relative_position_bias.relative_position_bias_table"] for block in blocks]
     backbone = SwinConfig(
-        embed_dim=width, patch_size=patch, depths=[1 + _last(weights, rf"{re.escape(b)}\.(\d+)\.") for b in blocks],
-        num_heads=[heads for _, heads in tables], window_size=(round(tables[0][0] ** 0.5) + 1) // 2,
-        mlp_ratio=shape[f"{blocks[0]}.0.mlp.fc1.weight"][0] / width, drop_path_rate=0.0,
+        embed_dim=width,
+        patch_size=patch,
+        depths=[1 + _last(weights, rf"{re.escape(b)}\.(\d+)\.") for b in blocks],
+        num_heads=[heads for _, heads in tables],
+        window_size=(round(tables[0][0] ** 0.5) + 1) // 2,
+        mlp_ratio=shape[f"{blocks[0]}.0.mlp.fc1.weight"][0] / width,
+        drop_path_rate=0.0,
         out_features=[f"stage{stage + 1}" for stage in range(stages)],
-    )  # fmt: skip
+    )
     encoder, decoder = f"{_PIXELS}.decoder.encoder.layers", f"{_HEAD}.decoder.layers"
     queries, hidden = shape[f"{_HEAD}.queries_features.weight"]
     return Mask2FormerConfig(
-        backbone_config=backbone, hidden_dim=hidden, num_queries=queries,
+        backbone_config=backbone,
+        hidden_dim=hidden,
+        num_queries=queries,
         feature_size=shape[f"{_PIXELS}.decoder.input_projections.0.0.weight"][0],
         mask_feature_size=shape[f"{_PIXELS}.decoder.mask_projection.weight"][0],
         encoder_layers=1 + _last(weights, rf"{re.escape(encoder)}\.(\d+)\."),
         encoder_feedforward_dim=shape[f"{encoder}.0.fc1.weight"][0],
         num_attention_heads=shape[f"{encoder}.0.self_attn.attention_weights.weight"][0] // (_LEVELS * _POINTS),
         decoder_layers=2 + _last(weights, rf"{re.escape(decoder)}\.(\d+)\."),  # transformers counts the first guess
-        dim_feedforward=shape[f"{decoder}.0.fc1.weight"][0], num_labels=shape["class_predictor.weight"][0] - 1,
-    )  # fmt: skip
+        dim_feedforward=shape[f"{decoder}.0.fc1.weight"][0],
+        num_labels=shape["class_predictor.weight"][0] - 1,
+    )
 
 
 def _last(weights: Mapping[str, Tensor], pattern: str) -> int:
-    """The largest number in the names that begin so.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The largest number in the names that begin so."""
     found = [int(match[1]) for name in weights if (match := re.match(pattern, name))]
     if not found:
         raise KeyError(pattern)
@@ -213,16 +188,7 @@ def _last(weights: Mapping[str, Tensor], pattern: str) -> int:
 
 
 def network_of(weights: Mapping[str, Tensor], *, unread: tuple[str, ...], owner: str) -> Any:
-    """A frozen `Mask2FormerForUniversalSegmentation` in float32 on the host, all of whose weights are mmdet's.
-
-    Args:
-        weights: under mmdet's names.
-        unread: parameters of the class that nothing reads, see `load_network`, and that mmdet does not have.
-        owner: who wants it, for messages.
-
-    Raises:
-        ValueError: for weights that are missing, left over or of another shape.
-    """
+    """A frozen `Mask2FormerForUniversalSegmentation` in float32 on the host, all of whose weights are mmdet's."""
     from fnmatch import fnmatchcase
 
     from transformers import Mask2FormerForUniversalSegmentation

@@ -19,16 +19,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.embedded.attributes import PAIRS, load_net, shipped_weights
-from flowrl.rewards.networks.clip_encoder import Preprocess, transformers_clip
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL, Preprocess, transformers_clip
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, IMAGENET_MEAN, IMAGENET_STD, load_dinov2
 from flowrl.rewards.networks.pretrained import check_model, fingerprint
 from flowrl.runtime.precision import network_autocast
 
 Backbone = Literal["clip", "dinov2", "attributes"]
 
-MODELS: dict[Backbone, str] = {"clip": DEFAULT_MODEL, "dinov2": DINOV2_MODEL}
+MODELS: dict[Backbone, str] = {"clip": CLIP_MODEL, "dinov2": DINOV2_MODEL}
 """What is taken where no model is named; `attributes` is what comes with flowrl."""
 
 
@@ -99,9 +98,12 @@ def _clip(model: str, revision: str | None, preprocess: Preprocess, device: torc
     with torch.no_grad():
         width = 2 * encoder.texts(["a"]).shape[1]
     return Features(
-        of=of, width=width, reads_prompts=True, differentiable=encoder.differentiable,
+        of=of,
+        width=width,
+        reads_prompts=True,
+        differentiable=encoder.differentiable,
         version=f"clip:{encoder.version}",
-    )  # fmt: skip
+    )
 
 
 def _dinov2(model: str, revision: str | None, image_size: int, device: torch.device, owner: str) -> Features:
@@ -120,9 +122,12 @@ def _dinov2(model: str, revision: str | None, image_size: int, device: torch.dev
 
     weights = [network.embeddings.patch_embeddings.projection.weight, network.layernorm.weight]
     return Features(
-        of=of, width=2 * network.config.hidden_size, reads_prompts=False, differentiable=True,
+        of=of,
+        width=2 * network.config.hidden_size,
+        reads_prompts=False,
+        differentiable=True,
         version=f"dinov2:{fingerprint(weights)}:{image_size}px-bicubic",
-    )  # fmt: skip
+    )
 
 
 def _attributes(device: torch.device) -> Features:
@@ -136,6 +141,9 @@ def _attributes(device: torch.device) -> Features:
         return torch.cat([cells.mean(dim=(2, 3)), kinds.mean(dim=(2, 3))], dim=1)
 
     return Features(
-        of=of, width=net.cells.in_channels + 1 + len(PAIRS), reads_prompts=False, differentiable=True,
+        of=of,
+        width=net.cells.in_channels + 1 + len(PAIRS),
+        reads_prompts=False,
+        differentiable=True,
         version=f"attributes:{fingerprint([net.cells.weight])}:{SIZE}px",
-    )  # fmt: skip
+    )

@@ -33,7 +33,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.prompts.tokenizer_checks import check_tokenizer
-from flowrl.rewards.networks.blanks import blanked
+from flowrl.rewards.networks.blanks import replace_foreign
 from flowrl.rewards.networks.looked_for import look_for_model
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.precision import network_autocast
@@ -56,7 +56,7 @@ def check_model(model: str, *, what: str, owner: str = "", option: str = "model"
     look_for_model(model, start=start, option=option, what=what)
 
 
-def expanded(model: str) -> str:
+def expand_home(model: str) -> str:
     """The model's name with a leading `~` expanded; transformers does not do that."""
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
@@ -100,7 +100,7 @@ def load_network(
     Raises:
         ValueError: if it cannot be had, or parameters are missing, which transformers would fill with random numbers.
     """
-    model = expanded(model)
+    model = expand_home(model)
 
     def load() -> Any:
         try:
@@ -116,10 +116,7 @@ def load_network(
                 f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would "
                 f"be random numbers: give {option}: a complete {what} checkpoint."
             )
-        weights = {name for name, _ in network.named_parameters() if name.endswith(".weight")}
-        left = {key: f"{key.rpartition('.')[0]}.weight" for key in info["unexpected_keys"]}
-        read = {key: own for key, own in left.items() if own not in left}  # else of a tower that is left out
-        if odd := sorted(key for key, own in read.items() if any(own.endswith(name) for name in weights)):
+        if odd := _beside_weights(network, info["unexpected_keys"]):
             raise ValueError(
                 f"{owner}: {model!r} holds {len(odd)} weights beside those of a {what} model that are not read (first: "
                 f"{odd[0]}), such as scales of weights in few bits: give {option}: a checkpoint in 16 or 32 bits."
@@ -127,6 +124,14 @@ def load_network(
         return network.to(device).eval().requires_grad_(False)
 
     return shared_network((kind, model, revision, str(device), dtype), load) if shared else load()
+
+
+def _beside_weights(network: Any, unexpected: Iterable[str]) -> list[str]:
+    """The names of a checkpoint that lie beside a weight which the network has, such as its scale."""
+    weights = {name for name, _ in network.named_parameters() if name.endswith(".weight")}
+    left = {key: f"{key.rpartition('.')[0]}.weight" for key in unexpected}
+    read = {key: own for key, own in left.items() if own not in left}  # else of a tower that is left out
+    return sorted(key for key, own in read.items() if any(own.endswith(name) for name in weights))
 
 
 def first_line(error: Exception) -> str:
@@ -157,15 +162,11 @@ def load_clip(
 def load_processor(
     kind: Any, model: str, *, revision: str | None = None, owner: str, option: str = "model", what: str
 ) -> Any:
-    """What goes with a network, an object of the class `kind`: a tokenizer, an image processor, or both.
-
-    Raises:
-        ValueError: if it cannot be had, or its tokenizer has no words.
-    """
+    """What goes with a network, an object of the class `kind`: a tokenizer, an image processor, or both."""
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     try:
-        found = kind.from_pretrained(expanded(model), revision=revision)
+        found = kind.from_pretrained(expand_home(model), revision=revision)
     except Exception as error:
         raise cannot_load(model, error, owner=owner, option=option, what=what) from error
     words = vars(found).get("tokenizer") if isinstance(found, ProcessorMixin) else found
@@ -191,9 +192,6 @@ def fetch_file(source: str, name: str | None, *, revision: str | None = None, ow
         source: the file itself, a folder that holds it, or the id of a hub repository that does.
         name: the file's name in a folder or a repository; a file given as such may have any. None: all of the folder.
         revision, owner, option: see the module.
-
-    Raises:
-        ValueError: if it cannot be had.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HFValidationError
@@ -222,14 +220,6 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
     """The tensors of a checkpoint by name, on the host: safetensors, or a file of torch that holds nothing else.
 
     A file of torch may keep them under the key `state_dict` or `model`. It is read without running any code from it.
-
-    Args:
-        path: the file.
-        owner: who wants it, for messages.
-        others: whether objects of other programs may lie beside the tensors; they are left out, see `blanks`.
-
-    Raises:
-        ValueError: if it is neither, or damaged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -237,7 +227,7 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with blanked(path) if others else nullcontext():
+        with replace_foreign(path) if others else nullcontext():
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(
@@ -319,10 +309,10 @@ def clip_of_pixels(
 ) -> Float[Tensor, " b d"]:
     """Unit embeddings in float32 of 8-bit images, which may differ in size, by the checkpoint's own processor."""
     device = network.logit_scale.device
-    return clip_image(network, processed(processor.image_processor, images).to(device))
+    return clip_image(network, process_images(processor.image_processor, images).to(device))
 
 
-def processed(processor: Any, images: Iterable[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " b 3 h w"]:
+def process_images(processor: Any, images: Iterable[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " b 3 h w"]:
     """8-bit images, which may differ in size, as an image processor of transformers prepares them."""
     return processor([Image.fromarray(image) for image in images], return_tensors="pt")["pixel_values"]
 

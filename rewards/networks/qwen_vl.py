@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,14 +25,17 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
+from flowrl.config.sections import at_least
+from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.model_sizes import model_of
 
 PositionMode = Literal["sequential", "mrope"]
 Dtype = Literal["bfloat16", "float32"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class Family(NamedTuple):
+class QwenFamily(NamedTuple):
     """A generation of Qwen-VL: what messages call it, and its classes in transformers."""
 
     what: str
@@ -41,9 +44,9 @@ class Family(NamedTuple):
     model: str
 
 
-QWEN2_VL = Family("Qwen2-VL", "Qwen2VLConfig", "Qwen2VLProcessor", "Qwen2VLModel")
-QWEN25_VL = Family("Qwen2.5-VL", "Qwen2_5_VLConfig", "Qwen2_5_VLProcessor", "Qwen2_5_VLModel")
-QWEN3_VL = Family("Qwen3-VL", "Qwen3VLConfig", "Qwen3VLProcessor", "Qwen3VLModel")
+QWEN2_VL = QwenFamily("Qwen2-VL", "Qwen2VLConfig", "Qwen2VLProcessor", "Qwen2VLModel")
+QWEN25_VL = QwenFamily("Qwen2.5-VL", "Qwen2_5_VLConfig", "Qwen2_5_VLProcessor", "Qwen2_5_VLModel")
+QWEN3_VL = QwenFamily("Qwen3-VL", "Qwen3VLConfig", "Qwen3VLProcessor", "Qwen3VLModel")
 
 HEAD = ("rm_head.",)
 PROMPT = "{prompt}"
@@ -78,9 +81,6 @@ def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: 
     The number is num_frames / fps * target_fps, at least 4 and at most 768 or the clip, rounded to a multiple of 2.
 
     `count` is a fixed number of frames instead, rounded likewise.
-
-    Raises:
-        ValueError: if the clip is too short.
     """
     if num_frames < 2 or not fps > 0:
         raise ValueError(f"a clip needs at least 2 frames and a positive fps, got {num_frames} frames at {fps} fps.")
@@ -94,13 +94,13 @@ def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: 
     return [round(i * (num_frames - 1) / (number - 1)) for i in range(number)]
 
 
-def resized_image(image: UInt8[np.ndarray, " h w 3"], *, min_pixels: int, max_pixels: int) -> Image.Image:
+def resize_image(image: UInt8[np.ndarray, " h w 3"], *, min_pixels: int, max_pixels: int) -> Image.Image:
     """An image at the size of `smart_resize`, by Pillow's bicubic filter."""
     rows, columns = smart_resize(image.shape[0], image.shape[1], min_pixels=min_pixels, max_pixels=max_pixels)
     return Image.fromarray(image).resize((columns, rows), Image.Resampling.BICUBIC)
 
 
-def resized_frames(
+def resize_frames(
     frames: UInt8[np.ndarray, " n h w 3"], *, min_pixels: int, max_pixels: int
 ) -> UInt8[Tensor, " n 3 rows columns"]:
     """A clip's frames at the size of `smart_resize`, by torchvision's bicubic filter with antialiasing."""
@@ -128,9 +128,6 @@ def split_weights(
 
     `heads` is what names of the head's weights begin with; where that is one word, their names come without it. The
     language model's output layer is left out, nothing reads it.
-
-    Raises:
-        ValueError: for a name that such a checkpoint does not have, or no head.
     """
     backbone, head, unknown = {}, {}, []
     for given, weight in weights.items():
@@ -150,13 +147,9 @@ def split_weights(
 
 
 def load_base(
-    base: str, tokens: Sequence[str], *, revision: str | None, owner: str, family: Family = QWEN2_VL
+    base: str, tokens: Sequence[str], *, revision: str | None, owner: str, family: QwenFamily = QWEN2_VL
 ) -> tuple[Any, Any, tuple[int, ...]]:
-    """The base model's configuration, its processor with the reward tokens added, and the ids of those.
-
-    Raises:
-        ValueError: if they cannot be had.
-    """
+    """The base model's configuration, its processor with the reward tokens added, and the ids of those."""
     import transformers
 
     load = partial(
@@ -199,24 +192,26 @@ class TokenReward(nn.Module):
         return (read or self.head)(hidden[rows, places].float())
 
 
-def build_backbone(
+def build_network(
     config: Any,
     weights: Mapping[str, Tensor],
+    make_head: Callable[[Mapping[str, Tensor]], nn.Module],
     token_ids: Sequence[int],
     *,
-    dtype: torch.dtype,
+    dtype: Dtype,
+    device: torch.device,
     owner: str,
-    family: Family = QWEN2_VL,
-) -> Any:
-    """A `Qwen2VLModel`, or that of another family, on the host, every weight of which is one of those given.
-
-    The vocabulary's size is theirs.
+    family: QwenFamily = QWEN2_VL,
+    heads: tuple[str, ...] = HEAD,
+) -> TokenReward:
+    """The frozen network of a checkpoint, with the vocabulary of its weights, and `make_head`'s head in float32.
 
     Raises:
-        ValueError: if weights are missing or left over, or are of another size than the base model.
+        ValueError: weights or the head are missing or left over, or do not fit the base model.
     """
     import transformers
 
+    weights, head_weights = split_weights(weights, owner=owner, heads=heads)
     if (name := "language_model.embed_tokens.weight") not in weights:
         raise ValueError(f"{owner}: the checkpoint lacks {name}: give a complete one.")
     rows, width = weights[name].shape
@@ -227,8 +222,8 @@ def build_backbone(
             f"model that the checkpoint was trained from."
         )
     config.text_config.vocab_size = rows
-    network, info = getattr(transformers, family.model).from_pretrained(
-        None, config=config, state_dict=dict(weights), dtype=dtype, output_loading_info=True
+    backbone, info = getattr(transformers, family.model).from_pretrained(
+        None, config=config, state_dict=weights, dtype=DTYPES[dtype], output_loading_info=True
     )
     for what in ("missing", "unexpected"):
         if names := sorted(info[f"{what}_keys"]):
@@ -236,28 +231,6 @@ def build_backbone(
                 f"{owner}: {len(names)} weights are {what} in the checkpoint (first: {names[0]}): give base: the "
                 f"model that it was trained from."
             )
-    return network
-
-
-def build_network(
-    config: Any,
-    weights: Mapping[str, Tensor],
-    make_head: Callable[[Mapping[str, Tensor]], nn.Module],
-    token_ids: Sequence[int],
-    *,
-    dtype: Dtype,
-    device: torch.device,
-    owner: str,
-    family: Family = QWEN2_VL,
-    heads: tuple[str, ...] = HEAD,
-) -> TokenReward:
-    """The frozen network of a checkpoint: `build_backbone`, and `make_head`'s head for its weights in float32.
-
-    Raises:
-        ValueError: as `split_weights` and `build_backbone`, or if the head does not fit.
-    """
-    backbone_weights, head_weights = split_weights(weights, owner=owner, heads=heads)
-    backbone = build_backbone(config, backbone_weights, token_ids, dtype=DTYPES[dtype], owner=owner, family=family)
     head = make_head(head_weights)
     try:
         head.load_state_dict({name: weight.float() for name, weight in head_weights.items()})
@@ -285,11 +258,7 @@ def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> 
 
 
 def check_prompts(prompts: Sequence[str], tokenizer: Any, *, owner: str) -> None:
-    """Refuses prompts that hold a token of the chat format, which would end the turn or stand in for an image.
-
-    Raises:
-        ValueError: naming the first.
-    """
+    """Refuses prompts that hold a token of the chat format, which would end the turn or stand in for an image."""
     tokens = [token for token in tokenizer.get_added_vocab() if token.startswith("<|")]
     for prompt in prompts:
         if held := [token for token in tokens if token in prompt]:
@@ -327,7 +296,7 @@ def encode(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scorer:
+class TokenScorer:
     """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs.
 
     `resize` says that the processor brings images to a size that it takes; `read` is the head, told more than it
@@ -363,10 +332,113 @@ class Scorer:
         for start in range(0, len(texts), batch_size):
             part = slice(start, start + batch_size)
             batch = encode(
-                self.processor, texts[part], images=images and images(part), videos=videos and videos(part),
+                self.processor,
+                texts[part],
+                images=images and images(part),
+                videos=videos and videos(part),
                 resize=self.resize,
-            )  # fmt: skip
+            )
             batch = {name: value.to(self.device) for name, value in batch.items()}
             with torch.autocast(self.device.type, enabled=False):
                 pieces.append(self.network(batch, self.token_ids, position_mode=self.position_mode, read=self.read))
         return torch.cat(pieces)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What a published reward model is.
+
+    Attributes:
+        name: of the reward.
+        tokens: whose last hidden states are read.
+        make_head: the head for a hidden width and the head's weights.
+        family: of the backbone.
+        heads: what names of the head's weights begin with, see `split_weights`.
+        file: name of the file of weights.
+    """
+
+    name: str
+    tokens: tuple[str, ...]
+    make_head: Callable[[int, Mapping[str, Tensor]], nn.Module]
+    family: QwenFamily = QWEN2_VL
+    heads: tuple[str, ...] = HEAD
+    file: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The reward, for messages."""
+        return f"reward {self.name!r}"
+
+
+class CheckpointOptions:
+    """What options of rewards from a `Checkpoint` have in common; each states its fields itself."""
+
+    __slots__ = ()
+    published: ClassVar[Checkpoint]
+    model: str
+    revision: str | None
+    base: str
+    base_revision: str | None
+    dtype: Dtype
+    batch_size: int
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The backbone."""
+        return (model_of(self.model, DTYPES[self.dtype].itemsize),)
+
+    def check(self) -> None:
+        """Refuses a batch of nothing, and models that cannot be there."""
+        at_least(1, self, "batch_size")
+        pretrained.check_file(self.model, option="model")
+        pretrained.check_model(self.base, what=self.published.family.what, option="base")
+
+    def read_weights(self) -> Mapping[str, Tensor]:
+        """The checkpoint's weights."""
+        owner, file = self.published.owner, self.published.file
+        path = pretrained.fetch_file(self.model, file, revision=self.revision, owner=owner, option="model")
+        return pretrained.read_weights(path, owner=owner)
+
+    def scorers(
+        self,
+        texts: Sequence[str],
+        device: torch.device,
+        *,
+        weights: Callable[[], Mapping[str, Tensor]] | None = None,
+        identity: tuple[str | None, ...] = (),
+        position_mode: PositionMode = "sequential",
+        resize: bool = False,
+    ) -> list[TokenScorer]:
+        """A scorer for each template, on one network, which other rewards of the same weights share.
+
+        `identity` tells the weights apart, where it is not the model and its revision that do.
+        """
+        known: dict[str, Any] = {"owner": self.published.owner, "family": self.published.family}
+        config, processor, token_ids = load_base(self.base, self.published.tokens, revision=self.base_revision, **known)
+
+        def load() -> TokenReward:
+            head = partial(self.published.make_head, config.text_config.hidden_size)
+            return build_network(
+                config,
+                (weights or self.read_weights)(),
+                head,
+                token_ids,
+                dtype=self.dtype,
+                device=device,
+                heads=self.published.heads,
+                **known,
+            )
+
+        of_weights = identity or (self.model, self.revision)
+        key = (self.published.name, *of_weights, self.base, self.base_revision, str(device), self.dtype)
+        shared = partial(
+            TokenScorer,
+            network=pretrained.shared_network(key, load),
+            processor=processor,
+            token_ids=token_ids,
+            position_mode=position_mode,
+            device=device,
+            owner=self.published.owner,
+            resize=resize,
+        )
+        return [shared(template=text) for text in texts]

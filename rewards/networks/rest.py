@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.runtime.placement import Resting
 
 
@@ -40,10 +40,22 @@ def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, 
     resting = [rest for name, rest in known.items() if name in found]  # in one order, so that no two threads wait
     if not resting:
         return reward
+
+    def awake(inputs: RewardInputs) -> RewardOutput:
+        with ExitStack() as stack:
+            for rest in resting:
+                stack.enter_context(rest.awake())
+            return reward(inputs)
+
     return FunctionReward(
-        name=reward.name, score=partial(_awake, reward=reward, resting=resting), needs=reward.needs,
-        version=reward.version, kind=reward.kind, differentiable=reward.differentiable, waits=reward.waits,
-    )  # fmt: skip
+        name=reward.name,
+        score=awake,
+        needs=reward.needs,
+        version=reward.version,
+        kind=reward.kind,
+        differentiable=reward.differentiable,
+        waits=reward.waits,
+    )
 
 
 def networks_of(value: Any) -> Iterator[nn.Module]:
@@ -67,12 +79,10 @@ def networks_of(value: Any) -> Iterator[nn.Module]:
         elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
             left += one
         elif type(one).__module__.startswith("flowrl."):
-            names = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
-            left += [getattr(one, name) for name in (*names, *getattr(one, "__dict__", {})) if hasattr(one, name)]
+            left += _fields_of(one)
 
 
-def _awake(inputs: RewardInputs, *, reward: Reward, resting: Sequence[Resting]) -> RewardOutput:
-    with ExitStack() as stack:
-        for rest in resting:
-            stack.enter_context(rest.awake())
-        return reward(inputs)
+def _fields_of(value: Any) -> list[Any]:
+    """What an object holds under its slots and names."""
+    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [getattr(value, name) for name in (*names, *getattr(value, "__dict__", {})) if hasattr(value, name)]

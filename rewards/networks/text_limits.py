@@ -51,11 +51,6 @@ def cut_line(called: str, options: object, prompts: Sequence[str]) -> str:
     """How many prompts a reward does not read to their end, in words; empty where it reads all, as far as is known.
 
     They are counted by the tokenizer where its file is here, else words and marks are, which are no more than tokens.
-
-    Args:
-        called: what messages call the reward.
-        options: of the reward.
-        prompts: different texts.
     """
     limit = limit_of(options)
     if limit is None:

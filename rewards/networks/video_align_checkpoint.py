@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ _LORA = re.compile(r"(.+)\.lora_([AB])(?:\.\w+)?\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class CheckpointSettings:
     """What a checkpoint's model_config.json says: frames, pixels, LoRA, and (mean, std) of each dimension."""
 
     constants: tuple[tuple[float, float], ...]
@@ -37,7 +38,7 @@ class Settings:
     rslora: bool
 
 
-def read_settings(folder: Path, *, normalise: bool) -> Settings:
+def read_settings(folder: Path, *, normalise: bool) -> CheckpointSettings:
     """The settings of a checkpoint; without `normalise` the constants are (0, 1).
 
     Raises:
@@ -51,31 +52,33 @@ def read_settings(folder: Path, *, normalise: bool) -> Settings:
     data, model, lora = (content.get(part) or {} for part in ("data_config", "model_config", "peft_lora_config"))
     if data.get("sample_type", "uniform") != "uniform" or not model.get("use_special_tokens", True):
         raise ValueError(f"{OWNER}: {str(file)!r} must have sample_type uniform and use_special_tokens true.")
-    constants: tuple[tuple[float, float], ...] = ((0.0, 1.0),) * len(DIMENSIONS)
-    if normalise:
-        known = content.get("inference_config") or {}
-        wanted = [f"{name}_{what}" for name in DIMENSIONS for what in ("mean", "std")]
-        if missing := [name for name in wanted if name not in known]:
-            raise ValueError(
-                f"{OWNER}: {str(file)!r} has no {missing[0]} under inference_config: set normalise: false, or give a "
-                f"checkpoint with its constants."
-            )
-        constants = tuple((float(known[f"{name}_mean"]), float(known[f"{name}_std"])) for name in DIMENSIONS)
-        if not all(math.isfinite(mean) and math.isfinite(std) and std > 0 for mean, std in constants):
-            raise ValueError(f"{OWNER}: {str(file)!r}: means must be finite and standard deviations positive.")
-    return Settings(
-        constants=constants, fps=float(data.get("fps") or 2.0), num_frames=data.get("num_frames"),
-        max_pixels=int(data.get("max_frame_pixels") or 240 * 320), lora_alpha=float(lora.get("lora_alpha", 32)),
+    identity = ((0.0, 1.0),) * len(DIMENSIONS)
+    return CheckpointSettings(
+        constants=_constants(content.get("inference_config") or {}, file) if normalise else identity,
+        fps=float(data.get("fps") or 2.0),
+        num_frames=data.get("num_frames"),
+        max_pixels=int(data.get("max_frame_pixels") or 240 * 320),
+        lora_alpha=float(lora.get("lora_alpha", 32)),
         rslora=bool(lora.get("use_rslora", False)),
-    )  # fmt: skip
+    )
+
+
+def _constants(known: Mapping[str, Any], file: Path) -> tuple[tuple[float, float], ...]:
+    """(mean, std) of each dimension."""
+    wanted = [f"{name}_{what}" for name in DIMENSIONS for what in ("mean", "std")]
+    if missing := [name for name in wanted if name not in known]:
+        raise ValueError(
+            f"{OWNER}: {str(file)!r} has no {missing[0]} under inference_config: set normalise: false, or give a "
+            f"checkpoint with its constants."
+        )
+    constants = tuple((float(known[f"{name}_mean"]), float(known[f"{name}_std"])) for name in DIMENSIONS)
+    if not all(math.isfinite(mean) and math.isfinite(std) and std > 0 for mean, std in constants):
+        raise ValueError(f"{OWNER}: {str(file)!r}: means must be finite and standard deviations positive.")
+    return constants
 
 
 def checkpoint_of(folder: Path, number: int | None) -> Path:
-    """The folder checkpoint-<n> with the given or the largest n.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The folder checkpoint-<n> with the given or the largest n."""
     found = {int(path.name.removeprefix("checkpoint-")): path for path in folder.glob("checkpoint-*[0-9]")}
     wanted = max(found, default=None) if number is None else number
     if wanted not in found:
@@ -91,9 +94,6 @@ def merge_lora(weights: Mapping[str, Tensor], *, alpha: float, rslora: bool) -> 
 
     r is the number of rows of A; rank-stabilised LoRA divides by its root instead. Names without anything of peft stay
     as they are.
-
-    Raises:
-        ValueError: if half of a pair or its weight is missing.
     """
     plain: dict[str, Tensor] = {}
     pairs: dict[str, dict[str, Tensor]] = {}
@@ -120,13 +120,9 @@ def _plain_name(name: str) -> str:
 
 
 def read_trained_weights(
-    checkpoint: Path, settings: Settings, base: str, base_revision: str | None, dtype: torch.dtype
+    checkpoint: Path, settings: CheckpointSettings, base: str, base_revision: str | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """All weights of backbone and head, with LoRA merged; of the base model where the checkpoint keeps only changes.
-
-    Raises:
-        ValueError: if files are missing or damaged.
-    """
+    """All weights of backbone and head, with LoRA merged; of the base model where the checkpoint keeps only changes."""
     merge = partial(merge_lora, alpha=settings.lora_alpha, rslora=settings.rslora)
     if (checkpoint / "model.pth").is_file():
         return merge(pretrained.read_weights(checkpoint / "model.pth", owner=OWNER))
@@ -138,8 +134,15 @@ def read_trained_weights(
             raise ValueError(f"{OWNER}: {str(checkpoint)!r} holds neither model.pth nor {name}: fetch it again.")
         trained |= pretrained.read_weights(checkpoint / name, owner=OWNER)
     network = pretrained.load_network(
-        Qwen2VLModel, base, device=torch.device("cpu"), revision=base_revision, owner=OWNER, option="base",
-        what="Qwen2-VL", shared=False, dtype=dtype,
-    )  # fmt: skip
+        Qwen2VLModel,
+        base,
+        device=torch.device("cpu"),
+        revision=base_revision,
+        owner=OWNER,
+        option="base",
+        what="Qwen2-VL",
+        shared=False,
+        dtype=dtype,
+    )
     # Pairs are merged only once trained weights have taken the base's place.
     return merge(network.state_dict() | {_plain_name(name): weight for name, weight in trained.items()})

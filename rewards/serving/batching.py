@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.serving.server_metrics import Metrics
-from flowrl.rewards.serving.wire import IN_FLIGHT, Item, Limits, Score, ScoreRequest
+from flowrl.rewards.serving.wire import IN_FLIGHT, ItemScore, Limits, ScoreRequest, WireItem
 from flowrl.rewards.serving.wire_images import Pixels, queue_full
 from flowrl.runtime.scrubbing import one_line
 
@@ -36,12 +36,12 @@ _LOG = logging.getLogger("flowrl.commands.serve")
 class _Job:
     """A request that waits; a cancelled future says that nobody waits for it any more."""
 
-    items: tuple[Item, ...]
+    items: tuple[WireItem, ...]
     iteration: int
-    future: Future[list[Score]] = field(default_factory=Future)
-    scores: dict[int, Score] = field(default_factory=dict)  # by place
+    future: Future[list[ItemScore]] = field(default_factory=Future)
+    scores: dict[int, ItemScore] = field(default_factory=dict)  # by place
 
-    def enter(self, place: int, score: Score) -> None:
+    def enter(self, place: int, score: ItemScore) -> None:
         self.scores[place] = score
         if len(self.scores) == len(self.items):
             with suppress(InvalidStateError):  # given up meanwhile
@@ -86,7 +86,7 @@ class RewardQueue:
         if len(self._entries) >= given.queue_size or self._pixels >= IN_FLIGHT * given.max_pixels:
             raise queue_full(min(30, 1 + int(self._seconds_per_item * len(self._entries))))
 
-    def submit(self, request: ScoreRequest) -> Future[list[Score]]:
+    def submit(self, request: ScoreRequest) -> Future[list[ItemScore]]:
         """Queues a request; the future gives one score per item, in their order. Cancel it to give the request up.
 
         Raises:
@@ -118,7 +118,7 @@ class RewardQueue:
         while batch := self._next_batch():
             start = time.perf_counter()
             with torch.no_grad():
-                scores = self._scored(batch, first=True)
+                scores = self._score(batch, first=True)
             spent = (time.perf_counter() - start) / len(batch)
             self._seconds_per_item = spent if not self._seconds_per_item else 0.8 * self._seconds_per_item + 0.2 * spent
             self._metrics.items.labels(self.name).inc(len(batch))
@@ -132,31 +132,36 @@ class RewardQueue:
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: bool(self._entries) or self._closing)
-                batch: list[_Entry] = []
-                kept: deque[_Entry] = deque()
-                pixels = 0
-                while self._entries and (self._whole or len(batch) < self._limits.batch_size):
-                    entry = self._entries.popleft()
-                    size = entry[0].items[entry[1]].num_pixels
-                    if entry[0].future.cancelled():
-                        self._pixels -= size
-                    elif not batch or (entry[0] is batch[0][0] if self._whole else _sizes(entry) == _sizes(batch[0])):
-                        if batch and not self._whole and pixels + size > self._limits.max_pixels:
-                            kept.append(entry)
-                            break
-                        batch.append(entry)
-                        pixels += size
-                    else:
-                        kept.append(entry)
-                        if self._whole:
-                            break
-                self._entries.extendleft(reversed(kept))
-                self._pixels -= pixels
+                batch = self._take_together()
                 self._queued.set(len(self))
                 if batch or (self._closing and not self._entries):
                     return batch
 
-    def _scored(self, batch: Sequence[_Entry], *, first: bool = False) -> list[Score]:
+    def _take_together(self) -> list[_Entry]:
+        """Takes from the queue what goes into one call with its first entry."""
+        batch: list[_Entry] = []
+        kept: deque[_Entry] = deque()
+        pixels = 0
+        while self._entries and (self._whole or len(batch) < self._limits.batch_size):
+            entry = self._entries.popleft()
+            size = entry[0].items[entry[1]].num_pixels
+            if entry[0].future.cancelled():
+                self._pixels -= size
+                continue
+            fits = not batch or (entry[0] is batch[0][0] if self._whole else _sizes(entry) == _sizes(batch[0]))
+            full = bool(batch) and not self._whole and pixels + size > self._limits.max_pixels
+            if fits and not full:
+                batch.append(entry)
+                pixels += size
+                continue
+            kept.append(entry)
+            if fits or self._whole:
+                break
+        self._entries.extendleft(reversed(kept))
+        self._pixels -= pixels
+        return batch
+
+    def _score(self, batch: Sequence[_Entry], *, first: bool = False) -> list[ItemScore]:
         """Scores of a batch. One that fails is scored again by halves, so that a bad item harms itself alone."""
         items = [job.items[place] for job, place in batch]
         try:
@@ -171,10 +176,10 @@ class RewardQueue:
                 _LOG.warning("reward %s failed: %s: %s", self.name, type(error).__name__, error, exc_info=not expected)
             if len(batch) > 1 and not self._whole:
                 middle = len(batch) // 2
-                return [*self._scored(batch[:middle]), *self._scored(batch[middle:])]
+                return [*self._score(batch[:middle]), *self._score(batch[middle:])]
             word = "refused" if isinstance(error, ValueError) else "exception"
             detail = one_line(f"{type(error).__name__}: {error}", 500)
-            return [Score(id=item.id, value=None, error=word, detail=detail) for item in items]
+            return [ItemScore(id=item.id, value=None, error=word, detail=detail) for item in items]
         return scores_of(output, items)
 
 
@@ -186,11 +191,11 @@ def _sizes(entry: _Entry) -> Hashable:
     return item.image.shape, frames, bool(item.source_images), bool(item.reference_images), job.iteration
 
 
-def inputs_of(items: Sequence[Item], iteration: int = 0) -> RewardInputs:
+def inputs_of(items: Sequence[WireItem], iteration: int = 0) -> RewardInputs:
     """Items as a reward takes them, on the host; all must have the same sizes."""
     first = items[0]
 
-    def lists(pick: Callable[[Item], Sequence[Pixels]]) -> list[list[Tensor]]:
+    def lists(pick: Callable[[WireItem], Sequence[Pixels]]) -> list[list[Tensor]]:
         return [[_floats([image])[0] for image in pick(item)] for item in items]
 
     videos = _floats([frame for item in items for frame in item.frames]) if first.frames else None
@@ -214,7 +219,7 @@ def _floats(images: Sequence[Pixels]) -> Tensor:
     return torch.empty(pixels.shape, dtype=torch.float32).copy_(pixels).div_(255.0)
 
 
-def scores_of(output: RewardOutput, items: Sequence[Item]) -> list[Score]:
+def scores_of(output: RewardOutput, items: Sequence[WireItem]) -> list[ItemScore]:
     """A reward's output by item.
 
     An output counts its errors and does not say which item had which: failed items share its word where there is only
@@ -225,9 +230,12 @@ def scores_of(output: RewardOutput, items: Sequence[Item]) -> list[Score]:
     parts = {name: numbers.cpu().double().tolist() for name, numbers in output.parts.items()}
     rows = zip(items, output.values.cpu().double().tolist(), output.valid.tolist(), strict=True)
     return [
-        Score(
-            id=item.id, value=value if valid else None, parts={name: numbers[i] for name, numbers in parts.items()},
-            error=None if valid else word, detail=None if valid else detail,
+        ItemScore(
+            id=item.id,
+            value=value if valid else None,
+            parts={name: numbers[i] for name, numbers in parts.items()},
+            error=None if valid else word,
+            detail=None if valid else detail,
         )
         for i, (item, value, valid) in enumerate(rows)
-    ]  # fmt: skip
+    ]

@@ -95,9 +95,10 @@ async def _forward(request: Request, content_type: str) -> Response:
         body = await read_body(service, request, content_type, held)
         backend, name = await _backend(request, body, content_type)
         try:
-            answer = await _or_gone(request, _ask(
-                backend, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]
-            ))  # fmt: skip
+            answer = await _or_gone(
+                request,
+                _ask(backend, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]),
+            )
         except (OSError, EOFError, ValueError) as error:
             raise WireError(
                 503, "scorer_gone", f"the process of {name or 'the reward'} ended, try again.", retry_after=2
@@ -125,7 +126,7 @@ async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Ba
     name = next(iter(of))
     if len(of) > 1:
         most_parts = request.app.state.service.limits.max_images + 8
-        given = await asyncio.to_thread(_named, body, content_type, request.headers["content-type"], most_parts)
+        given = await asyncio.to_thread(_named_reward, body, content_type, request.headers["content-type"], most_parts)
         if not isinstance(given, str) or given not in of:
             raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {short(given)}.")
         name = given
@@ -134,7 +135,7 @@ async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Ba
     return of[name], name
 
 
-def _named(body: bytes, content_type: str, header: str, most_parts: int) -> Any:
+def _named_reward(body: bytes, content_type: str, header: str, most_parts: int) -> Any:
     """The reward that a body names; of a multipart one only the part `request` is read."""
     if content_type == "multipart/form-data":
         from python_multipart.multipart import parse_options_header
@@ -252,10 +253,10 @@ async def _metrics(request: Request) -> Response:
                 and (answer := await _ask(backend, "GET", "/metrics", request.app.state.inner)).status == 200
             ):
                 texts.append(answer.body.decode())
-    return Response(joined(texts), media_type=content_type)
+    return Response(join_metrics(texts), media_type=content_type)
 
 
-def joined(texts: Sequence[str]) -> str:
+def join_metrics(texts: Sequence[str]) -> str:
     """Several texts of Prometheus' format 0.0.4 as one: families once, equal series summed."""
     families: dict[str, tuple[list[str], dict[str, float]]] = {}
     for text in texts:
@@ -270,7 +271,5 @@ def joined(texts: Sequence[str]) -> str:
                 series, _, number = line.rpartition(" ")
                 sums = families[family][1]
                 sums[series] = sums.get(series, 0.0) + float(number)
-    lines = (
-        line for heads, sums in families.values() for line in [*heads, *(f"{key} {sums[key]}" for key in sums)]
-    )  # fmt: skip
+    lines = (line for heads, sums in families.values() for line in [*heads, *(f"{key} {sums[key]}" for key in sums)])
     return "\n".join(lines) + "\n"

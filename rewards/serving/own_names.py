@@ -38,12 +38,7 @@ def is_own(name: str, others: Collection[str] = ()) -> bool:
 
 
 def why_foreign(headers: Sequence[tuple[bytes, bytes]], others: Collection[str] = ()) -> str:
-    """Why a request is refused, in words; "" where it is answered.
-
-    Args:
-        headers: names in small letters, and values.
-        others: names besides localhost and 127.0.0.1 under which the server is asked.
-    """
+    """Why a request is refused, in words; "" where it is answered."""
     given: dict[str, list[str]] = {}
     for key, value in headers:
         given.setdefault(key.decode("latin-1"), []).append(value.decode("latin-1").strip())

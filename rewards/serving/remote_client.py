@@ -8,20 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import requests
-
-from flowrl.rewards.serving.retries import (
-    Failed,
-    call_with_retries,
-    failed_exception,
-    failed_status,
-    post_json,
-    retry_delay,
-)
+from flowrl.rewards.serving.http_client import Body, Lines, ServerLine
+from flowrl.rewards.serving.retries import Failure, call_with_retries, failed_status, retry_delay
 from flowrl.rewards.serving.server_pool import VERSION_CHANGED, ServerPool
-from flowrl.rewards.serving.wire import Item, Reply
+from flowrl.rewards.serving.wire import ScoreReply, WireItem
 from flowrl.rewards.serving.wire_adapters import Adapter
-from flowrl.rewards.serving.wire_bodies import Room, Way
+from flowrl.rewards.serving.wire_bodies import RequestRoom, Way
 from flowrl.rewards.serving.wire_images import short
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import one_line
@@ -41,31 +33,36 @@ _BACK_TIMEOUT = 2.0  # of the question whether a server is back, which is asked 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class RewardFacts:
     """What the server said about the reward, as far as it says such things; `room` and `videos` may change."""
 
     name: str | None = None
     version: str | None = None
     kind: str = "remote"
     needs: frozenset[str] = frozenset()
-    room: Room = field(default=Room(), compare=False)
+    room: RequestRoom = field(default=RequestRoom(), compare=False)
     videos: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Server:
+class RewardServer:
     """A server with everything needed to ask it; `timeout` and `retries` are of one request."""
 
-    session: requests.Session
-    url: str
+    lines: Lines
+    line: ServerLine
     adapter: Adapter
     timeout: float
     retries: int
 
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.line.url
+
 
 def ask_scores(
-    pool: ServerPool[Server], about: Told, chunk: Sequence[Item], iteration: int, end: float, way: Way
-) -> Reply | Failed:
+    pool: ServerPool[RewardServer], about: RewardFacts, chunk: Sequence[WireItem], iteration: int, end: float, way: Way
+) -> ScoreReply | Failure:
     """One request, to another server or again where that may help, until the time `end`.
 
     A server without room (429) is no failure: the request waits and comes again, as often as the time allows.
@@ -75,34 +72,38 @@ def ask_scores(
     """
     first = pool.servers[0]
     body = first.adapter.encode(chunk, about.name, iteration, way)
+    if not isinstance(body, Body):
+        body = Body(data=json.dumps(body, allow_nan=False).encode())
     ids = [item.id for item in chunk]
 
-    def send(server: Server) -> Reply | Failed:
+    def send(server: RewardServer) -> ScoreReply | Failure:
         seconds = end - time.monotonic()
         if seconds <= 0:
-            return Failed(error="timeout")
-        url = server.url + server.adapter.score
-        answer = post_json(server.session, url, body, timeout=min(server.timeout, seconds))
-        if isinstance(answer, Failed):
-            _refuse_misconfigured(answer, server.url)
+            return Failure(error="timeout")
+        timeout = min(server.timeout, seconds)
+        answer = server.lines.wait_for(server.line.post(server.adapter.score, body, timeout=timeout))
+        if isinstance(answer, Failure):
+            if answer.error in _ADVICE:
+                status = answer.error.replace("_", " ")
+                raise wrong(f"{server.url} answered {status} ({_detail(answer.message)}): {_ADVICE[answer.error]}")
             return answer
         try:
             reply = server.adapter.decode(answer, ids, about.name)
         except ValueError as error:
-            return Failed(error="garbage", message=str(error))
+            return Failure(error="garbage", message=str(error))
         if about.version is not None and reply.version != about.version:
             # Another model answers than at the start: its scores must not mix with those of the first.
-            return Failed(error=VERSION_CHANGED, again=False)
+            return Failure(error=VERSION_CHANGED, again=False)
         return reply
 
     left = end - time.monotonic()
     if left <= 0:
-        return Failed(error="timeout")
+        return Failure(error="timeout")
     seed = counter_seed("remote", iteration, ids[0])
 
-    def ask(attempt: int, seconds: float) -> Reply | Failed:
+    def ask(attempt: int, seconds: float) -> ScoreReply | Failure:
         waits = 0
-        while isinstance(result := pool.ask(send), Failed) and result.error == _NO_ROOM:
+        while isinstance(result := pool.ask(send), Failure) and result.error == _NO_ROOM:
             # A little later than told, each by its own counter: all that were refused together would come together.
             delay = (result.retry_after or 0.0) + retry_delay(0, counter_seed("room", seed, attempt, waits))
             if time.monotonic() + delay >= end:
@@ -114,7 +115,7 @@ def ask_scores(
     return call_with_retries(ask, deadline=left, retries=first.retries, seed=seed)
 
 
-def ask_all(servers: Sequence[Server], reward: str | None, deadline: float) -> Told:
+def ask_all(servers: Sequence[RewardServer], reward: str | None, deadline: float) -> RewardFacts:
     """What all servers say of the reward, as `ask_health`, and the room that each of them has.
 
     Raises:
@@ -128,19 +129,21 @@ def ask_all(servers: Sequence[Server], reward: str | None, deadline: float) -> T
                 f"{_words(told)}: start them with the same reward, options and flowrl, or list one of the two"
             )
     rooms = [told.room for told in said]
-    least = Room(**{
-        one.name: min((number for room in rooms if (number := getattr(room, one.name)) is not None), default=None)
-        for one in fields(Room)
-    })  # fmt: skip
+    least = RequestRoom(
+        **{
+            one.name: min((number for room in rooms if (number := getattr(room, one.name)) is not None), default=None)
+            for one in fields(RequestRoom)
+        }
+    )
     return replace(said[0], room=least, videos=all(told.videos for told in said))
 
 
-def _words(told: Told) -> str:
+def _words(told: RewardFacts) -> str:
     needs = ", ".join(sorted(told.needs)) or "nothing that is known"
     return f"{told.name or 'a reward'} ({told.kind}, needs {needs}), version {told.version or 'unknown'}"
 
 
-def is_back(server: Server, reward: str | None, told: Told) -> bool:
+def is_back(server: RewardServer, reward: str | None, told: RewardFacts) -> bool:
     """Whether a server that did not answer takes requests again and still serves what it did."""
     try:
         once = replace(server, retries=0)
@@ -149,36 +152,38 @@ def is_back(server: Server, reward: str | None, told: Told) -> bool:
         return False
 
 
-def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
-    """Waits, as long as retries go, until the server is ready, and reads what it says of the reward.
-
-    Raises:
-        ValueError: it does not get ready, or has no such reward.
-    """
+def ask_health(server: RewardServer, reward: str | None, deadline: float) -> RewardFacts:
+    """Waits, as long as retries go, until the server is ready, and reads what it says of the reward."""
     url, adapter = server.url, server.adapter
 
-    def send(attempt: int, seconds: float) -> Any | Failed:
+    def send(attempt: int, seconds: float) -> Any | Failure:
+        reply = server.lines.wait_for(server.line.ask(adapter.health, timeout=min(_HEALTH_TIMEOUT, seconds)))
+        if isinstance(reply, Failure):
+            return reply
+        text = reply.content.decode(errors="replace")
+        if reply.status != 200:
+            return failed_status(reply.status, reply.headers, text)
         try:
-            reply = server.session.get(
-                url + adapter.health, timeout=min(_HEALTH_TIMEOUT, seconds), allow_redirects=False
-            )
-        except requests.RequestException as error:
-            return failed_exception(error)
-        if reply.status_code != 200:
-            return failed_status(reply.status_code, reply.headers, reply.text)
-        try:
-            return {} if adapter.health_says == "nothing" else reply.json()
-        except ValueError:
-            return Failed(error="garbage", again=False, message=reply.text[:200])
+            return {} if adapter.health_says == "nothing" else json.loads(text)
+        except (ValueError, RecursionError):
+            return Failure(error="garbage", again=False, message=text[:200])
 
     health = call_with_retries(send, deadline=deadline, retries=server.retries, seed=counter_seed("health", url))
-    if isinstance(health, Failed):
+    if isinstance(health, Failure):
         raise wrong(
             f"no reward server is ready at {url} ({health.error.replace('_', ' ')}: {_detail(health.message)}): start "
             f"it first (flowrl serve NAME), correct url or token_env, or set wait: false"
         )
-    if adapter.health_says == "nothing":
-        return Told()
+    return RewardFacts() if adapter.health_says == "nothing" else read_health(health, server, reward)
+
+
+def read_health(health: Any, server: RewardServer, reward: str | None) -> RewardFacts:
+    """What a server's answer says of the reward.
+
+    Raises:
+        ValueError: it says nothing of rewards, or there is no such reward.
+    """
+    url, adapter = server.url, server.adapter
     rewards: Any = health.get("rewards") if isinstance(health, dict) else None
     if not isinstance(rewards, dict if adapter.health_says == "all" else list) or not rewards:
         also = ", or token_env is missing" if isinstance(health, dict) and health.keys() == {"status"} else ""
@@ -187,15 +192,18 @@ def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
     if name is None or name not in rewards:
         raise wrong(f"reward must be one of {', '.join(map(str, rewards))}, which {url} serves, got {reward!r}")
     if adapter.health_says == "names":
-        return Told(name=name)
+        return RewardFacts(name=name)
     limits = health["limits"]
     about: dict[str, Any] = dict(rewards)[name]
     kind = "remote" if about["kind"] == "pointwise" else about["kind"]
-    return Told(
-        name=name, version=one_line(str(about["version"])), kind=kind, needs=frozenset(about["needs"]),
-        room=Room(**{one.name: limits.get(one.name) for one in fields(Room)}),
+    return RewardFacts(
+        name=name,
+        version=one_line(str(about["version"])),
+        kind=kind,
+        needs=frozenset(about["needs"]),
+        room=RequestRoom(**{one.name: limits.get(one.name) for one in fields(RequestRoom)}),
         videos="ffv1" in about.get("videos", health.get("videos", ())),
-    )  # fmt: skip
+    )
 
 
 def _detail(message: str) -> str:
@@ -204,14 +212,6 @@ def _detail(message: str) -> str:
         return str(json.loads(message)["detail"])
     except (ValueError, LookupError, TypeError):
         return short(message)
-
-
-def _refuse_misconfigured(failed: Failed, url: str) -> None:
-    """Raises ValueError for a failure that is the configuration's."""
-    if failed.error in _ADVICE:
-        raise wrong(
-            f"{url} answered {failed.error.replace('_', ' ')} ({_detail(failed.message)}): {_ADVICE[failed.error]}"
-        )
 
 
 def wrong(message: str) -> ValueError:

@@ -1,15 +1,12 @@
 """One policy for calls that may fail: what is tried again, how long in between, and when to stop.
 
-    result = call_with_retries(send, deadline=120.0, retries=4, seed=counter_seed(seed, item))
-    if isinstance(result, Failed): ...        # result.error is a short word such as "status_503"
-
-`post_json` sends one request and gives a `Failed` with the right fields for whatever goes wrong on the way.
+result = call_with_retries(send, deadline=120.0, retries=4, seed=counter_seed(seed, item))
+if isinstance(result, Failed): ...        # result.error is a short word such as "status_503"
 """
 
 from __future__ import annotations
 
 import email.utils
-import http.client
 import ipaddress
 import json
 import math
@@ -20,11 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import requests
-import urllib3
-
 from flowrl.runtime.randomness import counter_seed
-from flowrl.runtime.scrubbing import remember_secret
 
 T = TypeVar("T")
 
@@ -35,7 +28,7 @@ MAX_REPLY_BYTES = 2**26
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
+class Failure:
     """One failed try, or a call that was given up.
 
     Attributes:
@@ -51,21 +44,13 @@ class Failed:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Body:
-    """A request's body that is not JSON text, and its content type."""
-
-    data: bytes
-    content_type: str
-
-
 def call_with_retries(
-    send: Callable[[int, float], T | Failed],
+    send: Callable[[int, float], T | Failure],
     *,
     deadline: float = 120.0,
     retries: int = 4,
     seed: int = 0,
-) -> T | Failed:
+) -> T | Failure:
     """Calls `send` until it succeeds, fails for good, has been retried `retries` times, or the time is up.
 
     Before retry k = 0, 1, ... it waits `retry_delay(k, seed)`, or as long as the server asked for where that is longer.
@@ -73,7 +58,7 @@ def call_with_retries(
 
     Args:
         send: given the number of the try (0, 1, ...) and the seconds left, which it must keep to; returns its result,
-            or a `Failed`. A try that samples should take a new seed from the number.
+            or a `Failure`. A try that samples should take a new seed from the number.
         deadline: seconds for all tries and waits together.
         retries: tries after the first.
         seed: of the waits; give every item its own, lest all that failed together come back together.
@@ -89,13 +74,13 @@ def call_with_retries(
 
 
 async def await_with_retries(
-    send: Callable[[int, float], Awaitable[T | Failed]],
+    send: Callable[[int, float], Awaitable[T | Failure]],
     pause: Callable[[float], Awaitable[None]],
     *,
     deadline: float = 120.0,
     retries: int = 4,
     seed: int = 0,
-) -> T | Failed:
+) -> T | Failure:
     """`call_with_retries` for a `send` that is awaited; `pause` waits so many seconds, and holds no thread."""
     end = time.monotonic() + deadline
     for attempt in range(retries + 1):
@@ -109,7 +94,7 @@ async def await_with_retries(
 
 def _delay_before_next(result: object, attempt: int, retries: int, end: float, seed: int) -> float | None:
     """Seconds before the next try; None where there is none."""
-    if not isinstance(result, Failed) or not result.again or attempt == retries:
+    if not isinstance(result, Failure) or not result.again or attempt == retries:
         return None
     delay = max(retry_delay(attempt, seed), result.retry_after or 0.0)
     return None if time.monotonic() + delay >= end else delay
@@ -121,15 +106,27 @@ def retry_delay(retry: int, seed: int) -> float:
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(retry, 30)) * (0.5 + uniform)
 
 
-def check_server(option: str, url: str, *, secret: str, example: str) -> None:
-    """Refuses an address of no server, and one that holds a password: it would end up in logs."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"{option} must be the address of a server such as {example}, got {url!r}.")
-    if parts.username or parts.password:
-        raise ValueError(
-            f"{option} must not hold a user name or a password: put it into an environment variable and give {secret}."
-        )
+def addresses(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses of an option that takes one or several."""
+    return tuple(url.rstrip("/") for url in ((given,) if isinstance(given, str) else given))
+
+
+def check_servers(option: str, given: str | tuple[str, ...], *, secret: str, example: str) -> None:
+    """Refuses addresses of no server, none, one twice, and one that holds a password: it would end up in logs."""
+    urls = addresses(given)
+    if not urls:
+        raise ValueError(f"{option} is an empty list: give the address of a server such as {example}.")
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"{option} must be the address of a server such as {example}, got {url!r}.")
+        if parts.username or parts.password:
+            raise ValueError(
+                f"{option} must not hold a user name or a password: put it into an environment variable and give "
+                f"{secret}."
+            )
+    if len(set(urls)) < len(urls):
+        raise ValueError(f"{option} names an address twice: {', '.join(urls)}; list each once.")
 
 
 def check_calls(concurrency: int, retries: int, *, timeout: float, deadline: float) -> None:
@@ -143,27 +140,6 @@ def check_calls(concurrency: int, retries: int, *, timeout: float, deadline: flo
             raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
 
 
-def open_session(url: str, *, api_key: str | None = None, connections: int = 16) -> requests.Session:
-    """A session for the server of `url`.
-
-    Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
-    """
-    remember_secret(api_key or "")
-    session = requests.Session()
-    session.trust_env = not is_loopback(url)
-
-    def authorized(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if api_key:
-            request.headers["Authorization"] = f"Bearer {api_key}"
-        return request
-
-    session.auth = authorized  # set even without a key: else a .netrc of the machine would put its own there
-    adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
-    session.mount("http://", adapter)
-    session.mount("https://", adapter)
-    return session
-
-
 def is_loopback(url: str) -> bool:
     """Whether the address is this machine's own: localhost, 127.x.x.x, ::1 or 0.0.0.0."""
     host = urlsplit(url).hostname or ""
@@ -174,39 +150,7 @@ def is_loopback(url: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def post_json(session: requests.Session, url: str, body: Any, *, timeout: float) -> Any | Failed:
-    """Posts JSON and returns the reply's JSON, or why there is none. NaN and infinity in a reply are let through.
-
-    Redirects are not followed: they would turn the request into one without a body.
-
-    Args:
-        session: from `open_session`.
-        url: where to.
-        body: what `json.dumps` takes, or a `Body`, which is sent as it is.
-        timeout: seconds for the connection, for each wait for more of the reply, and for the reply as a whole, so that
-            a server that sends a byte now and then cannot stretch it without end.
-    """
-    if not isinstance(body, Body):
-        body = Body(data=json.dumps(body, allow_nan=False).encode(), content_type="application/json")
-    headers = {"Content-Type": body.content_type}
-    end = time.monotonic() + timeout
-    content = b""
-    try:
-        with session.post(
-            url, data=body.data, headers=headers, timeout=timeout, stream=True, allow_redirects=False
-        ) as reply:
-            while piece := reply.raw.read1(2**16, decode_content=True):
-                content += piece
-                if time.monotonic() > end:
-                    return Failed(error="timeout")
-                if len(content) > MAX_REPLY_BYTES:
-                    return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
-    except (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
-        return failed_exception(error)
-    return read_json_reply(reply.status_code, reply.headers, content)
-
-
-def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> Any | Failed:
+def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> Any | Failure:
     """The JSON of a reply, or what is wrong with it."""
     text = content.decode(errors="replace")
     if not 200 <= status < 300:
@@ -214,25 +158,14 @@ def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> 
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return Failed(error="garbage", message=text[:200])
+        return Failure(error="garbage", message=text[:200])
 
 
-def failed_status(status: int, headers: Mapping[str, str], text: str = "") -> Failed:
+def failed_status(status: int, headers: Mapping[str, str], text: str = "") -> Failure:
     """The failure "status_NNN" of a reply with that status; 408, 425, 429 and 5xx are worth another try."""
     again = status in RETRIED_STATUSES or 500 <= status < 600
     after = _retry_after(headers.get("Retry-After"))
-    return Failed(error=f"status_{status}", again=again, retry_after=after, message=text[:200])
-
-
-def failed_exception(error: Exception) -> Failed:
-    """The failure "timeout" or "connection" of an exception on the way; a request that cannot be sent is final."""
-    message = f"{type(error).__name__}: {error}"[:200]
-    slow = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
-    if isinstance(error, slow):
-        return Failed(error="timeout", message=message)
-    # What is wrong with an address, a header or the like stays wrong; requests marks it as a ValueError too.
-    unsendable = isinstance(error, requests.RequestException) and isinstance(error, ValueError)
-    return Failed(error="connection", again=not unsendable, message=message)
+    return Failure(error=f"status_{status}", again=again, retry_after=after, message=text[:200])
 
 
 def _retry_after(header: str | None) -> float | None:

@@ -41,6 +41,7 @@ HEADER_SECONDS, IDLE_SECONDS, SHORT_SECONDS = 20.0, 30.0, 5.0  # for a request, 
 SLOWEST_BODY = 64 * 1024  # bytes a second that a body has to come with after its first `HEADER_SECONDS`
 MOST_CONNECTIONS, MOST_OF_ONE, MOST_HELD = 256, 128, 8  # at once, of one address, largest bodies in memory
 OWN_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+PATHS, NO_PATH = ("/v1/score", "/v1/score/multipart"), "there are /health, /v1/score and /v1/score/multipart."
 LISTS = ("images", "source_images", "reference_images", "frames")
 FIELDS = ("images", "prompts", "metadata", "videos", "source_images", "reference_images")
 
@@ -49,10 +50,10 @@ class Refused(Exception):
     """A request that is refused: status, word, sentence."""
 
 
-def need(right: bool, message: str) -> None:
+def need(right: bool, message: str, status: int = 422, word: str = "bad_request") -> None:
     """Refuses what is not as the format wants it."""
     if not right:
-        raise Refused(422, "bad_request", message)
+        raise Refused(status, word, message)
 
 
 class Scorer(NamedTuple):
@@ -107,8 +108,7 @@ def split_parts(body: bytes, content_type: str, most: int) -> dict[str, bytes]:
     need(bool(boundary), "the multipart body has no boundary.")
     parts: dict[str, bytes] = {}
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), most)[1:]
-    if len(pieces) == most:
-        raise Refused(413, "too_many_images", "the multipart body has too many parts: raise --max-images.")
+    need(len(pieces) < most, "the multipart body has too many parts: raise --max-images.", 413, "too_many_images")
     for piece in pieces:
         head, blank, content = piece.partition(b"\r\n\r\n")
         name = head.partition(b'name="')[2].partition(b'"')[0].decode("utf-8", "replace")
@@ -124,8 +124,8 @@ def decode(body: bytes, content_type: str, scorer: Scorer) -> list[dict[str, Any
         files = split_parts(body, content_type, scorer.max_images + 8)
         need("request" in files, "there is no part named request: it holds the JSON.")
         body = files.pop("request")
-    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise Refused(413, "too_many_values", f"a request may hold {MOST_VALUES} values in its JSON.")
+    values = sum(map(body.count, (b",", b"[", b"{")))
+    need(values <= MOST_VALUES, f"a request may hold {MOST_VALUES} values in its JSON.", 413, "too_many_values")
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
@@ -134,25 +134,29 @@ def decode(body: bytes, content_type: str, scorer: Scorer) -> list[dict[str, Any
     right = isinstance(items, list) and bool(items) and {*map(type, items)} == {dict}
     need(right, "items must be a list with at least one mapping.")
     need(data.get("schema", SCHEMA) == SCHEMA, f"schema must be {SCHEMA}, got {data.get('schema')!r}.")
-    if data.get("reward") not in (None, scorer.name):
-        raise Refused(422, "unknown_reward", f"reward must be {scorer.name}, got {str(data['reward'])[:80]}.")
-    if len(items) > scorer.max_items:
-        raise Refused(413, "too_many_items", f"a request may hold {scorer.max_items} items, got {len(items)}.")
-    left, images = [scorer.max_pixels], 0
+    name, most = data.get("reward"), scorer.max_items
+    need(name in (None, scorer.name), f"reward must be {scorer.name}, got {str(name)[:80]}.", 422, "unknown_reward")
+    need(len(items) <= most, f"a request may hold {most} items, got {len(items)}.", 413, "too_many_items")
+    left = [scorer.max_pixels, scorer.max_images]
     for item in items:
-        named = isinstance(item.get("id"), int) and isinstance(item.get("prompt"), str)
-        need(named, "an item must have a whole number id and a text prompt.")
-        need(isinstance(item.get("metadata"), (dict, type(None))), "metadata must be a mapping.")
-        need("video" not in item, "this server reads videos as frames, not as one file.")
-        for key in LISTS:
-            given = item.get(key) or []
-            need(isinstance(given, list), f"{key} must be a list of images.")
-            if (images := images + len(given)) > scorer.max_images:
-                raise Refused(413, "too_many_images", f"a request may hold {scorer.max_images} images.")
-            item[key] = [decode_image(file_of(one, files), left, scorer) for one in given]
-        need(len(item["images"]) + bool(item["frames"]) == 1, "an item must have one image in images, or frames.")
+        decode_item(item, files, left, scorer)
     need(len({item["id"] for item in items}) == len(items), "two items have the same id.")
     return items
+
+
+def decode_item(item: dict[str, Any], files: dict[str, bytes] | None, left: list[int], scorer: Scorer) -> None:
+    """Checks an item and decodes its images in place; `left` are the pixels and images that the request still has."""
+    named = isinstance(item.get("id"), int) and isinstance(item.get("prompt"), str)
+    need(named, "an item must have a whole number id and a text prompt.")
+    need(isinstance(item.get("metadata"), (dict, type(None))), "metadata must be a mapping.")
+    need("video" not in item, "this server reads videos as frames, not as one file.")
+    for key in LISTS:
+        given = item.get(key) or []
+        need(isinstance(given, list), f"{key} must be a list of images.")
+        left[1] -= len(given)
+        need(left[1] >= 0, f"a request may hold {scorer.max_images} images.", 413, "too_many_images")
+        item[key] = [decode_image(file_of(one, files), left, scorer) for one in given]
+    need(len(item["images"]) + bool(item["frames"]) == 1, "an item must have one image in images, or frames.")
 
 
 def file_of(value: Any, files: dict[str, bytes] | None) -> bytes:
@@ -179,8 +183,7 @@ def decode_image(data: bytes, left: list[int], scorer: Scorer) -> Any:
             image = on_white(ImageOps.exif_transpose(opened)) if left[0] >= 0 else None
     except Exception as error:
         raise Refused(422, "bad_request", f"an image cannot be read ({type(error).__name__}).") from None
-    if image is None:
-        raise Refused(413, "too_many_pixels", f"a request may hold {scorer.max_pixels} pixels.")
+    need(image is not None, f"a request may hold {scorer.max_pixels} pixels.", 413, "too_many_pixels")
     return image if scorer.images == "pil" else importlib.import_module("numpy").asarray(image)
 
 
@@ -195,25 +198,10 @@ def on_white(image: Any) -> Any:
     return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
 
 
-def stacked(images: list[Any], scorer: Scorer) -> Any:
-    """Arrays of one size as one array; everything else as it is."""
-    if scorer.images != "numpy":
-        return images
-    import numpy
-
-    arrays = [numpy.stack(one) if isinstance(one, list) else one for one in images]
-    return numpy.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
-
-
 def score_items(items: list[dict[str, Any]], scorer: Scorer) -> list[dict[str, Any]]:
     """One entry of the reply for each item; a call that fails is made again item by item."""
     try:
-        fields: dict[str, Any] = {
-            "images": stacked([item["frames"] or item["images"][0] for item in items], scorer),
-            "prompts": [item["prompt"] for item in items], "metadata": [item.get("metadata") or {} for item in items],
-        }  # fmt: skip
-        fields.update({name: [item[name] for item in items] for name in scorer.needs if name.endswith("_images")})
-        parts = read_output(scorer.function(**fields), len(items))
+        parts = call_scorer(items, scorer)
     except Exception as error:
         if len(items) > 1:
             return [entry for item in items for entry in score_items([item], scorer)]
@@ -228,10 +216,22 @@ def score_items(items: list[dict[str, Any]], scorer: Scorer) -> list[dict[str, A
     return entries
 
 
+def call_scorer(items: list[dict[str, Any]], scorer: Scorer) -> dict[str, list[Any]]:
+    """What the function gives for some items."""
+    images: Any = [item["frames"] or item["images"][0] for item in items]
+    if scorer.images == "numpy":  # arrays of one size are one array
+        import numpy
+
+        arrays = [numpy.stack(one) if isinstance(one, list) else one for one in images]
+        images = numpy.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
+    more = {name: [item[name] for item in items] for name in scorer.needs if name.endswith("_images")}
+    texts = {"prompts": [item["prompt"] for item in items], "metadata": [item.get("metadata") or {} for item in items]}
+    return read_output(scorer.function(images=images, **texts, **more), len(items))
+
+
 def read_output(output: Any, count: int) -> dict[str, list[Any]]:
     """What a function gave, as lists by name; the first is the value."""
-    if isinstance(output, tuple) and len(output) == 2:
-        output = output[0]
+    output = output[0] if isinstance(output, tuple) and len(output) == 2 else output
     named = output if isinstance(output, dict) else {"value": output}
     parts = {str(name): list(one.tolist() if hasattr(one, "tolist") else one) for name, one in named.items()}
     if not parts or any(len(values) != count for values in parts.values()):
@@ -302,7 +302,7 @@ class Handler(BaseHTTPRequestHandler):
         if why := self.foreign():
             return self.refuse(why)
         if self.path != "/health":
-            return self.refuse(Refused(404, "not_found", "there are /health, /v1/score and /v1/score/multipart."))
+            return self.refuse(Refused(404, "not_found", NO_PATH))
         allowed = self.has_token()
         if not allowed and "Authorization" in self.headers:
             return self.refuse(Refused(401, "unauthorized", "the token is wrong."))
@@ -358,18 +358,13 @@ class Handler(BaseHTTPRequestHandler):
                 pieces.append(piece)
         with server.lock:
             server.deadlines[self.connection] = math.inf
-        if not self.has_token():
-            raise Refused(401, "unauthorized", "a valid token is needed: Authorization: Bearer TOKEN.")
+        need(self.has_token(), "a valid token is needed: Authorization: Bearer TOKEN.", 401, "unauthorized")
         if why := self.foreign():
             raise why
-        if self.path not in ("/v1/score", "/v1/score/multipart"):
-            raise Refused(404, "not_found", "there are /health, /v1/score and /v1/score/multipart.")
-        if server.stopping:
-            raise Refused(503, "stopping", "the server is stopping.")
-        if length > scorer.max_bytes:
-            raise Refused(413, "too_many_bytes", f"a request may hold {scorer.max_bytes} bytes.")
-        if full:
-            raise Refused(429, "queue_full", "too many requests are being sent, try again in 1 s.")
+        need(self.path in PATHS, NO_PATH, 404, "not_found")
+        need(not server.stopping, "the server is stopping.", 503, "stopping")
+        need(length <= scorer.max_bytes, f"a request may hold {scorer.max_bytes} bytes.", 413, "too_many_bytes")
+        need(not full, "too many requests are being sent, try again in 1 s.", 429, "queue_full")
         return b"".join(pieces)
 
     def scored(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -454,7 +449,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Loads the function and serves it until a signal."""
     given = arguments()
-    token = os.environ.get(given.token_env, "").strip() if given.token_env else None
+    token = os.environ.get(given.token_env or "", "").strip() or None
     if given.token_env and not token:
         raise SystemExit(f"score_server: the environment variable {given.token_env} is not set: put the token there.")
     if token is None and given.host not in ("127.0.0.1", "localhost", "::1"):
@@ -466,11 +461,17 @@ def main() -> None:
     name = given.name or Path(given.target.partition(".py:")[0]).stem
     try:
         scorer = Scorer(
-            name=name, version=f"{name}:{given.version or digest}", function=function, token=token,
-            images=given.images or ("pil" if has_pillow else "bytes"), needs=check_needs(given.needs.split(",")),
-            batch_size=given.batch_size, max_items=given.max_items, max_bytes=given.max_mib * 2**20,
-            max_pixels=given.max_mpixels * 10**6, max_images=given.max_images, max_waiting=given.queue_size,
-        )  # fmt: skip
+            name=name,
+            version=f"{name}:{given.version or digest}",
+            function=function,
+            token=token,
+            images=given.images or ("pil" if has_pillow else "bytes"),
+            needs=check_needs(given.needs.split(",")),
+            max_bytes=given.max_mib * 2**20,
+            max_pixels=given.max_mpixels * 10**6,
+            max_waiting=given.queue_size,
+            **{limit: getattr(given, limit) for limit in ("batch_size", "max_items", "max_images")},
+        )
         server = Server((given.host, given.port), scorer)
     except ValueError as error:
         raise SystemExit(f"score_server: {error}") from None
@@ -490,8 +491,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     if given.until_stdin_ends:
-        # Not sys.stdin: a thread that holds its lock at the end is a fatal error of Python.
-        threading.Thread(target=lambda: stop(os.read(0, 1)), daemon=True).start()
+        threading.Thread(target=lambda: stop(os.read(0, 1)), daemon=True).start()  # sys.stdin's lock is fatal at exit
     print(f"Serving at http://{given.host}:{server.server_address[1]}; Ctrl-C stops.", flush=True)
     server.serve_forever(poll_interval=0.1)
 

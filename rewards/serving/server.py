@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flowrl.rewards import Reward
+from flowrl.rewards.base import Reward
 from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.own_names import own_requests_only
 from flowrl.rewards.serving.retries import is_loopback
@@ -41,9 +41,13 @@ DEFAULT_PORT = 8190
 
 
 def make_app(
-    rewards: Mapping[str, Reward], *, token: str | None = None, limits: Limits | None = None,
-    replica: int | None = None, hosts: Collection[str] = (),
-) -> FastAPI:  # fmt: skip
+    rewards: Mapping[str, Reward],
+    *,
+    token: str | None = None,
+    limits: Limits | None = None,
+    replica: int | None = None,
+    hosts: Collection[str] = (),
+) -> FastAPI:
     """The server as an ASGI application; `app.state.service` is its `Service`.
 
     Args:
@@ -184,12 +188,19 @@ def make_server(app: FastAPI, *, grace: float = 30.0, handed: Handed | None = No
 
     return Server(
         uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="on", ws="none", timeout_keep_alive=30,
-            timeout_graceful_shutdown=max(1, math.ceil(min(grace, 5.0))), server_header=False,
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            ws="none",
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=max(1, math.ceil(min(grace, 5.0))),
+            server_header=False,
             http=limited_protocol(
-                service.limits.header_timeout, None if handed is None else handed.closed,
+                service.limits.header_timeout,
+                None if handed is None else handed.closed,
                 most_of_one=service.limits.max_connections,
             ),
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         )
-    )  # fmt: skip
+    )

@@ -30,13 +30,19 @@ class Metrics:
         )
         self.batches = Counter("flowrl_batches", "Calls of the reward.", ("reward",), registry=own)
         self.seconds = Histogram(
-            "flowrl_request_seconds", "Seconds from arrival to answer of scored requests.", ("reward",),
-            buckets=BUCKETS, registry=own,
-        )  # fmt: skip
-        self.queued = Gauge(
-            "flowrl_queue_items", "Items that wait to be scored.", ("reward",), multiprocess_mode="livesum",
+            "flowrl_request_seconds",
+            "Seconds from arrival to answer of scored requests.",
+            ("reward",),
+            buckets=BUCKETS,
             registry=own,
-        )  # fmt: skip
+        )
+        self.queued = Gauge(
+            "flowrl_queue_items",
+            "Items that wait to be scored.",
+            ("reward",),
+            multiprocess_mode="livesum",
+            registry=own,
+        )
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Everything so far, and its content type: the newest format that the header `Accept` names, else 0.0.4."""

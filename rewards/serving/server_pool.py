@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from flowrl.rewards.serving.retries import Failed
+from flowrl.rewards.serving.retries import Failure
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class ServerPool(Generic[S]):
         self._desks = [_Desk() for _ in self.servers]
         self._lock = threading.Lock()
 
-    def ask(self, send: Callable[[S], T | Failed]) -> T | Failed:
+    def ask(self, send: Callable[[S], T | Failure]) -> T | Failure:
         """The first good result; where every server that is not set aside failed, the last failure.
 
         Only what another server may do better is sent to another; what this one refuses for good is refused.
@@ -59,7 +59,7 @@ class ServerPool(Generic[S]):
         tried: set[int] = set()
         while True:
             place = self._take(tried)
-            result: T | Failed = Failed(error="exception", again=False)
+            result: T | Failure = Failure(error="exception", again=False)
             try:
                 result = send(self.servers[place])
             finally:
@@ -68,12 +68,12 @@ class ServerPool(Generic[S]):
             if not self._others(tried, result):
                 return result
 
-    async def ask_awaited(self, send: Callable[[S], Awaitable[T | Failed]]) -> T | Failed:
+    async def ask_awaited(self, send: Callable[[S], Awaitable[T | Failure]]) -> T | Failure:
         """`ask` for a `send` that is awaited."""
         tried: set[int] = set()
         while True:
             place = self._take(tried)
-            result: T | Failed = Failed(error="exception", again=False)
+            result: T | Failure = Failure(error="exception", again=False)
             try:
                 result = await send(self.servers[place])
             finally:
@@ -107,7 +107,7 @@ class ServerPool(Generic[S]):
 
     def _others(self, tried: Collection[int], result: object) -> bool:
         """Whether another server may do better."""
-        if not isinstance(result, Failed) or not (result.again or result.error == VERSION_CHANGED):
+        if not isinstance(result, Failure) or not (result.again or result.error == VERSION_CHANGED):
             return False
         with self._lock:
             return bool(self._open(tried))
@@ -116,7 +116,7 @@ class ServerPool(Generic[S]):
         with self._lock:
             desk = self._desks[place]
             desk.in_flight -= 1
-            if not isinstance(result, Failed):
+            if not isinstance(result, Failure):
                 desk.aside, desk.failures = None, 0
             elif result.error in _ASIDE and desk.aside is None:  # once for all requests that it lost together
                 self._set_aside(desk)

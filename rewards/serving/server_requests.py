@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from flowrl.rewards import Reward
+from flowrl.rewards.base import Reward
 from flowrl.rewards.serving.batching import RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
-from flowrl.rewards.serving.wire import Limits, Score, ScoreRequest, decode_request, encode_reply, too_many_bytes
+from flowrl.rewards.serving.wire import ItemScore, Limits, ScoreRequest, decode_request, encode_reply, too_many_bytes
 from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
 
 if TYPE_CHECKING:
@@ -58,11 +58,13 @@ class Service:
             return status
         rewards = {
             name: {
-                "version": queue.reward.version, "kind": queue.reward.kind, "needs": sorted(queue.reward.needs),
+                "version": queue.reward.version,
+                "kind": queue.reward.kind,
+                "needs": sorted(queue.reward.needs),
                 "queue": len(queue),
             }
             for name, queue in self.queues.items()
-        }  # fmt: skip
+        }
         limits = {
             name: getattr(self.limits, name)
             for name in ("max_bytes", "max_pixels", "max_items", "max_images", "max_video_bytes", "max_video_pixels")
@@ -80,7 +82,7 @@ async def answer(request: Request, content_type: str) -> Response:
     start, name = time.perf_counter(), ""
     service.active += 1
     try:
-        decoded = await _received(service, request, content_type)
+        decoded = await _receive(service, request, content_type)
         queue = _queue(service, decoded.reward)
         name = queue.name
         queued = queue.submit(decoded)
@@ -103,7 +105,7 @@ async def answer(request: Request, content_type: str) -> Response:
     return response
 
 
-async def _received(service: Service, request: Request, content_type: str) -> ScoreRequest:
+async def _receive(service: Service, request: Request, content_type: str) -> ScoreRequest:
     """The decoded request; decoding runs in a thread, as images take time."""
     held: list[int] = []
     try:
@@ -188,9 +190,8 @@ async def _parts(request: Request, body: bytes, limits: Limits) -> tuple[bytes, 
         yield body
 
     most = limits.max_images + 8
-    parser = MultiPartParser(
-        request.headers, stream(), max_files=most, max_fields=most, max_part_size=limits.most_bytes  # type: ignore[arg-type]
-    )  # fmt: skip
+    limits_of_parts = {"max_files": most, "max_fields": most, "max_part_size": limits.most_bytes}
+    parser = MultiPartParser(request.headers, stream(), **limits_of_parts)  # type: ignore[arg-type]
     parser.spool_max_size = limits.most_bytes  # files stay in memory, where the body is already
     try:
         form = await parser.parse()
@@ -213,7 +214,7 @@ def _queue(service: Service, name: str | None) -> RewardQueue:
     return service.queues[name]
 
 
-async def _outcome(request: Request, queued: Future[list[Score]]) -> list[Score]:
+async def _outcome(request: Request, queued: Future[list[ItemScore]]) -> list[ItemScore]:
     """The scores of a queued request, which is given up when its client goes away."""
     from starlette.requests import ClientDisconnect
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.rewards.outputs import log_word
+from flowrl.rewards.base.outputs import log_word
 from flowrl.rewards.serving.wire_images import (
     Pixels,
     WireError,
@@ -104,7 +104,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Item:
+class WireItem:
     """One sample; images are 8-bit RGB [H, W, 3], and `image` is the first frame where there are `frames`."""
 
     id: int
@@ -130,12 +130,12 @@ class ScoreRequest:
     """A decoded request; `reward` is None where the sender left it to the server."""
 
     reward: str | None
-    items: tuple[Item, ...]
+    items: tuple[WireItem, ...]
     iteration: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
+class ItemScore:
     """What one item is worth: a finite `value`, or None with the short word `error` and perhaps a sentence."""
 
     id: int
@@ -146,15 +146,15 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class ScoreReply:
     """Scores in the order of the ids that were asked for; `version` is None where the server does not say."""
 
     version: str | None
-    scores: list[Score]
+    scores: list[ItemScore]
 
 
 def encode_request(
-    items: Sequence[Item],
+    items: Sequence[WireItem],
     reward: str | None,
     iteration: int = 0,
     *,
@@ -177,17 +177,20 @@ def encode_request(
     if reward is not None:
         body["reward"] = reward
     return body | {
-        "items": [_encoded_item(item, image, video) for item in items], "group_ids": [item.group_id for item in items]
-    }  # fmt: skip
+        "items": [_encode_item(item, image, video) for item in items],
+        "group_ids": [item.group_id for item in items],
+    }
 
 
-def _encoded_item(
-    item: Item, image: Callable[[Pixels], str], video: Callable[[Sequence[Pixels]], str] | None
+def _encode_item(
+    item: WireItem, image: Callable[[Pixels], str], video: Callable[[Sequence[Pixels]], str] | None
 ) -> dict[str, Any]:
     images = {
-        "images": () if item.frames else (item.image,), "frames": () if video else item.frames,
-        "source_images": item.source_images, "reference_images": item.reference_images,
-    }  # fmt: skip
+        "images": () if item.frames else (item.image,),
+        "frames": () if video else item.frames,
+        "source_images": item.source_images,
+        "reference_images": item.reference_images,
+    }
     encoded: dict[str, Any] = {"id": item.id, "prompt": item.prompt, "sample_id": item.sample_id}
     encoded |= {key: [image(one) for one in value] for key, value in images.items() if value}
     if item.frames and video is not None:
@@ -199,12 +202,8 @@ def _encoded_item(
     return encoded
 
 
-def json_metadata(item: Item) -> dict[str, Any]:
-    """An item's metadata, once it is known that JSON can hold it.
-
-    Raises:
-        ValueError: naming the item.
-    """
+def json_metadata(item: WireItem) -> dict[str, Any]:
+    """An item's metadata, once it is known that JSON can hold it."""
     try:
         json.dumps(item.metadata, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -234,28 +233,13 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
         raise bad_request(
             f"schema must be {SCHEMA}, got {data['schema']!r}: client and server are of different versions"
         )
-    reward, iteration, items = data.get("reward"), data.get("iteration", 0), data.get("items")
+    reward, iteration, groups = data.get("reward"), data.get("iteration", 0), data.get("group_ids")
     if not (reward is None or isinstance(reward, str)):
         raise bad_request(f"reward must be text, got {short(reward)}")
-    if not isinstance(items, list) or not items:
-        raise bad_request("items must be a list with at least one item")
-    if len(items) > limits.max_items:
-        raise WireError(
-            413, "too_many_items", f"a request may hold {limits.max_items} items, got {len(items)}: send fewer."
-        )
-    groups = data.get("group_ids")
-    if groups is not None and not (isinstance(groups, list) and len(groups) == len(items)):
-        raise bad_request(f"group_ids must be a list with one whole number for each of the {len(items)} items")
-    has_video = any(isinstance(item, dict) and (item.get("frames") or item.get("video")) for item in items)
-    if size > limits.max_bytes and (files is None or not has_video):
+    items = _listed_items(data.get("items"), groups, limits)
+    if size > limits.max_bytes and (files is None or not any(map(_has_video, items))):
         raise too_many_bytes(limits)
-    purse = _Purse(
-        files=files, of_item=limits.max_video_pixels, count=limits.max_images, most=limits.max_images,
-        images=min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size)),
-        videos=min(
-            max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels), max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size)
-        ),
-    )  # fmt: skip
+    purse = _Purse.for_request(limits, size, files)
     decoded = [
         _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), purse)
         for i, item in enumerate(items)
@@ -263,6 +247,23 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if len({item.id for item in decoded}) != len(decoded):
         raise bad_request("two items have the same id: ids tell the items of a request apart")
     return ScoreRequest(reward=reward, items=tuple(decoded), iteration=_integer(iteration, "iteration"))
+
+
+def _has_video(item: Any) -> bool:
+    return isinstance(item, dict) and bool(item.get("frames") or item.get("video"))
+
+
+def _listed_items(items: Any, groups: Any, limits: Limits) -> list[Any]:
+    """The items of a request, once it is known that they and their groups are lists of a right length."""
+    if not isinstance(items, list) or not items:
+        raise bad_request("items must be a list with at least one item")
+    if len(items) > limits.max_items:
+        raise WireError(
+            413, "too_many_items", f"a request may hold {limits.max_items} items, got {len(items)}: send fewer."
+        )
+    if groups is not None and not (isinstance(groups, list) and len(groups) == len(items)):
+        raise bad_request(f"group_ids must be a list with one whole number for each of the {len(items)} items")
+    return items
 
 
 def too_many_bytes(limits: Limits) -> WireError:
@@ -286,6 +287,19 @@ class _Purse:
     count: int
     most: int
 
+    @classmethod
+    def for_request(cls, limits: Limits, size: int, files: Mapping[str, bytes] | None) -> _Purse:
+        """The purse of a request of `size` bytes."""
+        most_of_videos = max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels)
+        return cls(
+            files=files,
+            of_item=limits.max_video_pixels,
+            count=limits.max_images,
+            most=limits.max_images,
+            images=min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size)),
+            videos=min(most_of_videos, max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size)),
+        )
+
     def _take(self, count: int) -> None:
         if count > self.count:
             raise too_many_images(f"a request may hold {self.most} images and frames, and this one has more")
@@ -303,21 +317,23 @@ class _Purse:
         for j, one in enumerate(value):
             found.append(decode_image(_file(one, self.files, f"{where}.frames[{j}]"), left, f"{where}.frames[{j}]"))
             left -= found[-1].shape[0] * found[-1].shape[1]
-        return self._paid(tuple(found))
+        return self._paid(tuple(found), where)
 
     def video(self, value: Any, where: str) -> tuple[Pixels, ...]:
         data = _file(value, self.files, f"{where}.video")
         self._take(1)
         frames = decode_video(data, min(self.of_item, self.videos), f"{where}.video", self.count + 1)
         self._take(len(frames) - 1)
-        return self._paid(frames)
+        return self._paid(frames, where)
 
-    def _paid(self, frames: tuple[Pixels, ...]) -> tuple[Pixels, ...]:
+    def _paid(self, frames: tuple[Pixels, ...], where: str) -> tuple[Pixels, ...]:
+        if len({frame.shape for frame in frames}) > 1:
+            raise bad_request(f"{where}.frames must all have one size")
         self.videos -= sum(frame.shape[0] * frame.shape[1] for frame in frames)
         return frames
 
 
-def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
+def _item(value: Any, where: str, group: int | None, purse: _Purse) -> WireItem:
     data = _mapping(value, where, _ITEM_KEYS)
     number, prompt, fps = _integer(data.get("id"), f"{where}.id"), data.get("prompt"), data.get("fps")
     if not isinstance(prompt, str) or any("\ud800" <= letter <= "\udfff" for letter in prompt):
@@ -327,6 +343,25 @@ def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
     metadata = data.get("metadata")
     if not (metadata is None or isinstance(metadata, dict)):
         raise bad_request(f"{where}.metadata must be a mapping, got {short(metadata)}")
+    images, shown = _item_images(data, where, purse)
+    return WireItem(
+        id=number,
+        prompt=prompt,
+        image=(images["images"] or shown)[0],
+        frames=shown,
+        fps=None if fps is None else float(fps),
+        source_images=images["source_images"],
+        reference_images=images["reference_images"],
+        metadata=metadata or {},
+        group_id=number if group is None else group,
+        sample_id=_integer(data.get("sample_id", number), f"{where}.sample_id"),
+    )
+
+
+def _item_images(
+    data: Mapping[str, Any], where: str, purse: _Purse
+) -> tuple[dict[str, tuple[Pixels, ...]], tuple[Pixels, ...]]:
+    """The images of an item by their keys, and its frames."""
     lists: dict[str, Any] = {key: data.get(key) or [] for key in _IMAGES}
     for key, given in lists.items():
         if not isinstance(given, list):
@@ -342,16 +377,7 @@ def _item(value: Any, where: str, group: int | None, purse: _Purse) -> Item:
         key: tuple(purse.image(value, f"{where}.{key}[{j}]") for j, value in enumerate(given))
         for key, given in lists.items()
     }
-    shown = purse.video(video, where) if video else purse.frames(frames, where)
-    if len({frame.shape for frame in shown}) > 1:
-        raise bad_request(f"{where}.frames must all have one size")
-    return Item(
-        id=number, prompt=prompt, image=(images["images"] or shown)[0], frames=shown,
-        fps=None if fps is None else float(fps), source_images=images["source_images"],
-        reference_images=images["reference_images"], metadata=metadata or {},
-        group_id=number if group is None else group,
-        sample_id=_integer(data.get("sample_id", number), f"{where}.sample_id"),
-    )  # fmt: skip
+    return images, purse.video(video, where) if video else purse.frames(frames, where)
 
 
 def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
@@ -367,7 +393,7 @@ def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
         raise bad_request(f"{where} is not valid base64 ({error}); it may have been cut off") from error
 
 
-def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
+def encode_reply(version: str, scores: Sequence[ItemScore]) -> bytes:
     """The reply as JSON text; numbers that are not finite become null."""
     items = [
         {"id": score.id, "value": score.value, "error": score.error}
@@ -378,16 +404,8 @@ def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
     return json.dumps({"schema": SCHEMA, "version": version, "items": items}, allow_nan=False).encode()
 
 
-def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
-    """Reads a reply's JSON; an item that is missing, given twice, null or not finite is a failed one.
-
-    Args:
-        reply: what `json.loads` made of it.
-        ids: of the items that were asked for; others in the reply are left aside.
-
-    Raises:
-        ValueError: it is not a reply at all.
-    """
+def decode_reply(reply: Any, ids: Sequence[int]) -> ScoreReply:
+    """Reads a reply's JSON; an item that is missing, given twice, null or not finite is a failed one."""
     if not isinstance(reply, dict) or reply.get("schema") != SCHEMA or not isinstance(reply.get("items"), list):
         raise ValueError(f"the reply is not of schema {SCHEMA}: {short(reply)}.")
     found: dict[Any, list[dict[str, Any]]] = {}
@@ -395,26 +413,27 @@ def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
         if isinstance(entry, dict) and isinstance(entry.get("id"), int):
             found.setdefault(entry["id"], []).append(entry)
     version = reply.get("version")
-    return Reply(
+    return ScoreReply(
         version=one_line(version) if isinstance(version, str) else None,
         scores=[_score(number, found.get(number, [])) for number in ids],
     )
 
 
-def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> Score:
+def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> ItemScore:
     if len(entries) != 1:
-        return Score(id=number, value=None, error="duplicate_id" if entries else "missing_id")
+        return ItemScore(id=number, value=None, error="duplicate_id" if entries else "missing_id")
     entry = entries[0]
     detail, parts = entry.get("detail"), entry.get("parts")
     if entry.get("error") is not None:
         word = log_word(str(entry["error"]))
-        return Score(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
+        return ItemScore(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
     value, error = read_value(entry.get("value"))
     numbers = {
-        str(key): part for key, given in (parts if isinstance(parts, dict) else {}).items()
+        str(key): part
+        for key, given in (parts if isinstance(parts, dict) else {}).items()
         if (part := read_value(given)[0]) is not None
-    }  # fmt: skip
-    return Score(id=number, value=value, parts=numbers, error=error)
+    }
+    return ItemScore(id=number, value=value, parts=numbers, error=error)
 
 
 def read_value(value: Any) -> tuple[float | None, str | None]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.rewards.serving.wire import Item, Reply, Score, decode_reply, json_metadata, read_value
+from flowrl.rewards.serving.wire import ItemScore, ScoreReply, WireItem, decode_reply, json_metadata, read_value
 from flowrl.rewards.serving.wire_bodies import Way, pack_request
 from flowrl.rewards.serving.wire_images import encode_image, short
 
@@ -27,8 +27,8 @@ class Adapter:
         score: path of the request for scores.
         health: path that answers 200 when the server is ready.
         health_says: "all": names, versions, kinds and needs of the rewards; "names": a list; or "nothing".
-        encode: the body for items, as `post_json` takes it; the name of the reward, None where the server knows; the
-            iteration; the way of images and videos.
+        encode: the body for items, or what `json.dumps` makes it of; the name of the reward, None where the server
+            knows; the iteration; the way of images and videos.
         decode: the scores in the reply's JSON, by the ids asked for; raises ValueError if it is not a reply.
         fields: of `RewardInputs` that the format can carry.
         groups: how groups are kept whole: several in one request, one per request, or not at all.
@@ -37,13 +37,13 @@ class Adapter:
     score: str
     health: str
     health_says: str
-    encode: Callable[[Sequence[Item], str | None, int, Way], Any]
-    decode: Callable[[Any, Sequence[int], str | None], Reply]
+    encode: Callable[[Sequence[WireItem], str | None, int, Way], Any]
+    decode: Callable[[Any, Sequence[int], str | None], ScoreReply]
     fields: frozenset[str]
     groups: str
 
 
-def _encode_flow_factory(items: Sequence[Item], reward: str | None, iteration: int, way: Way) -> dict[str, Any]:
+def _encode_flow_factory(items: Sequence[WireItem], reward: str | None, iteration: int, way: Way) -> dict[str, Any]:
     videos = [[encode_image(frame, way.image_format) for frame in item.frames] for item in items]
     conditions = [[encode_image(image, way.image_format) for image in item.source_images] for item in items]
     return {
@@ -55,20 +55,20 @@ def _encode_flow_factory(items: Sequence[Item], reward: str | None, iteration: i
     }
 
 
-def _decode_flow_factory(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
+def _decode_flow_factory(reply: Any, ids: Sequence[int], reward: str | None) -> ScoreReply:
     rewards = reply.get("rewards") if isinstance(reply, dict) else None
     if not isinstance(rewards, list) or len(rewards) != len(ids):
         # Without ids a list of another length says nothing about any item.
         raise ValueError(f"the reply has no list of {len(ids)} rewards: {short(reply)}.")
     values = [read_value(value) for value in rewards]
-    return Reply(
+    return ScoreReply(
         version=None,
-        scores=[Score(id=i, value=value, error=error) for i, (value, error) in zip(ids, values, strict=True)],
+        scores=[ItemScore(id=i, value=value, error=error) for i, (value, error) in zip(ids, values, strict=True)],
     )
 
 
-def _encode_unirl(items: Sequence[Item], reward: str | None, iteration: int, way: Way) -> dict[str, Any]:
-    def turns(item: Item) -> list[dict[str, str]]:
+def _encode_unirl(items: Sequence[WireItem], reward: str | None, iteration: int, way: Way) -> dict[str, Any]:
+    def turns(item: WireItem) -> list[dict[str, str]]:
         # An image to be edited comes as an earlier turn; scorers of images look at the last one.
         images = (*item.source_images, item.image)
         return [{"text": item.prompt, "image_b64": encode_image(image, way.image_format)} for image in images]
@@ -80,7 +80,7 @@ def _encode_unirl(items: Sequence[Item], reward: str | None, iteration: int, way
     }
 
 
-def _decode_unirl(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
+def _decode_unirl(reply: Any, ids: Sequence[int], reward: str | None) -> ScoreReply:
     results = reply.get("results") if isinstance(reply, dict) else None
     if not isinstance(results, list) or len(results) != len(ids):
         raise ValueError(f"the reply has no list of {len(ids)} results: {short(reply)}.")
@@ -90,15 +90,15 @@ def _decode_unirl(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
     for number, result, error in zip(ids, results, errors, strict=True):
         metrics = result.get(reward) if isinstance(result, dict) else None
         if isinstance(error, dict) and error.get(reward):
-            scores.append(Score(id=number, value=None, error="server_error", detail=short(error[reward])))
+            scores.append(ItemScore(id=number, value=None, error="server_error", detail=short(error[reward])))
         elif not isinstance(metrics, dict) or not metrics:
-            scores.append(Score(id=number, value=None, error="missing_reward"))
+            scores.append(ItemScore(id=number, value=None, error="missing_reward"))
         else:
             read = {str(name): read_value(value) for name, value in metrics.items()}
             value, word = next(iter(read.values()))
             parts = {name: number for name, (number, _) in read.items() if number is not None}
-            scores.append(Score(id=number, value=value, parts=parts, error=word))
-    return Reply(version=None, scores=scores)
+            scores.append(ItemScore(id=number, value=value, parts=parts, error=word))
+    return ScoreReply(version=None, scores=scores)
 
 
 ADAPTERS: dict[str, Adapter] = {

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.rewards.serving.retries import Body
-from flowrl.rewards.serving.wire import Item, encode_request, json_metadata
+from flowrl.rewards.serving.http_client import Body
+from flowrl.rewards.serving.wire import WireItem, encode_request, json_metadata
 from flowrl.rewards.serving.wire_images import ImageFormat, Pixels, image_file
 from flowrl.rewards.serving.wire_videos import encode_video
 
@@ -29,7 +29,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class RequestRoom:
     """What one request may hold, as the server says it; None where it does not."""
 
     max_items: int | None = None
@@ -37,7 +37,7 @@ class Room:
     max_pixels: int | None = None
 
 
-def pack_request(items: Sequence[Item], reward: str | None, iteration: int, way: Way) -> Body:
+def pack_request(items: Sequence[WireItem], reward: str | None, iteration: int, way: Way) -> Body:
     """The body of a request.
 
     Raises:
@@ -74,22 +74,24 @@ def _head(boundary: str, name: str, filename: str | None) -> bytes:
     ).encode()
 
 
-def chunks_of(items: Sequence[Item], batch_size: int, groups: str | None, room: Room | None = None) -> list[list[Item]]:
+def chunks_of(
+    items: Sequence[WireItem], batch_size: int, groups: str | None, room: RequestRoom | None = None
+) -> list[list[WireItem]]:
     """Requests of at most `batch_size` items and of what `room` allows.
 
     A request holds whole groups as `Adapter.groups` says, or any items where that is None. What is too large alone goes
     alone, so that the server's answer says so.
     """
-    room = room or Room()
+    room = room or RequestRoom()
     if groups is None:
         units = [[item] for item in items]
     else:
-        members: dict[int, list[Item]] = {}
+        members: dict[int, list[WireItem]] = {}
         for item in items:
             members.setdefault(item.group_id, []).append(item)
         units = list(members.values())
     most = (min(batch_size, room.max_items or batch_size), room.max_pixels, room.max_bytes)
-    chunks: list[list[Item]] = []
+    chunks: list[list[WireItem]] = []
     held = (0, 0, 0)
     for unit in units:
         more = (len(unit), sum(item.num_pixels for item in unit), sum(map(_most_bytes, unit)))
@@ -104,7 +106,7 @@ def chunks_of(items: Sequence[Item], batch_size: int, groups: str | None, room: 
     return chunks
 
 
-def _most_bytes(item: Item) -> int:
+def _most_bytes(item: WireItem) -> int:
     """Bytes that an item cannot exceed on the way: noise as PNG or FFV1 is an eighth larger than its pixels at most."""
     files: Any = (*(item.frames or (item.image,)), *item.source_images, *item.reference_images)
     text = 6 * len(item.prompt) + (len(json.dumps(json_metadata(item))) if item.metadata else 0)

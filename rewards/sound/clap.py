@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
-from flowrl.rewards.networks.model_sizes import sized
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 from flowrl.rewards.sound.loudness import sounds_of
 
@@ -46,7 +45,7 @@ class ClapScore:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (sized(self.model),)
+        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
@@ -56,31 +55,33 @@ class ClapScore:
         network = load_network(ClapModel, self.model, device=device, **given)
         processor = load_processor(ClapProcessor, self.model, **given)
         ends = [half.linear2.weight for half in (network.audio_projection, network.text_projection)]
+
+        @torch.no_grad()
+        def score(inputs: RewardInputs) -> RewardOutput:
+            sounds, rate = sounds_of(inputs, owner="reward 'clap_score'")
+            finite = torch.isfinite(sounds).flatten(1).all(1)
+            waves = prepare(torch.where(finite[:, None, None], sounds, 0.0), rate, processor.feature_extractor)
+            extractor = processor.feature_extractor
+            features = extractor(waves, sampling_rate=extractor.sampling_rate, return_tensors="pt").to(device)
+            longest = network.config.text_config.max_position_embeddings - 2  # RoBERTa counts positions from 2
+            text = processor.tokenizer(
+                inputs.prompts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
+            )
+            with torch.autocast(device.type, enabled=False):
+                heard = network.get_audio_features(**features).pooler_output.float()
+                said = network.get_text_features(**text.to(device)).pooler_output.float()
+                cosine = torch.nn.functional.cosine_similarity(heard, said).to(inputs.images.device)
+            return tensor_output(torch.where(finite.to(cosine.device), cosine, math.nan))
+
         return FunctionReward(
             name="clap_score",
-            score=partial(_score, network=network, processor=processor, device=device),
+            score=score,
             needs=frozenset({"prompts", "sounds"}),
             version=f"clap_score:{self.model}:{fingerprint(ends)}:float32",
         )
 
 
-@torch.no_grad()
-def _score(inputs: RewardInputs, *, network: Any, processor: Any, device: torch.device) -> RewardOutput:
-    sounds, rate = sounds_of(inputs, owner="reward 'clap_score'")
-    finite = torch.isfinite(sounds).flatten(1).all(1)
-    waves = prepared(torch.where(finite[:, None, None], sounds, 0.0), rate, processor.feature_extractor)
-    extractor = processor.feature_extractor
-    features = extractor(waves, sampling_rate=extractor.sampling_rate, return_tensors="pt").to(device)
-    longest = network.config.text_config.max_position_embeddings - 2  # RoBERTa counts positions from 2
-    text = processor.tokenizer(inputs.prompts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-    with torch.autocast(device.type, enabled=False):
-        heard = network.get_audio_features(**features).pooler_output.float()
-        said = network.get_text_features(**text.to(device)).pooler_output.float()
-        cosine = torch.nn.functional.cosine_similarity(heard, said).to(inputs.images.device)
-    return tensor_output(torch.where(finite.to(cosine.device), cosine, math.nan))
-
-
-def prepared(sounds: Tensor, rate: int, extractor: Any) -> list[np.ndarray]:
+def prepare(sounds: Tensor, rate: int, extractor: Any) -> list[np.ndarray]:
     """Sounds `[b, channels, samples]` in one channel at the extractor's rate, cut where it would draw a place."""
     from scipy.signal import resample_poly  # half a second, and most options are only checked
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
@@ -16,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.sections import positive
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
-from flowrl.rewards.motion import videos_of
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.base.frames import videos_of
 
 _FLOOR = 1e-6  # amplitude below which nothing is heard: -120 dB
 _WINDOW = 0.05  # seconds of a window that is loud or silent, and of a spectrum
@@ -49,9 +48,18 @@ class Loudness:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; the arithmetic runs where the sounds are."""
+
+        def loudness(inputs: RewardInputs) -> RewardOutput:
+            sounds, rate = sounds_of(inputs, owner="reward 'loudness'")
+            found = level(sounds)
+            near = (1 - (found - self.target).abs() / self.width).clamp(min=0)
+            silence, flatness = torch.stack([_texture(sound, rate) for sound in sounds]).unbind(1)
+            values = torch.where(torch.isfinite(sounds).flatten(1).all(1), near, math.nan).float()
+            return tensor_output(values, {"level": found.float(), "silence": silence, "flatness": flatness})
+
         return FunctionReward(
             name="loudness",
-            score=partial(_loudness, options=self),
+            score=loudness,
             needs=frozenset({"sounds"}),
             version=f"loudness:target-{self.target:g}:width-{self.width:g}",
         )
@@ -78,9 +86,30 @@ class SoundSync:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; the arithmetic runs where the videos are."""
+
+        def sync(inputs: RewardInputs) -> RewardOutput:
+            owner = "reward 'sound_sync'"
+            videos, (sounds, rate) = videos_of(inputs, owner=owner, at_least=4), sounds_of(inputs, owner=owner)
+            if inputs.fps is None or self.lag > videos.shape[1] - 4:
+                raise ValueError(
+                    f"{owner} with lag {self.lag} needs videos of at least {self.lag + 4} frames: make longer ones."
+                )
+            steps = videos.shape[1] - 1
+            found = []
+            for video, sound in zip(videos, sounds, strict=True):  # one at a time: float64 takes twice its memory
+                moved = video.diff(dim=0).abs().flatten(1).double().mean(1)
+                heard = envelope(sound, rate=rate, fps=inputs.fps, steps=steps)
+                shifts = [
+                    correlation(moved[max(0, -by) : steps - max(0, by)], heard[max(0, by) : steps - max(0, -by)])
+                    for by in range(-self.lag, self.lag + 1)
+                ]
+                best = torch.stack(shifts).max()
+                found.append(torch.where(torch.isfinite(moved).all() & torch.isfinite(heard).all(), best, math.nan))
+            return tensor_output(torch.stack(found).float())
+
         return FunctionReward(
             name="sound_sync",
-            score=partial(_sync, lag=self.lag),
+            score=sync,
             needs=frozenset({"videos", "sounds"}),
             version=f"sound_sync:lag-{self.lag}",
         )
@@ -110,26 +139,13 @@ def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Floa
 
 
 def sounds_of(inputs: RewardInputs, *, owner: str) -> tuple[Float[Tensor, " b c n"], int]:
-    """The sounds to score, and their samples per second.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The sounds to score, and their samples per second."""
     if inputs.sounds is None or inputs.sound_rate is None:
         raise ValueError(
             f"{owner} scores sounds, and there are none: take a pipeline whose videos have sound, such as ltx2, or "
             "clips that have; sounds are not decoded with gradient or sent to servers."
         )
     return inputs.sounds, inputs.sound_rate
-
-
-def _loudness(inputs: RewardInputs, *, options: Loudness) -> RewardOutput:
-    sounds, rate = sounds_of(inputs, owner="reward 'loudness'")
-    found = level(sounds)
-    near = (1 - (found - options.target).abs() / options.width).clamp(min=0)
-    silence, flatness = torch.stack([_texture(sound, rate) for sound in sounds]).unbind(1)
-    values = torch.where(torch.isfinite(sounds).flatten(1).all(1), near, math.nan).float()
-    return tensor_output(values, {"level": found.float(), "silence": silence, "flatness": flatness})
 
 
 def _texture(sound: Float[Tensor, " c n"], rate: int) -> Float[Tensor, " 2"]:
@@ -141,20 +157,3 @@ def _texture(sound: Float[Tensor, " c n"], rate: int) -> Float[Tensor, " 2"]:
     power = power.clamp(min=torch.finfo(power.dtype).tiny)
     flatness = (power.log().mean(1).exp() / power.mean(1)).mean()  # NaN of no windows
     return torch.stack([silent.double().mean(), flatness]).float()
-
-
-def _sync(inputs: RewardInputs, *, lag: int) -> RewardOutput:
-    owner = "reward 'sound_sync'"
-    videos, (sounds, rate) = videos_of(inputs, owner=owner, at_least=4), sounds_of(inputs, owner=owner)
-    if inputs.fps is None or lag > videos.shape[1] - 4:
-        raise ValueError(f"{owner} with lag {lag} needs videos of at least {lag + 4} frames: make longer ones.")
-    steps = videos.shape[1] - 1
-    found = []
-    for video, sound in zip(videos, sounds, strict=True):  # one at a time: float64 takes twice its memory
-        moved = video.diff(dim=0).abs().flatten(1).double().mean(1)
-        heard = envelope(sound, rate=rate, fps=inputs.fps, steps=steps)
-        shifts = [correlation(moved[max(0, -by) : steps - max(0, by)], heard[max(0, by) : steps - max(0, -by)])
-                  for by in range(-lag, lag + 1)]  # fmt: skip
-        best = torch.stack(shifts).max()
-        found.append(torch.where(torch.isfinite(moved).all() & torch.isfinite(heard).all(), best, math.nan))
-    return tensor_output(torch.stack(found).float())

@@ -11,8 +11,8 @@ import torch
 from scripted_judges import levels
 
 from flowrl.rewards import REWARDS, FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, output_of
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.judges.chat import Answer, Question
-from flowrl.rewards.outputs import check_output
 
 
 def inputs_of(levels: Sequence[float], groups: Sequence[int] | None = None, **more: Any) -> RewardInputs:

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.rewards import Reward, RewardInputs
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
 
 
 def inputs_of(

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import tiny_runs
 
 from flowrl.cli import main
-from flowrl.rewards.outputs import MOST_WORDS, log_word, log_words
+from flowrl.rewards.base.outputs import MOST_WORDS, log_word, log_words
 from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import (
     one_line,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flowrl.rewards import RewardInputs, build_reward, reward_options, to_uint8
 from flowrl.rewards.adversarial import AdversarialReward
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.embedded.attributes import load_net, shipped_weights
 from flowrl.rewards.networks.discriminators import (
     ClipDiscriminator,
@@ -26,7 +27,6 @@ from flowrl.rewards.networks.discriminators import (
     make_head,
     patch_places,
 )
-from flowrl.rewards.outputs import check_output
 from flowrl.rewards.references import FileReferences, WorldReferences, open_references
 from flowrl.world.scene_prompts import train_records
 from flowrl.world.scenes import draw_scene, random_scene

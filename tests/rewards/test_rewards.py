@@ -21,10 +21,10 @@ from flowrl.rewards import (
     build_reward,
     to_uint8,
 )
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.geneval import Geneval, Judge
 from flowrl.rewards.networks.detectors import DETECTORS, FunctionDetector
-from flowrl.rewards.outputs import check_output
 
 
 def test_to_uint8_rounds_clips_and_puts_channels_last() -> None:

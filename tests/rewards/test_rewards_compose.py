@@ -15,15 +15,10 @@ import torch
 from reward_inputs import inputs_of, jpeg_length, random_images
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.rewards import (
-    FunctionReward,
-    Reward,
-    RewardOutput,
-    output_of,
-)
-from flowrl.rewards.compose import Term, WeightedSum, build_weighted_sum, gated, sum_of, weighted_sum
-from flowrl.rewards.outputs import check_output, joined
-from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
+from flowrl.rewards import REWARDS, VERDICTS, FunctionReward, Reward, RewardOutput, gives_verdicts, output_of
+from flowrl.rewards.base.outputs import check_output, join_outputs
+from flowrl.rewards.base.specs import parse_reward_specs, validate_reward_specs
+from flowrl.rewards.compose import Term, WeightedSum, build_weighted_sum, close_gates, sum_of, weighted_sum
 
 
 def weighted(rewards: list[Reward], *weights: float) -> list[tuple[Reward, RewardConfig]]:
@@ -241,7 +236,7 @@ def test_schedules_clips_and_weights_of_an_iteration(tmp_path: Path) -> None:
 def test_a_gated_image_gets_the_lowest_total_of_its_group() -> None:
     total = torch.tensor([5.0, 3.0, 4.0, 9.0, 8.0, math.nan, 2.0])
     closed = torch.tensor([True, False, False, True, True, False, False])
-    result = gated(total, closed, torch.tensor([0, 0, 0, 1, 1, 1, 0]))
+    result = close_gates(total, closed, torch.tensor([0, 0, 0, 1, 1, 1, 0]))
     expected = torch.tensor([2.0, 3.0, 4.0, 8.0, 8.0, math.nan, 2.0])
     torch.testing.assert_close(result, expected, equal_nan=True)
 
@@ -291,7 +286,7 @@ def test_means_of_no_weight_are_an_error() -> None:
 
 def test_pieces_that_lack_a_sub_score_have_none_there() -> None:
     first, second = fixed("a", [1.0, 2.0])(inputs_of(random_images(2))), broken(errors={"timeout": 2})
-    whole = joined([second, first, second])
+    whole = join_outputs([second, first, second])
     assert whole.values.tolist() == [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]
     assert whole.parts["half"][2:4].tolist() == [0.5, 1.0]
     assert whole.parts["half"].isnan().tolist() == [True, True, False, False, True, True]
@@ -367,3 +362,10 @@ def test_weighted_sum_checks_its_arguments() -> None:
         weighted_sum([fixed("a", [1.0])], [math.inf])
     with pytest.raises(ValueError, match="kind must be one of pointwise"):
         weighted_sum([fixed("a", [1.0], kind="global")], [1.0])
+
+
+def test_the_first_reward_of_verdicts_is_known_by_its_key() -> None:
+    plain, judge = fixed("a", [1.0]), fixed("geneval", [1.0])
+    assert weighted_sum([plain, judge], [1.0, 1.0], [None, "rules"]).verdicts == "rules"
+    assert weighted_sum([plain], [1.0]).verdicts == VERDICTS == "geneval"
+    assert [name for name in REWARDS if gives_verdicts(name)] == ["geneval"]

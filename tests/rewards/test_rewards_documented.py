@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flowrl.rewards.specs import validate_reward_specs
+from flowrl.rewards.base.specs import validate_reward_specs
 
 PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
 

@@ -16,7 +16,7 @@ from tiny_clip import VOCABULARY, assert_pointwise, clip_inputs, inputs_of, text
 from torch import Tensor
 
 from flowrl.rewards import build_reward, hps, reward_options, to_uint8
-from flowrl.rewards.hps import fitted_size, padded_pixels
+from flowrl.rewards.hps import fit_size, pad_pixels
 from flowrl.rewards.networks.clip_keys import clip_from_open_clip, to_transformers
 
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073])[:, None, None]
@@ -143,9 +143,9 @@ def test_long_side_is_224_and_the_rest_black(
     size: tuple[int, int], fitted: tuple[int, int], before: tuple[int, int], after: tuple[int, int]
 ) -> None:
     """An image of one colour stays that colour inside, and 0 before normalisation outside."""
-    assert fitted_size(*size) == fitted
+    assert fit_size(*size) == fitted
     color = np.array([250, 25, 75])[:, None, None] / 255
-    pixels = padded_pixels(torch.tensor(color, dtype=torch.float32).expand(1, 3, *size))
+    pixels = pad_pixels(torch.tensor(color, dtype=torch.float32).expand(1, 3, *size))
     assert pixels.shape == (1, 3, 224, 224)
     expected = np.zeros((3, 224, 224))
     expected[:, before[0] : 224 - after[0], before[1] : 224 - after[1]] = color
@@ -171,7 +171,7 @@ def test_pixels_are_pillows_bicubic(size: tuple[int, int]) -> None:
     y, x = np.mgrid[: size[0], : size[1]]
     image = np.stack([255 * x / size[1], 255 * ((x // 3 + y // 4) % 2), 255 * (y > x)], axis=-1).astype(np.uint8)
     images = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
-    pixels = padded_pixels(images, size=32)[0].numpy()
+    pixels = pad_pixels(images, size=32)[0].numpy()
     np.testing.assert_allclose(pixels, plain_pixels(image, 32), atol=2e-5)
     assert float((pixels * STD + MEAN).max()) > 1.001
 
@@ -179,8 +179,8 @@ def test_pixels_are_pillows_bicubic(size: tuple[int, int]) -> None:
 def test_images_are_taken_at_8_bits_and_the_gradient_passes() -> None:
     images = torch.rand(2, 3, 24, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
     rounded = torch.from_numpy(to_uint8(images)).permute(0, 3, 1, 2).float() / 255
-    pixels = padded_pixels(images, size=32)
-    torch.testing.assert_close(pixels, padded_pixels(rounded, size=32), rtol=0, atol=2e-6)
+    pixels = pad_pixels(images, size=32)
+    torch.testing.assert_close(pixels, pad_pixels(rounded, size=32), rtol=0, atol=2e-6)
     pixels[:, 1].sum().backward()
     assert images.grad is not None
     # Resizing keeps the mean: each pixel counts (32 / 24)^2, over the deviation of its channel.

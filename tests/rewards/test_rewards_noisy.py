@@ -12,7 +12,7 @@ import torch
 from pairwise_fakes import close, inputs_of, register_brightness, scores
 
 from flowrl.rewards import RewardInputs, build_reward
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
 
 LEVELS = [0.2, 0.8, 0.4, 0.6, 0.0]
 

@@ -16,12 +16,12 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
 from flowrl.rewards import Reward, RewardInputs, build_reward, ocr, reward_options
-from flowrl.rewards.ocr import normalised, text_reward
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
+from flowrl.rewards.ocr import normalise_text, text_reward
 
 
 def reward_of(read: str, target: str, **options: Any) -> float:
-    return text_reward(normalised(read, "nospace_lower"), normalised(target, "nospace_lower"), **options)
+    return text_reward(normalise_text(read, "nospace_lower"), normalise_text(target, "nospace_lower"), **options)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_surplus_text_around_the_target_costs_what_it_is_set_to() -> None:
 
 def test_normalisations() -> None:
     text = " \uff26\uff4c\uff4f\uff57 \ufb01nd\tStra\u00dfe "  # full-width letters, a ligature, a sharp s
-    assert normalised(text, "none") == text
-    assert normalised(text, "nospace_lower") == "\uff46\uff4c\uff4f\uff57\ufb01ndstra\u00dfe"
-    assert normalised(text, "nfkc") == "flowfindstrasse"
+    assert normalise_text(text, "none") == text
+    assert normalise_text(text, "nospace_lower") == "\uff46\uff4c\uff4f\uff57\ufb01ndstra\u00dfe"
+    assert normalise_text(text, "nfkc") == "flowfindstrasse"
 
 
 # What the packaged models read.

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor, RobertaTokenizer
 
 from flowrl.rewards import RewardInputs, build_reward, reward_options
-from flowrl.rewards.user_file import copied
+from flowrl.rewards.base.user_file import copy_inputs
 from flowrl.runtime.randomness import counter_normal
 
 RATE, FPS, FRAMES = 8000, 8.0, 9
@@ -92,7 +92,7 @@ def test_sounds_go_with_their_samples() -> None:
     given = inputs_of(torch.stack([tone(1.0), tone(0.1)]))
     assert given.sounds is not None
     assert torch.equal(given[[1]].sounds, given.sounds[1:])  # type: ignore[arg-type]
-    mine = copied(given).sounds
+    mine = copy_inputs(given).sounds
     assert mine is not None
     assert mine.data_ptr() != given.sounds.data_ptr()
     with pytest.raises(ValueError, match="every field needs one entry for each of the 2 images"):

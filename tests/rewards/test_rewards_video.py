@@ -26,11 +26,11 @@ from flowrl.rewards import (
     reward_options,
     tensor_output,
 )
-from flowrl.rewards.frames import frame_places, framewise
+from flowrl.rewards.base.frames import frame_places, framewise
+from flowrl.rewards.base.outputs import check_output
+from flowrl.rewards.base.specs import parse_reward_specs
 from flowrl.rewards.motion import smoothness
-from flowrl.rewards.outputs import check_output
 from flowrl.rewards.physics import soft_min, window_starts
-from flowrl.rewards.specs import parse_reward_specs
 
 
 def inputs_of(videos: Tensor) -> RewardInputs:

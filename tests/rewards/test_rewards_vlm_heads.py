@@ -85,10 +85,10 @@ def test_frames_and_sizes_that_cannot_be_are_errors() -> None:
 def test_images_and_frames_are_resized_bicubically() -> None:
     """In the middle of the range, where neither filter's overshoot is cut off, the two differ by rounding only."""
     image = np.random.default_rng(0).integers(80, 176, (60, 60, 3), dtype=np.uint8)
-    big = qwen_vl.resized_image(image, min_pixels=7056, max_pixels=7056)
+    big = qwen_vl.resize_image(image, min_pixels=7056, max_pixels=7056)
     assert big.size == (84, 84)
     np.testing.assert_array_equal(big, Image.fromarray(image).resize((84, 84), Image.Resampling.BICUBIC))
-    frames = qwen_vl.resized_frames(np.stack([image, image[::-1]]), min_pixels=7056, max_pixels=7056)
+    frames = qwen_vl.resize_frames(np.stack([image, image[::-1]]), min_pixels=7056, max_pixels=7056)
     assert (frames.dtype, frames.shape) == (torch.uint8, (2, 3, 84, 84))
     assert np.abs(frames[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(big)).max() <= 1
 

@@ -18,10 +18,10 @@ from toy_pipeline import write_toy
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import Reward, RewardOutput
-from flowrl.rewards import user_code as user_code_module
+from flowrl.rewards.base import user_code as user_code_module
+from flowrl.rewards.base.user_file import user_file_options
 from flowrl.rewards.comparing.comparators import FileComparator
 from flowrl.rewards.compose import weighted_sum
-from flowrl.rewards.user_file import user_file_options
 
 Make = Callable[..., Reward]
 

@@ -20,7 +20,7 @@ import flowrl
 from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import build_reward
 from flowrl.rewards.serving import front_door
-from flowrl.rewards.serving.front_door import joined
+from flowrl.rewards.serving.front_door import join_metrics
 from flowrl.rewards.serving.wire import Limits
 from flowrl.serving.environments import Environments, has_places
 from flowrl.serving.served import ServerSettings
@@ -219,4 +219,4 @@ def test_metrics_are_joined() -> None:
     head = "# HELP a_total x\n# TYPE a_total counter\n"
     one = head + 'a_total{r="1"} 2.0\n'
     two = head + 'a_total{r="1"} 3.0\na_total{r="a b"} 1.0\n# TYPE q gauge\nq 4.0\n'
-    assert joined([one, two]) == head + 'a_total{r="1"} 5.0\na_total{r="a b"} 1.0\n# TYPE q gauge\nq 4.0\n'
+    assert join_metrics([one, two]) == head + 'a_total{r="1"} 5.0\na_total{r="a b"} 1.0\n# TYPE q gauge\nq 4.0\n'

@@ -13,8 +13,8 @@ from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.planning.refusals import obstacles
 from flowrl.prompts.prompt_files import read_file
 from flowrl.rewards import REWARDS, load_target
+from flowrl.rewards.base.prompt_needs import NeedsOfPrompt, NeedsToLearn, lack_of
 from flowrl.rewards.networks.text_limits import TextLimit, cut_line
-from flowrl.rewards.prompt_needs import NeedsOfPrompt, NeedsToLearn, lack_of
 from flowrl.session.preflight import check_before_loading, look
 from flowrl.training.parts import model_family
 

@@ -23,7 +23,7 @@ from flowrl.generation.rlg import rlg_velocity
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards import Reward, to_uint8
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
 from flowrl.runtime.files import plain
 from flowrl.runtime.randomness import sample_normals
 from flowrl.samplers import Velocity
@@ -184,10 +184,10 @@ def load_features(kind: str, device: torch.device) -> Embed | None:
         network = attributes_discriminator(seed=0, device=device)
         return lambda images: network.tokens(network.pixels(list(to_uint8(images)), True))[:, 0]
     if kind == "clip":
-        from flowrl.rewards.clip import DEFAULT_MODEL
+        from flowrl.rewards.networks.clip_encoder import CLIP_MODEL
         from flowrl.rewards.networks.pretrained import clip_of_pixels, load_clip
 
-        clip, processor = load_clip(DEFAULT_MODEL, device=device, owner="`features` clip", option="`features`")
+        clip, processor = load_clip(CLIP_MODEL, device=device, owner="`features` clip", option="`features`")
         return lambda images: clip_of_pixels(clip, processor, list(to_uint8(images)))
     if kind == "dinov2":
         from flowrl.rewards.networks.dinov2 import DINOV2_MODEL

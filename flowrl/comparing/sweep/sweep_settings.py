@@ -13,7 +13,7 @@ from flowrl.generation.models import Words, several
 from flowrl.generation.named_rewards import reward_specs
 from flowrl.generation.rlg import Numbers, numbers
 from flowrl.rewards import REWARDS
-from flowrl.rewards.specs import validate_reward_specs
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.samplers.guidance import network_rows
 from flowrl.samplers.search import Pruning, pruning
 

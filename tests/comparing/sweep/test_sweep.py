@@ -168,7 +168,7 @@ def test_guidance_of_the_base_alone_costs_three_evaluations(swept: Callable[...,
 
 def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_clip(tmp_path / "clip")
-    monkeypatch.setattr("flowrl.rewards.clip.DEFAULT_MODEL", str(tmp_path / "clip"))
+    monkeypatch.setattr("flowrl.rewards.networks.clip_encoder.CLIP_MODEL", str(tmp_path / "clip"))
     write_tiny_dinov2(tmp_path / "dino")
     monkeypatch.setattr("flowrl.rewards.networks.dinov2.DINOV2_MODEL", str(tmp_path / "dino"))
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()

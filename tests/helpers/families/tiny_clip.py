@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from flowrl.rewards import Reward, RewardInputs
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz-"
 VOCABULARY = 2 * len(LETTERS) + 2  # each letter inside and at the end of a word, start and end of the text

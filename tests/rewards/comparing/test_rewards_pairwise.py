@@ -24,7 +24,8 @@ from pairwise_fakes import (
 )
 from scripted_judges import JUDGE, ScriptedJudge, script
 
-from flowrl.rewards import build_reward, nested, reward_options
+from flowrl.rewards import build_reward, reward_options
+from flowrl.rewards.base import nested
 from flowrl.rewards.comparing.verdicts import VerdictCache
 from flowrl.rewards.judges.chat import Answer
 from flowrl.runtime.randomness import counter_seed

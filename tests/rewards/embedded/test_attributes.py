@@ -18,6 +18,7 @@ from flowrl.pretrain import make_scorer as scorer
 from flowrl.pretrain.make_scorer import ScorerConfig, accuracy, roc_auc, train
 from flowrl.pretrain.scorer_data import corrupt, labels_of, signed_distance, training_scene
 from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.compose import weighted_sum
 from flowrl.rewards.embedded.attributes import (
     PAIRS,
@@ -27,7 +28,6 @@ from flowrl.rewards.embedded.attributes import (
     load_net,
     shipped_weights,
 )
-from flowrl.rewards.outputs import check_output
 from flowrl.world.scenes import BACKGROUND, COLORS, Shape, draw_scene, random_scene
 
 TASKS: dict[str, tuple[prompts.MetadataRecord, prompts.MetadataRecord]] = {

@@ -29,7 +29,7 @@ from flowrl.generation.journal import Journal
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import build_reward
 from flowrl.rewards.judges import call_limits, image_urls
-from flowrl.rewards.judges.call_limits import Limits, Pace
+from flowrl.rewards.judges.call_limits import AskingPace, CallLimits
 from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, with_identities
 from flowrl.rewards.judges.server_chat import ServerJudge, tokens_of
 from flowrl.rewards.judges.usage import USAGE, Usage, usage_row
@@ -209,8 +209,8 @@ def test_pace_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(call_limits, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
     question = Question(parts=("x" * 400, np.zeros((2, 2, 3), dtype=np.uint8)), max_tokens=100)
-    pace = Pace(Limits.shared(60, 12_000, 1000, by=2))
-    assert pace.limits == Limits(requests_per_minute=30, tokens_per_minute=6000, tokens=500)
+    pace = AskingPace(CallLimits.shared(60, 12_000, 1000, by=2))
+    assert pace.limits == CallLimits(requests_per_minute=30, tokens_per_minute=6000, tokens=500)
     assert pace.book(question) == 1200  # 400 / 4 letters, 1000 for the image, 100 for the answer: a guess
     assert pace._next == {"requests": 102.0, "tokens": 112.0}
     pace.settle(1200, 400)

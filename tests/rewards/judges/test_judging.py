@@ -13,12 +13,13 @@ import torch
 from scripted_judges import JUDGE, ScriptedJudge, levels, script, text_of
 
 from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
+from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.judges.answers import (
     answer_forms,
     answer_mass,
     expected_level,
     logsumexp,
-    merged,
+    merge,
     parse_score,
     parse_winner,
     parse_word,
@@ -26,7 +27,6 @@ from flowrl.rewards.judges.answers import (
 )
 from flowrl.rewards.judges.asking import geometric_mean, mean
 from flowrl.rewards.judges.chat import Answer, Question
-from flowrl.rewards.outputs import check_output
 
 LEVELS = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
 Q_ALIGN = {"excellent": 1.0, "good": 0.75, "fair": 0.5, "poor": 0.25, "bad": 0.0}
@@ -34,7 +34,7 @@ DIGITS = {str(i): i / 5 for i in range(6)}
 
 
 def test_candidates_that_differ_in_case_and_space_add_up() -> None:
-    found = merged({"Yes": math.log(0.2), " yes": math.log(0.1), "YES\n": math.log(0.05), "\u0120No": math.log(0.3)})
+    found = merge({"Yes": math.log(0.2), " yes": math.log(0.1), "YES\n": math.log(0.05), "\u0120No": math.log(0.3)})
     assert set(found) == {"yes", "no"}
     assert found["yes"] == pytest.approx(math.log(0.35), abs=1e-12)
     assert found["no"] == pytest.approx(math.log(0.3), abs=1e-12)

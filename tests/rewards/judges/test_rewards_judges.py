@@ -124,10 +124,10 @@ def test_ratings_are_read_from_answers(style: unified.Style, text: str, expected
 
 def test_rating_scales() -> None:
     """The norms of UnifiedReward, 4 of 5 as 0.8 and 0.75, and of RationalRewards, 3.7 of 4 as 0.9."""
-    assert unified.scaled(4, low=1, high=5, scale="divided") == pytest.approx(0.8)
-    assert unified.scaled(4, low=1, high=5, scale="unit") == pytest.approx(0.75)
-    assert unified.scaled(3.7, low=1, high=4, scale="unit") == pytest.approx(0.9)
-    assert unified.scaled(4, low=1, high=5, scale="raw") == 4
+    assert unified.scale_rating(4, low=1, high=5, scale="divided") == pytest.approx(0.8)
+    assert unified.scale_rating(4, low=1, high=5, scale="unit") == pytest.approx(0.75)
+    assert unified.scale_rating(3.7, low=1, high=4, scale="unit") == pytest.approx(0.9)
+    assert unified.scale_rating(4, low=1, high=5, scale="raw") == 4
 
 
 def dimensions(question: Question) -> Answer:

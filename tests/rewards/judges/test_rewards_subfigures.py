@@ -18,9 +18,9 @@ from scripted_judges import grey
 from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_clip
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, reward_options
-from flowrl.rewards.embedded.world_verdicts import GridVerdict
+from flowrl.rewards.base.outputs import check_output
+from flowrl.rewards.embedded.world_verdicts import WorldGrids
 from flowrl.rewards.judges.subfigures import mean_over_cells
-from flowrl.rewards.outputs import check_output
 from flowrl.world.scene_grids import grid_record
 from flowrl.world.scenes import Shape
 
@@ -218,7 +218,7 @@ def test_the_embedded_worlds_grids() -> None:
         "consistency": [1, 1, 0.5],
     }
     for credit, values in wanted.items():
-        output = check_output(GridVerdict(credit=credit).build(CPU)(inputs), 4, "grid_verdict")
+        output = check_output(WorldGrids(credit=credit).build(CPU)(inputs), 4, "grid_verdict")
         assert output.values[:3].tolist() == values
         assert output.errors == {"missing_field": 1}
         assert {name: part[:3].tolist() for name, part in output.parts.items()} == wanted

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import email.utils
 import io
 import json
 import logging
 import math
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,15 +26,13 @@ from PIL import Image
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.judges.chat import Answer, Question, build_chat, check_chat
 from flowrl.rewards.judges.server_chat import ServerJudge
-from flowrl.rewards.judges.server_lines import Lines
 from flowrl.rewards.serving import retries
+from flowrl.rewards.serving.http_client import Body, Lines
 from flowrl.rewards.serving.retries import (
-    Failed,
+    Failure,
     call_with_retries,
     failed_status,
     is_loopback,
-    open_session,
-    post_json,
     retry_delay,
 )
 
@@ -383,18 +384,18 @@ def test_retry_policy(waits: Waits) -> None:
 
     tries: list[tuple[int, float]] = []
 
-    def send(attempt: int, left: float) -> str | Failed:
+    def send(attempt: int, left: float) -> str | Failure:
         tries.append((attempt, left))
         waits.now += 10.0
-        return Failed(error="timeout")
+        return Failure(error="timeout")
 
     result = call_with_retries(send, deadline=31.0, retries=9, seed=1)
-    assert result == Failed(error="timeout")
+    assert result == Failure(error="timeout")
     assert [attempt for attempt, _ in tries] == [0, 1, 2]
     assert [left for _, left in tries] == pytest.approx(
         [31.0, 21.0 - waits.slept[0], 11.0 - sum(waits.slept)], abs=1e-9
     )
-    final = Failed(error="status_404", again=False)
+    final = Failure(error="status_404", again=False)
     assert call_with_retries(lambda *_: final) == final
     assert call_with_retries(lambda *_: None) is None  # a result, not a failure
 
@@ -410,25 +411,42 @@ def test_retried_statuses_and_retry_after() -> None:
     assert date == pytest.approx(60, abs=5)
 
 
-def test_slow_reply_cannot_stretch_the_timeout(server: Scripted, waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock is a second later, so the first piece of the reply is late already."""
-    ticks = map(float, range(100))
-    server.play(GOOD)
-    session = open_session(server.address)
-    with monkeypatch.context() as patched:
-        patched.setattr(waits, "monotonic", ticks.__next__)
-        late = post_json(session, f"{server.address}/x", {}, timeout=0.5)
-    assert late == Failed(error="timeout")
-    assert isinstance(post_json(session, f"{server.address}/x", {}, timeout=5.0), dict)
-    with pytest.raises(ValueError, match="Out of range float"):
-        post_json(session, f"{server.address}/x", {"x": math.nan}, timeout=5.0)
+def test_slow_reply_cannot_stretch_the_timeout() -> None:
+    """A server that sends a byte of its reply every 50 ms, which is within any timeout between two bytes."""
+
+    class Dripping(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n")
+                for letter in b"{" + b" " * 38 + b"}":
+                    self.wfile.write(bytes([letter]))
+                    time.sleep(0.05)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lines = Lines([f"http://127.0.0.1:{server.server_address[1]}"], api_key=None)
+        (line,) = lines.lines
+        assert lines.wait_for(line.post("/x", Body(data=b"{}"), timeout=0.5)) == Failure(error="timeout")
+        assert lines.wait_for(line.post("/x", Body(data=b"{}"), timeout=20.0)) == {}
+        server.shutdown()
+
+
+def test_certificates_that_the_environment_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    with pytest.raises(ValueError, match=r"REQUESTS_CA_BUNDLE .* names '.*none\.pem', which cannot be read"):
+        Lines(["https://judge.example"], api_key=None)
+    Lines(["http://127.0.0.1:9"], api_key=None)
 
 
 def test_addresses_of_this_machine() -> None:
+    def trusts(address: str) -> bool:
+        trusted: bool = Lines([address], api_key=None).lines[0]._connect.keywords["trust_env"]  # type: ignore[attr-defined]
+        return trusted
+
     own = ["http://localhost:1/v1", "http://127.0.0.1", "http://127.3.2.1:8", "http://[::1]:9/v1", "http://0.0.0.0:80"]
-    assert all(is_loopback(address) and not open_session(address).trust_env for address in own)
+    assert all(is_loopback(address) and not trusts(address) for address in own)
     others = ["https://api.example.com/v1", "http://10.0.0.1:80", "http://localhost.example.com"]
-    assert not any(is_loopback(address) or not open_session(address).trust_env for address in others)
+    assert not any(is_loopback(address) or not trusts(address) for address in others)
 
 
 def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

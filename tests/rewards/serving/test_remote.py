@@ -11,7 +11,7 @@ import torch
 from reward_servers import Answer, Scripted, health, level_of, noise, reward_of, running, samples, scores, scripted
 
 from flowrl.rewards import Reward, RewardInputs, RewardOutput, build_reward, output_of, reward_options
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.base.outputs import check_output
 
 
 @pytest.fixture(autouse=True)
@@ -348,7 +348,7 @@ def wrong_options() -> Iterator[tuple[dict[str, Any], str]]:
     good = {"url": "http://x"}
     yield {"url": []}, "url is an empty list"
     yield {"url": ["http://x", "y"]}, "url must be the address of a server"
-    yield {"url": ["http://x", "http://x/"]}, "url names a server twice"
+    yield {"url": ["http://x", "http://x/"]}, "url names an address twice"
     yield {"url": ["http://x", "http://y"], "wait": False}, "wait: false leaves unknown"
     yield {**good, "protocol": "grpc"}, "protocol must be one of flowrl, flow_factory, unirl, got 'grpc'"
     yield {**good, "protocol": "unirl"}, "protocol unirl needs reward"

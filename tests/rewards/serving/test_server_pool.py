@@ -12,7 +12,7 @@ import torch
 from reward_servers import Answer, Scripted, health, noise, running, samples, scores, scripted, until
 
 from flowrl.rewards import Reward, RewardInputs, build_reward
-from flowrl.rewards.serving.retries import Failed
+from flowrl.rewards.serving.retries import Failure
 from flowrl.rewards.serving.server_pool import ServerPool
 
 
@@ -66,9 +66,9 @@ def test_a_server_that_does_not_answer_is_left_alone_until_it_says_that_it_is_ba
         probed.append(server)
         return alive[server]
 
-    def send(server: str) -> str | Failed:
+    def send(server: str) -> str | Failure:
         asked.append(server)
-        return server if alive[server] else Failed(error="connection")
+        return server if alive[server] else Failure(error="connection")
 
     pool = ServerPool(("a", "b"), is_back)
     assert [pool.ask(send) for _ in range(4)] == ["b"] * 4
@@ -89,11 +89,11 @@ def test_a_server_that_does_not_answer_is_left_alone_until_it_says_that_it_is_ba
 def test_what_another_server_would_refuse_too_is_not_sent_to_it() -> None:
     asked: list[str] = []
 
-    def send(server: str) -> Failed:
+    def send(server: str) -> Failure:
         asked.append(server)
-        return Failed(error="status_422", again=False)
+        return Failure(error="status_422", again=False)
 
-    assert ServerPool(("a", "b"), lambda _: True).ask(send) == Failed(error="status_422", again=False)
+    assert ServerPool(("a", "b"), lambda _: True).ask(send) == Failure(error="status_422", again=False)
     assert asked == ["a"]
 
 

@@ -21,7 +21,15 @@ from reward_servers import noise
 
 from flowrl.rewards import to_uint8
 from flowrl.rewards.serving.batching import inputs_of
-from flowrl.rewards.serving.wire import Item, Limits, Score, decode_reply, decode_request, encode_reply, encode_request
+from flowrl.rewards.serving.wire import (
+    ItemScore,
+    Limits,
+    WireItem,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
 from flowrl.rewards.serving.wire_bodies import Way
 from flowrl.rewards.serving.wire_images import WireError, decode_image, encode_image
@@ -61,12 +69,12 @@ def png_that_claims(width: int, height: int) -> bytes:
 
 
 def test_every_field_survives_the_way_there_and_back() -> None:
-    full = Item(
+    full = WireItem(
         id=3, prompt="ein Hügel 🌄", image=noise(5, 4, 3), fps=7.5, frames=(noise(5, 4, 3), np.flip(noise(5, 4, 3), 0)),
         source_images=(noise(2, 9, 3),), reference_images=(noise(3, 3, 3), noise(1, 1, 3)),
         metadata={"tag": "counting", "include": [{"class": "dog", "count": 2}], "x": 0.1}, group_id=2**62, sample_id=-5,
     )  # fmt: skip
-    plain = Item(id=-1, prompt="", image=noise(8, 6, 3), group_id=4, sample_id=9)
+    plain = WireItem(id=-1, prompt="", image=noise(8, 6, 3), group_id=4, sample_id=9)
     body = json.dumps(encode_request([full, plain], reward="hps", iteration=12)).encode()
     request = decode_request(body, ROOMY)
     assert (request.reward, request.iteration, len(request.items)) == ("hps", 12, 2)
@@ -248,8 +256,8 @@ def test_damaged_images_are_refused_and_never_raise_an_unexpected_error() -> Non
 
 def test_replies_are_matched_by_id() -> None:
     sent = [
-        Score(id=2, value=0.25, parts={"a": 1.5, "b": math.nan}),
-        Score(id=0, value=None, error="timeout", detail="d"),
+        ItemScore(id=2, value=0.25, parts={"a": 1.5, "b": math.nan}),
+        ItemScore(id=0, value=None, error="timeout", detail="d"),
     ]
     text = encode_reply("v1", sent)
     assert json.loads(text) == {
@@ -293,11 +301,11 @@ def test_items_given_twice_and_replies_that_are_none() -> None:
 def test_metadata_that_json_cannot_hold_is_refused() -> None:
     for metadata in ({"x": math.nan}, {"x": {1, 2}}):
         with pytest.raises(ValueError, match="metadata of prompt 'p' cannot be sent as JSON"):
-            encode_request([Item(id=0, prompt="p", image=RED, metadata=metadata)], reward=None)
+            encode_request([WireItem(id=0, prompt="p", image=RED, metadata=metadata)], reward=None)
 
 
 def test_flow_factory_bodies_and_replies() -> None:
-    items = [Item(id=i, prompt=f"p{i}", image=noise(2, 2 + i, 3), source_images=(RED,)) for i in range(2)]
+    items = [WireItem(id=i, prompt=f"p{i}", image=noise(2, 2 + i, 3), source_images=(RED,)) for i in range(2)]
     adapter = ADAPTERS["flow_factory"]
     body = adapter.encode(items, None, 0, Way())
     assert body["prompt"] == ["p0", "p1"]
@@ -315,7 +323,7 @@ def test_flow_factory_bodies_and_replies() -> None:
 
 def test_unirl_bodies_and_replies() -> None:
     adapter = ADAPTERS["unirl"]
-    item = Item(id=4, prompt="p", image=noise(2, 3, 3), source_images=(RED,), metadata={"a": 1})
+    item = WireItem(id=4, prompt="p", image=noise(2, 3, 3), source_images=(RED,), metadata={"a": 1})
     (request,) = adapter.encode([item], "clip", 0, Way())["requests"]
     assert (request["required_rewards"], request["metadata"]) == (["clip"], {"a": 1})
     turns = [decode_image(base64.b64decode(turn["image_b64"]), 99) for turn in request["history"]]

@@ -15,8 +15,8 @@ import torch
 from reward_servers import Answer, health, noise, reward_of, running, samples, scores, scripted
 
 from flowrl.rewards import Reward, RewardInputs, RewardOutput, build_reward, output_of, to_uint8
-from flowrl.rewards.serving.wire import Item, Limits, decode_request
-from flowrl.rewards.serving.wire_bodies import Room, Way, chunks_of, pack_request
+from flowrl.rewards.serving.wire import Limits, WireItem, decode_request
+from flowrl.rewards.serving.wire_bodies import RequestRoom, Way, chunks_of, pack_request
 from flowrl.rewards.serving.wire_images import Pixels, WireError, image_file
 from flowrl.rewards.serving.wire_videos import decode_video, encode_video
 
@@ -30,9 +30,9 @@ def clip(frames: int, height: int, width: int) -> tuple[Pixels, ...]:
     return tuple(noise(frames, height, width, 3))
 
 
-def of_size(pixels: int, number: int = 0, *, frames: int = 0, group: int = 0) -> Item:
+def of_size(pixels: int, number: int = 0, *, frames: int = 0, group: int = 0) -> WireItem:
     image = np.zeros((1, pixels, 3), np.uint8)
-    return Item(id=number, prompt="", image=image, frames=(image,) * frames, group_id=group)
+    return WireItem(id=number, prompt="", image=image, frames=(image,) * frames, group_id=group)
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (3, 5, 7), (2, 33, 64)])
@@ -96,8 +96,8 @@ def decoded(data: bytes, content_type: str, limits: Limits | None = None) -> Any
 
 
 def test_what_a_body_holds() -> None:
-    video = Item(id=1, prompt="ü", image=noise(4, 5, 3), frames=clip(2, 4, 5), fps=8.0, metadata={"a": 1})
-    still = Item(id=2, prompt="", image=noise(4, 6, 3), source_images=(noise(2, 2, 3),))
+    video = WireItem(id=1, prompt="ü", image=noise(4, 5, 3), frames=clip(2, 4, 5), fps=8.0, metadata={"a": 1})
+    still = WireItem(id=2, prompt="", image=noise(4, 6, 3), source_images=(noise(2, 2, 3),))
     body = pack_request([video, still], "hps", 3, Way(videos=True))
     told, request = decoded(body.data, body.content_type)
     assert told["items"][0]["video"] == "file0"
@@ -130,9 +130,9 @@ def test_jpeg_is_smaller_and_close() -> None:
 
 def test_videos_have_limits_of_their_own() -> None:
     limits = Limits(max_pixels=40, max_video_pixels=64, max_bytes=2500)
-    video = Item(id=0, prompt="", image=noise(4, 4, 3), frames=clip(4, 4, 4))  # 64 pixels
+    video = WireItem(id=0, prompt="", image=noise(4, 4, 3), frames=clip(4, 4, 4))  # 64 pixels
 
-    def asked(*items: Item, given: Limits = limits) -> Any:
+    def asked(*items: WireItem, given: Limits = limits) -> Any:
         body = pack_request(items, None, 0, Way(videos=True))
         return decoded(body.data, body.content_type, given)[1]
 
@@ -154,7 +154,7 @@ def test_pieces_go_by_what_the_server_has_room_for() -> None:
     items = [of_size(10, i, group=i // 2) for i in range(8)]
 
     def sizes(batch_size: int, groups: str | None = None, **room: int) -> list[int]:
-        return [len(piece) for piece in chunks_of(items, batch_size, groups, Room(**room))]
+        return [len(piece) for piece in chunks_of(items, batch_size, groups, RequestRoom(**room))]
 
     assert sizes(16) == [8]
     assert sizes(3) == [3, 3, 2]
@@ -167,13 +167,15 @@ def test_pieces_go_by_what_the_server_has_room_for() -> None:
     assert sizes(16, "several", max_pixels=10) == [2, 2, 2, 2]  # a group stays whole
     assert sizes(16, "one") == [2, 2, 2, 2]
     heavy = [replace(of_size(1, i), metadata={"text": "x" * 5000}, prompt="ü" * 1000) for i in range(2)]
-    assert len(chunks_of(heavy, 16, None, Room(max_bytes=20_000))) == 2
+    assert len(chunks_of(heavy, 16, None, RequestRoom(max_bytes=20_000))) == 2
     for item in (
-        Item(id=0, prompt="", image=noise(64, 64, 3)),
-        Item(id=0, prompt="", image=RED, frames=clip(3, 64, 64)),
+        WireItem(id=0, prompt="", image=noise(64, 64, 3)),
+        WireItem(id=0, prompt="", image=RED, frames=clip(3, 64, 64)),
     ):
         body = pack_request([item], None, 0, Way(videos=True))
-        assert len(chunks_of([item, item], 16, None, Room(max_bytes=2 * len(body.data)))) == 2  # noise is foreseen
+        assert (
+            len(chunks_of([item, item], 16, None, RequestRoom(max_bytes=2 * len(body.data)))) == 2
+        )  # noise is foreseen
 
 
 RED = np.zeros((64, 64, 3), np.uint8)

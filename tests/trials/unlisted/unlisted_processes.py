@@ -17,7 +17,7 @@ from toy_pipeline import PROMPTS, write_toy
 from unlisted_case import Case, Outcome, Silent, refused, refused_call, same
 
 from flowrl.config.train import load_config
-from flowrl.rewards.user_file import user_file_options
+from flowrl.rewards.base.user_file import user_file_options
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes import meeting
 from flowrl.training.processes.agreement import difference, facts_of

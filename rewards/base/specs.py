@@ -1,0 +1,84 @@
+"""A run's list of rewards: what an entry may say, read and checked before anything loads.
+
+An entry of `rewards:` is a `RewardConfig`, or a mapping that becomes one:
+
+    {name: geneval, weight: 1.0, options: {credit: graded}}
+    {file: my/rewards.py, function: sharpness, weight: 0.2, options: {radius: 3}}
+    {name: safety, weight: 0, gate: -0.5}
+    {name: pick_score, schedule: [[0, 0], [50, 1]], clip: [0.5, 1.0]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flowrl.config.options import build_options
+from flowrl.config.rewards import RewardConfig, check_weights
+from flowrl.rewards.base import Reward, RewardOptions, SharesPart, reward_options
+from flowrl.rewards.base.frames import framewise
+from flowrl.rewards.base.user_file import user_file_options
+
+Spec = RewardConfig | Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedReward:
+    """An entry and the checked options of its reward."""
+
+    entry: RewardConfig
+    options: RewardOptions
+
+    def build(self, device: torch.device, parts: dict[Hashable, Any]) -> Reward:
+        """Makes the reward; loads its weights, if any, on `device`. `parts` collects what the run's rewards share."""
+        if isinstance(self.options, SharesPart):
+            key = type(self.options), self.options.shared
+            if key not in parts:
+                parts[key] = self.options.load(device)
+            reward = self.options.on(parts[key])
+        else:
+            reward = self.options.build(device)
+        return reward if self.entry.frames is None else framewise(reward, self.entry.frames)
+
+
+def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
+    """Reads the whole list; the options of each reward are not looked at.
+
+    Raises:
+        ValueError: it is not a list, or empty, or an entry says what none may say.
+    """
+    if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence) or not specs:
+        raise ValueError(f"rewards must be a list with at least one entry such as {{name: geneval}}, got {specs!r}.")
+    return [_parse(spec) for spec in specs]
+
+
+def _parse(spec: Spec) -> RewardConfig:
+    if isinstance(spec, RewardConfig):
+        return spec
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"a reward must be a mapping such as {{name: geneval, weight: 1.0}}, got {spec!r}.")
+    return build_options(RewardConfig, spec, owner=f"reward {spec.get('name') or spec.get('function')!r}")
+
+
+def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
+    """Checks everything about a run's rewards that needs no weights, so that a run can stop before a model loads.
+
+    Names, options with their types and values, that a user's file can be imported and has the function. It runs the
+    top level of a user's file.
+    """
+    entries = parse_reward_specs(specs)
+    check_weights([entry.weight for entry in entries])
+    return [checked_reward(entry) for entry in entries]
+
+
+def checked_reward(entry: RewardConfig) -> CheckedReward:
+    """One entry with its checked options; see `validate_reward_specs`."""
+    if entry.file is not None and entry.function is not None:
+        options: RewardOptions = user_file_options(entry.file, entry.function, entry.options)
+    else:
+        assert entry.name is not None
+        options = reward_options(entry.name, entry.options)
+    return CheckedReward(entry=entry, options=options)
