@@ -19,13 +19,21 @@ from flowrl.runtime.versions import version_of
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
-    **dict.fromkeys(("compare", "evaluate", "plan", "read_run", "sample", "train"), "flowrl.interface.python_calls"),
+    **dict.fromkeys(("evaluate", "plan", "read_run", "train"), "flowrl.interface.python_calls"),
+    "compare": "flowrl.comparing.compare",
+    **{name: f"flowrl.publishing.{name}" for name in ("export", "merge", "push")},
+    "sample": "flowrl.generation.sample",
+    "serve": "flowrl.serving.serve",
+    "sweep": "flowrl.comparing.sweep.sweep",
     "init": "flowrl.migrating.init",
     "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
 }
 """Name -> the module that it is imported from when it is first asked for."""
-_PAGES: dict[str, tuple[str, str]] = {}
+_PAGES: dict[str, tuple[str, str]] = {
+    "compare": ("flowrl.pages.comparison_page", "write_page"),
+    "sweep": ("flowrl.pages.sweep_page", "write_page"),
+}
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""
 
 
@@ -36,7 +44,11 @@ def __getattr__(name: str) -> Any:
     if name not in _PAGES:
         return found
     module, writer = _PAGES[name]
-    return update_wrapper(partial(found, page=getattr(importlib.import_module(module), writer)), found)
+
+    def page(*args: Any, **kwargs: Any) -> Any:  # what draws pages loads when the first is written
+        return getattr(importlib.import_module(module), writer)(*args, **kwargs)
+
+    return update_wrapper(partial(found, page=page), found)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from PIL import Image
 from flowrl.media.reading import read_rgb
 from flowrl.rendering.markup import bounds, code, number, signed
 from flowrl.rendering.notebook import curve, heading, images_row, rows_table, scores_table
-from flowrl.statistics.bootstrap import UNKNOWN, Interval
+from flowrl.statistics.bootstrap import Interval
 
 Columns = Mapping[str, tuple[float, ...]]
 """Name of a metric -> its value at each row; all are as long, NaN stands where a row has none."""
@@ -81,36 +81,6 @@ class TrainedRun:
             + rows_table(("", "before", "after", "change", "95 %"), rows)
             + images_row([image for image, _ in pairs], [words for _, words in pairs])
         )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Samples:
-    """Images that were drawn, prompt by prompt and seed by seed.
-
-    Attributes:
-        prompts: of each image.
-        seeds: of the start noise of each image.
-        images: one PIL image each; empty of videos.
-        videos: the frames of each video as PIL images; empty of images.
-        fps: frames per second of videos, 0 of images.
-        grid: all of them with captions.
-        folder: where files were written; None where none were.
-    """
-
-    prompts: tuple[str, ...]
-    seeds: tuple[int, ...]
-    images: tuple[Image.Image, ...] = field(repr=False)
-    videos: tuple[tuple[Image.Image, ...], ...] = field(repr=False)
-    fps: float
-    grid: Image.Image = field(repr=False)
-    folder: Path | None
-
-    def _repr_html_(self) -> str:
-        shown = self.images or tuple(frames[0] for frames in self.videos)
-        said = [f"{words} ({seed})" for words, seed in zip(self.prompts, self.seeds, strict=True)]
-        return heading(f"{len(shown)} {'videos, their first frames' if self.videos else 'images'}") + images_row(
-            shown, said
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -184,61 +154,6 @@ class RunPlan:
 
     def _repr_html_(self) -> str:
         return heading(self.name, self.verdict) + code(self.text)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MethodScore:
-    """One method of a comparison.
-
-    Attributes:
-        name: of its configuration.
-        score: at the end, over seeds and prompts.
-        seed_scores: of each seed.
-        difference: to the baseline; unknown of the baseline itself.
-        p: of the difference over seeds, after Holm's correction; NaN where it cannot be tested.
-        spent: mean "nfe", "images", "seconds" and "iterations".
-    """
-
-    name: str
-    score: Interval
-    seed_scores: tuple[float, ...]
-    difference: Interval = UNKNOWN
-    p: float = math.nan
-    spent: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MethodComparison:
-    """Methods at one budget, from the highest score to the lowest.
-
-    Attributes:
-        metric: that was compared.
-        baseline: what differences are taken to.
-        methods: those with a finished run.
-        missing: runs without a result -> why.
-        notes: what the numbers leave out.
-        folder: with `compare.html`, `compare.md`, `results.json` and the run folders.
-    """
-
-    metric: str
-    baseline: str
-    methods: tuple[MethodScore, ...]
-    missing: Mapping[str, str]
-    notes: tuple[str, ...]
-    folder: Path
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (row.name, number(row.score.mean), bounds(row.score), signed(row.difference.mean),
-             bounds(row.difference, sign=True), number(row.p))
-            for row in self.methods
-        ]  # fmt: skip
-        missing = rows_table(("no result", "why"), list(self.missing.items()))
-        return (
-            heading(f"{self.metric}, differences to {self.baseline}", f"page: {self.folder / 'compare.html'}")
-            + rows_table(("", "score", "95 %", "difference", "95 %", "p"), rows)
-            + missing
-        )
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> Columns:

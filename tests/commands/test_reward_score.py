@@ -174,7 +174,7 @@ def test_what_a_folder_cannot_feed_is_refused(tmp_path: Path) -> None:
     for unfit, message in (
         (reward(kind="adversarial"), "learns during a training run"),
         (reward(needs=("videos",)), "judges videos"),
-        (reward(needs=("images", "prompts")), "reads prompts: give --prompt"),
+        (reward(needs=("images", "prompts")), "reads prompts: give `prompt`"),
         (reward(needs=("images", "source_images")), r"needs source_images, and a\.png has none"),
     ):
         with pytest.raises(ValueError, match=message):

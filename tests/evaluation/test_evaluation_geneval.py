@@ -250,7 +250,7 @@ def test_fewer_prompts_and_samples_of_given_images(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", samples=4)
     result = run(settings(folder, tmp_path / "out", samples=3, num_prompts=2))
     assert [(row["index"], row["sample"]) for row in result.rows] == [(i, s) for i in (1, 4) for s in range(3)]
-    with pytest.raises(ValueError, match="--samples must be 1 to 4"):
+    with pytest.raises(ValueError, match="`samples` must be 1 to 4"):
         run(settings(folder, tmp_path / "out", samples=5))
 
 

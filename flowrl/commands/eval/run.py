@@ -136,7 +136,7 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
     options = _options([*parsed.option, *(["dry_run=true"] if parsed.dry_run else [])])
     for model, label in zip(models, labels, strict=True):
         place = out if len(models) == 1 else out / label
-        source = None if model is None else find_source(model, lora=parsed.lora, **sampling_options(parsed))
+        source = None if model is None else find_source(model, lora=parsed.lora, sampling=sampling_options(parsed))
         subject = Subject(label=label, folder=place / "model", source=source, images=parsed.images)
         base = _base(parsed, source, label, place if parsed.baseline == BASE else out)
         plans.append(
@@ -175,7 +175,7 @@ def _base(parsed: argparse.Namespace, own: Source | None, label: str, out: Path)
         images = Path(parsed.baseline)
         if is_folder_of_images(images) or (parsed.benchmark in OF_OWN_NAMES and _holds_no_model(images)):
             return Subject(label=_other(_folder_label(images), label), folder=folder, images=images)
-        source = find_source(parsed.baseline, **sampling_options(parsed))
+        source = find_source(parsed.baseline, sampling=sampling_options(parsed))
         return Subject(label=_other(label_of(parsed.baseline), label), folder=folder, source=source)
     if own is None or not own.tuned:
         raise ValueError(

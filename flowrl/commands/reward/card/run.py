@@ -113,7 +113,7 @@ def draw_images(parsed: argparse.Namespace, folder: Path) -> None:
     Raises:
         ValueError: before weights load: the model is not there or makes videos, or a prompt is bad.
     """
-    source = find_source(parsed.model, **sampling_options(parsed))
+    source = find_source(parsed.model, sampling=sampling_options(parsed))
     check_source(source, judging="flowrl reward card")
     prompts = choose(load_prompts(parsed.prompts, source.negative, resolve=resolve_path), parsed.num_prompts)
     draw_folder(

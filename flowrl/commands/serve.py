@@ -1,9 +1,10 @@
-"""Arguments of `flowrl serve`; nothing heavy is imported here."""
+"""`flowrl serve`: rewards behind HTTP, until Ctrl-C; see docs/serving.md."""
 
 from __future__ import annotations
 
 import argparse
 
+import flowrl
 from flowrl.commands.sampling_arguments import add_batch_size, add_device, count, threads
 
 
@@ -17,12 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-host", action="append", default=[], metavar="NAME",
         help="a name besides localhost under which a server without token may be asked, several times")  # fmt: skip
     add("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
-    add(
-        "--threads",
-        type=threads,
-        metavar="N",
-        help="CPU threads of torch (default: half of the cores, shared by the replicas)",
-    )
+    add("--threads", type=threads, metavar="N",
+        help="CPU threads of torch (default: half of the cores, shared by the replicas)")  # fmt: skip
     add("--replicas", type=count, default=1, metavar="N",
         help="processes with a copy of the rewards each, behind the one port (default: 1)")  # fmt: skip
     add("--devices", metavar="NAMES", help="devices of the replicas in turn: cuda:0,cuda:1 (default: all GPUs, or cpu)")
@@ -39,3 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time to finish what was accepted, after Ctrl-C (default: 30)")  # fmt: skip
     add_batch_size(parser, "16")
     add_device(parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Serves until a signal; returns 0 after a graceful stop."""
+    flowrl.serve(**vars(parsed))
+    return 0

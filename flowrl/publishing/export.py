@@ -1,10 +1,10 @@
-"""`flowrl export`: writes a run's LoRA in another program's form."""
+"""A run's LoRA in the file forms that other programs read."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from flowrl.config.locations import hub_id, split_revision
-from flowrl.generation.models import Source, check_source, find_source, label_of, lora_of
+from flowrl.config.options import unknown_name
+from flowrl.generation.models import Model, Source, check_source, find_source, label_of, lora_of, place_of
+from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.pipelines.weights.lora import VARIANTS
@@ -26,57 +28,86 @@ from flowrl.publishing.lora_exports import (
     stock_files,
 )
 from flowrl.runtime.files import refuse_foreign, replacing, write_atomically
-from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.public import public
 from flowrl.training.parts import DTYPES
 
+FORMS = ("diffusers", "comfyui", "kohya", "peft")
 MARK = {"format": "pt", "made_by": "flowrl export"}
 """Metadata of a file, by which it is known again."""
 NOISE = {"": "", "transformer": "_high_noise", "transformer_2": "_low_noise"}
 """What the files of the experts of Wan 2.2 are called."""
 
+Content = tuple[dict[str, Tensor], dict[str, str]] | str
+"""What is in a file: tensors with their metadata, or text."""
 
-def run(parsed: argparse.Namespace) -> int:
-    """Writes the files and says which they are.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedLora:
+    """A LoRA that was written for another program.
+
+    Attributes:
+        folder: where it lies.
+        files: those with tensors, and how many each holds.
+    """
+
+    folder: Path
+    files: dict[Path, int]
+
+
+@public
+def export(
+    model: Model, form: str, *, out: str | Path | None = None, dtype: str = "float32", show: bool = True
+) -> ExportedLora:
+    """Writes a LoRA in another program's form.
+
+    Args:
+        model: run folder or what `train` returned, or folder of a LoRA.
+        form: "diffusers", "comfyui", "kohya" or "peft".
+        out: where to; None is `RUN/export-FORM`.
+        dtype: of the tensors: "float32", "bfloat16" or "float16".
+        show: nothing is shown either way.
 
     Raises:
         ValueError: the run has no LoRA, the form cannot hold it, or a file is there that holds something else.
     """
-    source = find_source(parsed.model, dtype=parsed.save_dtype)
-    lora = lora_of(source, parsed.model, "export")
+    if form not in FORMS:
+        raise ValueError(unknown_name("form", form, FORMS))
+    place = place_of(model)
+    source = find_source(place, sampling=SamplingOptions(dtype=dtype))
+    lora = lora_of(source, place, "export")
     check_source(source)
     loras = finite_loras(lora, stock_of(source.family, source.model))
-    out = parsed.out or Path(parsed.model) / f"export-{parsed.format}"
-    files = exported(loras, parsed.format, source, label_of(parsed.model))
-    dtype = DTYPES[source.dtype]
+    folder = Path(out or Path(place) / f"export-{form}")
+    files = files_of_form(loras, form, source, label_of(place))
     for name in files:
-        weights = (out / name).with_name("adapter_model.safetensors") if name.endswith(".json") else out / name
-        refuse_foreign(out / name, own=weights.is_file() and b"flowrl export" in _beginning(weights), flag="--out")
+        weights = (folder / name).with_name("adapter_model.safetensors") if name.endswith(".json") else folder / name
+        refuse_foreign(folder / name, own=weights.is_file() and _is_marked(weights), flag="`out`")
     for name, content in files.items():
-        if (out / name).is_file() and (out / name).stat().st_size and not _holds(out / name, content, dtype):
+        path = folder / name
+        if path.is_file() and path.stat().st_size and not _holds(path, content, DTYPES[source.dtype]):
             raise ValueError(
-                f"{out / name} is there already and holds another LoRA than that of {parsed.model} now: give another "
-                "--out, or move it away"
+                f"{path} is there already and holds another LoRA than that of {place} now: give another `out`, or move "
+                "it away"
             )
+    written = {}
     for name, content in files.items():
         if isinstance(content, str):
-            write_atomically(out / name, content)
+            write_atomically(folder / name, content)
             continue
-        kept = _kept(content[0], dtype)
-        with replacing(out / name) as stream:
+        kept = _kept(content[0], DTYPES[source.dtype])
+        with replacing(folder / name) as stream:
             stream.write(save(kept, metadata=MARK | dict(content[1])))
-        print(f"wrote {out / name}: {len(kept)} tensors, {(out / name).stat().st_size / 1e6:.1f} MB")
-    return 0
+        written[folder / name] = len(kept)
+    return ExportedLora(folder=folder, files=written)
 
 
-def exported(
-    loras: Mapping[str, SavedLora], form: str, source: Source, label: str
-) -> dict[str, tuple[dict[str, Tensor], dict[str, str]] | str]:
-    """File names and what is in them: tensors with their metadata, or text.
+def files_of_form(loras: Mapping[str, SavedLora], form: str, source: Source, label: str) -> dict[str, Content]:
+    """File names and what is in them.
 
     Raises:
         ValueError: the form cannot hold this LoRA.
     """
-    files: dict[str, tuple[dict[str, Tensor], dict[str, str]] | str] = {}
+    files: dict[str, Content] = {}
     if form == "diffusers" and source.lora is not None:  # as its family names the parts
         files |= stock_files(source.lora)
     for network, lora in loras.items():
@@ -117,7 +148,7 @@ def _kept(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
     return {key: tensor.to(dtype).contiguous() for key, tensor in tensors.items()}
 
 
-def _holds(path: Path, content: tuple[dict[str, Tensor], dict[str, str]] | str, dtype: torch.dtype) -> bool:
+def _holds(path: Path, content: Content, dtype: torch.dtype) -> bool:
     """Whether an earlier export wrote the same: nothing is lost by writing that again."""
     if isinstance(content, str):
         return path.read_text(encoding="utf-8", errors="replace") == content
@@ -131,7 +162,7 @@ def _holds(path: Path, content: tuple[dict[str, Tensor], dict[str, str]] | str, 
     )
 
 
-def _beginning(path: Path) -> bytes:
-    """The header of a file with tensors, as far as it names who wrote it."""
+def _is_marked(path: Path) -> bool:
+    """Whether the header of a file with tensors names this program."""
     with path.open("rb") as file:
-        return file.read(2**20)
+        return b"flowrl export" in file.read(2**20)
