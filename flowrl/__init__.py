@@ -19,11 +19,22 @@ from flowrl.runtime.versions import version_of
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
-    **dict.fromkeys(("compare", "evaluate", "plan", "read_run", "sample", "train"), "flowrl.interface.python_calls"),
+    **dict.fromkeys(("compare", "plan", "read_run", "sample", "train"), "flowrl.interface.python_calls"),
+    "evaluate": "flowrl.evaluation.evaluate",
+    "leaderboard": "flowrl.evaluation.board.board",
+    "model_card": "flowrl.publishing.model_card",
+    "realism": "flowrl.evaluation.realism",
+    "reward_card": "flowrl.evaluation.reward_card.reward_card",
+    "rubric": "flowrl.evaluation.rubric",
+    "score": "flowrl.evaluation.score",
     "FlowrlError": "flowrl.runtime.failures",
 }
 """Name -> the module that it is imported from when it is first asked for."""
-_PAGES: dict[str, tuple[str, str]] = {}
+_PAGES: dict[str, tuple[str, str]] = {
+    "evaluate": ("flowrl.pages.evaluation_page", "render"),
+    "leaderboard": ("flowrl.pages.board_page", "render"),
+    "reward_card": ("flowrl.pages.reward_card_page", "render"),
+}
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""
 
 

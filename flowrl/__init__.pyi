@@ -1,9 +1,15 @@
+from flowrl.evaluation.board.board import leaderboard as leaderboard
+from flowrl.evaluation.evaluate import evaluate as evaluate
+from flowrl.evaluation.realism import realism as realism
+from flowrl.evaluation.reward_card.reward_card import reward_card as reward_card
+from flowrl.evaluation.rubric import rubric as rubric
+from flowrl.evaluation.score import score as score
 from flowrl.interface.python_calls import compare as compare
-from flowrl.interface.python_calls import evaluate as evaluate
 from flowrl.interface.python_calls import plan as plan
 from flowrl.interface.python_calls import read_run as read_run
 from flowrl.interface.python_calls import sample as sample
 from flowrl.interface.python_calls import train as train
+from flowrl.publishing.model_card import model_card as model_card
 from flowrl.runtime.failures import FlowrlError as FlowrlError
 
 __version__: str

@@ -182,7 +182,9 @@ def _no_command(name: str) -> str:
 def _module(command: str, part: str) -> Any:
     name = f"flowrl.commands.{command.replace(' ', '_')}"
     whole = importlib.import_module(name) if importlib.util.find_spec(name) else None
-    return whole if callable(getattr(whole, "run", None)) else importlib.import_module(f"{name.replace('_', '.')}.{part}")
+    if callable(getattr(whole, "run", None)):
+        return whole
+    return importlib.import_module(f"{name.replace('_', '.')}.{part}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -98,6 +98,21 @@ def add_batch_size(parser: ActionsContainer, default: str) -> None:
 def add_device(parser: ActionsContainer) -> None:
     """Adds `--device`."""
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+
+
+def option_pairs(texts: Sequence[str]) -> dict[str, str]:
+    """What `--option KEY=VALUE` says, by key.
+
+    Raises:
+        ValueError: a text is no such pair.
+    """
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--option {text!r} must be KEY=VALUE, such as --option detector=FOLDER.")
+        found[key] = value
+    return found
 
 
 def sampling_options(parsed: argparse.Namespace) -> dict[str, Any]:

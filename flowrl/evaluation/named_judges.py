@@ -1,8 +1,8 @@
-"""Judges on the command line: a name that a benchmark knows, a mapping, or a YAML file with one.
+"""Judges as they are given: a name that a benchmark knows, a mapping as text, or a YAML file with one.
 
-    --judge offline
-    --judge '{server: http://127.0.0.1:8080/v1, model: QwenVL}'
-    --judge my/judge.yaml
+    offline
+    {server: http://127.0.0.1:8080/v1, model: QwenVL}
+    my/judge.yaml
 
 The mapping is the option `judge` of the rewards that ask one; see `flowrl.rewards.judges.chat`.
 """
@@ -19,7 +19,7 @@ from flowrl.training.model_files import named_files
 
 
 def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owner: str) -> dict[str, Any]:
-    """The judge that `--judge` describes, checked without calling a server or loading weights.
+    """The judge that is described, checked without calling a server or loading weights.
 
     Args:
         text: as given; None if it was not.
@@ -32,16 +32,16 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
     names = ", ".join(known)
     how = "a mapping such as '{server: http://127.0.0.1:8000/v1, model: NAME}', or a .yaml file with one"
     if text is None:
-        raise ValueError(f"{owner} needs --judge: one of {names}, {how}.")
+        raise ValueError(f"{owner} needs `judge`: one of {names}, {how}.")
     if text in known:
         judge = dict(known[text])
     elif text.lstrip().startswith("{"):
-        judge = parse_yaml(text, "--judge")
+        judge = parse_yaml(text, "`judge`")
     elif text.endswith((".yaml", ".yml")):
         judge = read_mapping(text)
     else:
-        raise ValueError(f"--judge: {unknown_name('judge', text, known)} Or give {how}.")
-    check_chat(judge, owner=f"{owner}, --judge")
+        raise ValueError(f"`judge`: {unknown_name('judge', text, known)} Or give {how}.")
+    check_chat(judge, owner=f"{owner}, `judge`")
     return judge
 
 

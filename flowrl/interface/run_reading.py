@@ -10,13 +10,10 @@ import numpy as np
 from PIL import Image
 
 from flowrl.commands.compare.run import Compared
-from flowrl.commands.eval.run import Evaluated
 from flowrl.commands.sample.run import Drawn
 from flowrl.comparing.comparison_result import read_results
-from flowrl.generation.folders import is_folder_of_images, read_folder
 from flowrl.interface.call_results import (
     Change,
-    Evaluation,
     MethodComparison,
     MethodScore,
     Samples,
@@ -55,18 +52,6 @@ def samples_of(made: Drawn, folder: Path | None) -> Samples:
         images=() if made.fps else tuple(map(_image, made.images)),
         videos=tuple(tuple(map(_image, video)) for video in made.images) if made.fps else (),
         fps=made.fps, grid=sheet, folder=folder,
-    )  # fmt: skip
-
-
-def evaluation_of(found: Evaluated, benchmark: str) -> Evaluation:
-    """What a benchmark found."""
-    whole, subject = found.whole, found.plans[0].subject
-    folder = subject.images or subject.folder / "images"
-    files = len(found.plans) == 1 and is_folder_of_images(folder)
-    return Evaluation(
-        benchmark=benchmark, headline=whole.headline, metrics=dict(whole.metrics), scores=dict(whole.intervals),
-        differences=dict(whole.differences), claim=whole.claim, notes=whole.notes, rows=whole.rows, folder=found.out,
-        files=tuple(image.path for image in read_folder(folder)) if files else (),
     )  # fmt: skip
 
 

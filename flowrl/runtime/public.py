@@ -33,6 +33,7 @@ def public(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
                 return function(*args, **kwargs)
         before_libraries_load()
         given = signature.bind(*args, **kwargs).arguments
+        given.pop("page", None)  # is handed in by the package, not by who calls
         with answering(call_text(function.__name__, given), show=show), errors_in_one_paragraph():
             return function(*args, **kwargs)
 

@@ -76,7 +76,7 @@ def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]
     everything = {key for listed in tables.values() for _, known in listed for key in known}
     if strange := [name for name in across if name not in everything]:
         raise ValueError(
-            f"--across {strange[0]}: no result has such a condition; they have {', '.join(sorted(everything))}."
+            f"`across` {strange[0]}: no result has such a condition; they have {', '.join(sorted(everything))}."
         )
     groups = []
     for (benchmark, metric), listed in tables.items():

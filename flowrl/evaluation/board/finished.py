@@ -88,7 +88,7 @@ def _named(text: str) -> Iterator[tuple[str, Path]]:
         return
     paths = [part for part in rest.split(",") if part]
     if not name or not paths:
-        raise ValueError(f"--compare {text!r}: several trainings of one method are written NAME=FOLDER,FOLDER.")
+        raise ValueError(f"{text!r}: several trainings of one method are written NAME=FOLDER,FOLDER.")
     for part in paths:
         yield name, Path(part)
 

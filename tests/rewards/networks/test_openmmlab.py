@@ -25,7 +25,7 @@ from tiny_clip import write_tiny_clip
 from torch import Tensor
 
 from flowrl.benchmarks.geneval.published import CLASSES
-from flowrl.evaluation.geneval_runner import run
+from flowrl.evaluation.runner import run
 from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.networks import mask2former, openmmlab
