@@ -74,11 +74,7 @@ class GridPlan:
 
 
 def plan_of(settings: Settings) -> GridPlan:
-    """Reads prompts, judge and options.
-
-    Raises:
-        ValueError: no prompts, images that exist, another number of samples, or an unknown judge or option.
-    """
+    """Reads prompts, judge and options."""
     options = options_of(settings, GridOptions)
     if settings.prompts is None:
         raise ValueError("dpg_bench needs `prompts`: dpg_bench/dpg_bench.csv of the repository TencentQQGYLab/ELLA.")
@@ -169,13 +165,14 @@ def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[
         change = mean_interval([by_item[0][name] - by_item[1][name] for name in shared], ends=None)
         said += f"; against {parts[1].label} {signed(change.mean, 2)} (95 % {bounds(change, sign=True)})"
         changes["score"] = change
+    metrics = [{"score": part.score, "skipped": float(part.skipped), **part.categories} for part in scores]
     rows = [
         {"index": place, "item": item.id, "prompt": item.prompt, "score": by_item[0].get(item.id)}
         for place, item in enumerate(plan.items)
     ]
     return result_of(
         settings.benchmark, f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} images each.",
-        sides_of([rows, ()][: len(parts)], [_metrics(part) for part in scores], intervals), changes=changes,
+        sides_of([rows, ()][: len(parts)], metrics, intervals), changes=changes,
         tables=(_table([part.label for part in parts], scores),),
         notes=(
             "The judge is not mPLUG-large, the published one: compare numbers of this judge with each other only.",
@@ -187,10 +184,6 @@ def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[
         ),
         facts={"judge": chat.version, "items": len(plan.items), "crops": plan.crops},
     )  # fmt: skip
-
-
-def _metrics(scores: Scores) -> dict[str, float]:
-    return {"score": scores.score, "skipped": float(scores.skipped), **scores.categories}
 
 
 def _table(labels: Sequence[str], scores: Sequence[Scores]) -> Table:

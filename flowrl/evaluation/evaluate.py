@@ -129,12 +129,7 @@ def evaluate(
         train_prompts: training prompts to check for overlap; None is the run's.
         dry_run: estimate what judging would take, draw nothing (unigenbench).
         seed: of all random draws.
-        steps: denoising steps.
-        guidance: scale.
-        height: pixels.
-        width: pixels.
-        dtype: "float32", "bfloat16" or "float16".
-        max_sequence_length: text tokens that are read.
+        steps, guidance, height, width, dtype, max_sequence_length: how models are sampled (`Sampling`).
         batch_size: images drawn or scored at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show progress.
@@ -154,24 +149,25 @@ def evaluate(
                         height=height, width=width)  # fmt: skip
     for name, value in (("num_prompts", num_prompts), ("samples", samples), ("batch_size", batch_size)):
         check_count(name, value)
-    given, folder = _listed(models), None if images is None else Path(images)
+    folder, added = _path(images), _path(lora)
     if folder is not None:
-        _refuse_beside_images(given, lora, [] if baseline is not None else sampling.given, batch_size, baseline)
-    named = [_place(model) for model in given] or [None if folder is not None else _embedded(known)]
-    labels = _labels(named, folder, lora)
-    home = Path(out) if out is not None else Path("evaluations") / f"{benchmark}-{labels[0]}"
+        alone = {} if baseline is not None else {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
+        if beside := [f"`{name}`" for name, value in {"models": models, "lora": lora, **alone}.items() if value]:
+            raise ValueError(
+                f"`images` judges images that exist, so {', '.join(beside)} has no place beside it: leave it out."
+            )
+    named = _named(models, known, folder, added)
+    home = _path(out) or Path("evaluations") / f"{benchmark}-{next(iter(named))}"
     texts = {key: str(value) for key, value in (options or {}).items()} | ({"dry_run": "true"} if dry_run else {})
     plans = []
-    for model, label in zip(named, labels, strict=True):
+    for label, model in named.items():
         own = home if len(named) == 1 else home / label
-        source = None if model is None else _source(model, lora, sampling)
-        base = None
-        if baseline is not None:
-            base = _base(_place(baseline), source, label, own if baseline == BASE else home, known, sampling)
+        source = None if model is None else find_source(model, lora=added, **sampling.of_source)
+        base = None if baseline is None else _base(_place(baseline), source, label, (own, home), known, sampling)
         plans.append(
             Settings(
                 benchmark=benchmark, subject=Subject(label=label, folder=own / "model", source=source, images=folder),
-                base=base, out=own, prompts=None if prompts is None else str(prompts), num_prompts=num_prompts,
+                base=base, out=own, prompts=prompts and str(prompts), num_prompts=num_prompts,
                 samples=samples or _samples(known, folder), seed=seed,
                 batch_size=batch_size or _batch_size(known, source, base and base.source),
                 judge=json.dumps(dict(judge)) if isinstance(judge, Mapping) else judge, options=texts,
@@ -190,7 +186,7 @@ def evaluate(
             say(("\n" if len(results) > 1 else "") + as_text(replace(results[-1], tables=())))
     whole = results[0]
     if len(plans) > 1:
-        whole = over_models(results, labels)
+        whole = over_models(results, list(named))
         write_result(whole, home, benchmark, [f"{len(plans)} models"], {}, page)
     return _evaluation(whole, plans, home)
 
@@ -216,8 +212,8 @@ def _check(settings: Settings, known: Benchmark, *, dry_run: bool) -> None:
         check(settings)
 
 
-def _listed(models: Any) -> list[Any]:
-    return list(models) if isinstance(models, list | tuple) else [models]
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
 def _place(model: Any) -> str:
@@ -225,33 +221,16 @@ def _place(model: Any) -> str:
     return str(getattr(model, "folder", model))
 
 
-def _embedded(known: Benchmark) -> str:
-    return EMBEDDED_VIDEO if known.videos else EMBEDDED
-
-
-def _source(model: str, lora: str | Path | None, sampling: Sampling) -> Source:
-    return find_source(model, lora=None if lora is None else Path(lora), **sampling.of_source)
-
-
-def _refuse_beside_images(
-    models: Sequence[Any], lora: object, sampling: Sequence[str], batch_size: int | None, baseline: object
-) -> None:
-    """A baseline that is a model may still be drawn; without one nothing is."""
-    beside = [
-        *(["models"] if models else []), *(["lora"] if lora is not None else []), *sampling,
-        *(["batch_size"] if batch_size is not None and baseline is None else []),
-    ]  # fmt: skip
-    if beside:
-        words = ", ".join(f"`{name}`" for name in beside)
-        raise ValueError(f"`images` judges images that exist, so {words} has no place beside it: leave it out.")
-
-
-def _labels(models: Sequence[str | None], images: Path | None, lora: str | Path | None) -> list[str]:
-    added = None if lora is None else Path(lora)
-    labels = [label_of(model, added) if model is not None else _folder_label(images or Path()) for model in models]
+def _named(models: Any, known: Benchmark, images: Path | None, lora: Path | None) -> dict[str, str | None]:
+    """Models by label; the folder's label for None, where images exist."""
+    if images is not None:
+        return {_folder_label(images): None}
+    given = [_place(model) for model in (models if isinstance(models, list | tuple) else [models])]
+    listed = given or [EMBEDDED_VIDEO if known.videos else EMBEDDED]
+    labels = [label_of(model, lora) for model in listed]
     if twice := [label for label, count in Counter(labels).items() if count > 1]:
         raise ValueError(f"two of `models` have the name {twice[0]!r}: evaluate each by itself, or rename.")
-    return labels
+    return dict(zip(labels, listed, strict=True))
 
 
 def _folder_label(folder: Path) -> str:
@@ -263,34 +242,35 @@ def _folder_label(folder: Path) -> str:
 
 
 def _base(
-    baseline: str, own: Source | None, label: str, home: Path, known: Benchmark, sampling: Sampling
-) -> Subject:  # fmt: skip
-    """What the subject is compared to; the word `base` is the model that the subject was trained from."""
+    baseline: str, own: Source | None, label: str, homes: tuple[Path, Path], known: Benchmark, sampling: Sampling
+) -> Subject:
+    """What the subject is compared to; the word `base` is the model that the subject was trained from.
+
+    `homes` are the folder of the subject, and the one that all subjects share.
+    """
     images, source, name = Path(baseline), None, BASE
     if baseline == BASE:
         if own is None or not own.tuned:
             raise ValueError(
-                "`baseline` base is the model before training, so it needs `models` with a LoRA: give a run "
-                "folder, or as `baseline` the model's own name."
+                "`baseline` base is the model before training, so it needs `models` with a LoRA: give a run folder, or "
+                "as `baseline` the model's own name."
             )
         source = own.before_training()
     elif is_folder_of_images(images) or (known.own_names and _holds_no_model(images)):
         name = _folder_label(images)
     else:
-        source, name = _source(baseline, None, sampling), label_of(baseline)
+        source, name = find_source(baseline, **sampling.of_source), label_of(baseline)
     return Subject(
-        label=f"{name} (base)" if name == label else name, folder=home / BASE, source=source,
+        label=f"{name} (base)" if name == label else name, folder=homes[baseline != BASE] / BASE, source=source,
         images=images if source is None else None,
     )  # fmt: skip
 
 
 def _holds_no_model(folder: Path) -> bool:
     """Whether a folder is neither a run, nor a model, nor a LoRA."""
-    return (
-        folder.is_dir()
-        and not any((folder / name).is_file() for name in MODEL_FILES)
-        and not any(folder.glob("*.safetensors"))
-    )
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return False
+    return not any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def _samples(known: Benchmark, images: Path | None) -> int:

@@ -62,11 +62,7 @@ def write(result: Result, settings: Settings, page: Page | None) -> None:
 
 
 def refuse_foreign_result(out: Path) -> None:
-    """Refuses a folder with a result.json or page.html of others.
-
-    Raises:
-        ValueError: names the file.
-    """
+    """Refuses a folder with a result.json or page.html of others."""
     try:
         own = {"benchmark", "headline"} <= read_json(out / "result.json").keys()
     except ValueError:

@@ -51,11 +51,7 @@ class GenevalPlan:
 
 
 def plan_of(settings: Settings) -> GenevalPlan:
-    """Reads prompts and judge.
-
-    Raises:
-        ValueError: an unknown judge or option, prompts without GenEval records, a judge that cannot see their objects.
-    """
+    """Reads prompts and judge."""
     prompts = benchmark_prompts(settings)
     name = judge_name(settings.judge, [prompt.metadata for prompt in prompts])
     return GenevalPlan(prompts=tuple(prompts), options=detector_options(name, option_values(settings)))
@@ -71,11 +67,7 @@ def ask(
 
 
 def benchmark_prompts(settings: Settings) -> list[Prompt]:
-    """The prompts that are evaluated: those of the images that exist, or of `settings.prompts`, or the model's default.
-
-    Raises:
-        ValueError: the file cannot be read, or holds prompts without records.
-    """
+    """Those of the images that exist, or of the file that is named, or the model's default."""
     if settings.subject.images is not None:
         if settings.prompts is not None:
             raise ValueError(f"the images of `images` name their own prompts: leave out `prompts` {settings.prompts}.")
@@ -91,11 +83,7 @@ def benchmark_prompts(settings: Settings) -> list[Prompt]:
 
 
 def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
-    """The judge asked for, or the one that knows the objects of the records.
-
-    Raises:
-        ValueError: the judge knows none of some objects, which it would call missing in every image.
-    """
+    """The judge asked for, or the one that knows the objects of the records."""
     parsed = [parse_record(record) for record in records]
     objects = {clause.label for record in parsed for clause in (*record.include, *record.exclude)}
     known = {"shapes": set(SHAPES), "mask2former": set(CLASSES), "openmmlab": set(CLASSES)}
@@ -123,9 +111,6 @@ def judge_images(
     """One row per image, in their order; answers of an earlier run are taken from the journal.
 
     `files` are digests of those that the judge's options name.
-
-    Raises:
-        ValueError: an image cannot be read.
     """
     identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version} | (
         {"files": files} if files else {}

@@ -14,7 +14,7 @@ from flowrl.evaluation.benchmark import NO_TRAINING, Result, result_of
 from flowrl.evaluation.runner import Part
 from flowrl.evaluation.summing import Line, compared, score_table, sides_of, trained_on
 from flowrl.generation.folders import ImageFile, read_drawn
-from flowrl.generation.subject import Settings, Subject
+from flowrl.generation.subject import Settings
 from flowrl.prompts.overlap import Overlap
 from flowrl.rendering.embedded_images import image_element
 from flowrl.rendering.markup import bounds, esc, number, plural, section
@@ -49,7 +49,9 @@ def geneval_result(settings: Settings, plan: Any, judge: Detector, parts: Sequen
     notes = [*judge.remarks]
     if not published or samples != 4:
         notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
-    if not _share_noise(settings.subjects):
+    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in settings.subjects]
+    seeds = {None if note is None else note.get("seed") for note in drawn}  # images of other programs have none
+    if len(drawn) > 1 and (len(seeds) > 1 or None in seeds):
         notes.append("The images share no known start noise: pairs share their prompts only.")
     if shared:
         notes.append(_overlap_note(shared))
@@ -174,13 +176,6 @@ def _failures(rows: Sequence[Sequence[Row]]) -> Table:
     head = ("", "images") if len(rows) == 1 else ("", "base", "model")
     note = "An image can fail for several reasons, and colour and position are judged only where the objects are there."
     return Table(title="Why images fail", head=head, rows=tuple(body), note=note if body else "None failed.")
-
-
-def _share_noise(subjects: Sequence[Subject]) -> bool:
-    """Whether the notes of all folders name one seed; images of other programs have none."""
-    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in subjects]
-    seeds = {None if note is None else note.get("seed") for note in drawn}
-    return len(subjects) == 1 or (len(seeds) == 1 and None not in seeds)
 
 
 def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:

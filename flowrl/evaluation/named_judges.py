@@ -56,11 +56,7 @@ def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def check_tokens(errors: Iterable[str | None]) -> None:
-    """Stops where a judge has used all its tokens; called when what it did answer has been kept.
-
-    Raises:
-        ValueError: one of the errors of some questions says so.
-    """
+    """Stops where a judge has used all its tokens; called when what it did answer has been kept."""
     if NO_TOKENS in errors:
         raise ValueError(
             "the judge has used all tokens that max_tokens_total gives it: raise it, or remove it. What was answered "
@@ -74,9 +70,6 @@ def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (Non
     Args:
         answers: to some questions.
         readable: errors with which it answered all the same.
-
-    Raises:
-        ValueError: none of the answers has one of these.
     """
     errors = {answer.error for answer in answers}
     if not errors & set(readable):

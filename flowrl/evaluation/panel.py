@@ -58,9 +58,6 @@ def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[
         settings: of the evaluation.
         known: the benchmark's own options.
         what: it has instead of a judge.
-
-    Raises:
-        ValueError: another option, or a judge.
     """
     for name in settings.options:
         if "." not in name and name not in known:
@@ -73,22 +70,14 @@ def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[
 
 
 def specs_of(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The scorers of a list of names; none where it is empty.
-
-    Raises:
-        ValueError: options of rewards without a reward, or what no reward is called.
-    """
+    """The scorers of a list of names; none where it is empty."""
     if not rewards and options:
         raise ValueError(f"`options` {next(iter(options))}: no reward was given, name them by `options` rewards=NAME.")
     return scorer_specs(rewards, options) if rewards else []
 
 
 def plan_of(settings: Settings) -> PanelPlan:
-    """Reads the options.
-
-    Raises:
-        ValueError: unknown options or rewards, or nothing to measure.
-    """
+    """Reads the options."""
     panel = PANELS.get(settings.benchmark, _OWN)
     options = scorer_options(settings, ("rewards", "features", "feature_model"), "scorers")
     rewards = settings.options.get("rewards", ",".join(panel.rewards))
@@ -101,11 +90,7 @@ def plan_of(settings: Settings) -> PanelPlan:
 
 
 def prompts_of(settings: Settings, subject: Subject, plan: PanelPlan) -> list[Prompt]:
-    """The prompts of the file that is named, or the embedded model's held-out ones.
-
-    Raises:
-        ValueError: none were given, or the file cannot be read.
-    """
+    """The prompts of the file that is named, or the embedded model's held-out ones."""
     named = settings.prompts
     if named is None and subject.source is not None and subject.source.model in WORLD_MODELS:
         named = WORLD
@@ -113,22 +98,14 @@ def prompts_of(settings: Settings, subject: Subject, plan: PanelPlan) -> list[Pr
 
 
 def prompts_named(settings: Settings, named: str | None, where: str, world: str) -> list[Prompt]:
-    """The prompts of a file, or of the embedded world.
-
-    Raises:
-        ValueError: none were given, or the file cannot be read.
-    """
+    """The prompts of a file, or of the embedded world."""
     if named is None:
         raise ValueError(f"{settings.benchmark} needs `prompts`, a .txt or .jsonl file: {where}; none is shipped.")
     return choose(read_prompts(resolve_path(world if named == WORLD else named)), settings.num_prompts)
 
 
 def existing(settings: Settings, plan: PanelPlan, folder: Path) -> list[ImageFile]:
-    """Images of a folder: in GenEval's layout, or any with a file of prompts as `flowrl reward score` takes it.
-
-    Raises:
-        ValueError: no folder, no images, or prompts that do not fit.
-    """
+    """Images of a folder: in GenEval's layout, or any with a file of prompts as `flowrl reward score` takes it."""
     if is_folder_of_images(folder):
         found = [image for image in read_folder(folder) if image.sample < settings.samples]
     else:

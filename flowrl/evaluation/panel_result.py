@@ -62,9 +62,6 @@ def panel_result(
         noun: what is scored.
         sections: further parts of the page.
         notes: what else a reader has to know.
-
-    Raises:
-        ValueError: subject and base have other prompts or samples.
     """
     scored, labels = [part.found for part in parts], [part.label for part in parts]
     subject = scored[0]

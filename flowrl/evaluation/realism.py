@@ -43,8 +43,11 @@ def realism(runs: str | Path | Sequence[str | Path]) -> list[Realism]:
     """
     found = []
     for folder in map(Path, [runs] if isinstance(runs, str | Path) else runs):
-        items, (first, last) = _items(folder), _evaluations(folder)
-        before, after = (_images(folder, name, len(items)) for name in (first, last))
+        items = _items(folder)
+        names = sorted(path.stem for path in (folder / "eval").glob("iteration_*.jsonl"))
+        if len(names) < 2:
+            raise ValueError(f"{folder}: needs an evaluation before and one after training, it has {len(names)}")
+        before, after = (_images(folder, name, len(items)) for name in (names[0], names[-1]))
         records = [item.prompt.metadata for item in items]
         real = world_features(scene_images(records))
         change = kernel_change(
@@ -70,14 +73,6 @@ def _items(run: Path) -> list[EvalItem]:
             f"{run}: drawn scenes need GenEval records with the prompts, as in asset:prompts/world_heldout.jsonl"
         )
     return items
-
-
-def _evaluations(run: Path) -> tuple[str, str]:
-    """Names of the first and the last evaluation."""
-    names = sorted(path.stem for path in (run / "eval").glob("iteration_*.jsonl"))
-    if len(names) < 2:
-        raise ValueError(f"{run}: needs an evaluation before and one after training, it has {len(names)}")
-    return names[0], names[-1]
 
 
 def _images(run: Path, name: str, count: int) -> Tensor:

@@ -25,11 +25,7 @@ Line = tuple[str, Sequence[Interval], Interval | None]
 
 
 def options_of(settings: Settings, cls: type[Options]) -> Options:
-    """The options of a benchmark as the dataclass that states them.
-
-    Raises:
-        ValueError: an unknown option, a wrong type, or a value that the class refuses.
-    """
+    """The options of a benchmark as the dataclass that states them."""
     return build_options(cls, option_values(settings), owner=f"`options` of {settings.benchmark}")
 
 

@@ -81,11 +81,7 @@ Scores = Mapping[str, Mapping[int, float]]
 
 
 def plan_of(settings: Settings) -> ScenePlan:
-    """Reads prompts and options.
-
-    Raises:
-        ValueError: no prompts, a judge or images, or a prompt that cannot name a file.
-    """
+    """Reads prompts and options."""
     if settings.judge is not None or settings.subject.images is not None:
         raise ValueError(
             "t2i_compbench draws images for the benchmark's own scripts, so `judge` and `images` have no place: run "
@@ -100,11 +96,7 @@ def plan_of(settings: Settings) -> ScenePlan:
 
 
 def read_categories(settings: Settings) -> dict[str, list[str]]:
-    """Prompts by category.
-
-    Raises:
-        ValueError: no prompts, or none of the known files there.
-    """
+    """Prompts by category."""
     if settings.prompts is None:
         raise ValueError(
             "t2i_compbench needs `prompts`: the folder examples/dataset of the repository Karine-Huang/T2I-CompBench, "

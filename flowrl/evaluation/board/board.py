@@ -81,11 +81,7 @@ def leaderboard(
 
 
 def of_one_model(results: Sequence[str | Path]) -> tuple[str, list[Entry]]:
-    """The name and the finished evaluations of one model.
-
-    Raises:
-        ValueError: they are of several.
-    """
+    """The name and the finished evaluations of one model."""
     entries = [entry for entry in find_entries([str(one) for one in results]) if entry.side == "model"]
     names = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
     if len(names) > 1:

@@ -83,7 +83,8 @@ def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]
         parts: dict[str, list[tuple[Entry, Conditions]]] = {}
         for entry, known in listed:
             kept = {key: value for key, value in known.items() if key not in across}
-            parts.setdefault(_seal(kept), []).append((entry, known))
+            seal = {**kept, PROMPTS: sorted(kept.get(PROMPTS, ()))}
+            parts.setdefault(json.dumps(seal, sort_keys=True, default=str), []).append((entry, known))
         ordered = sorted(parts.values(), key=len, reverse=True)
         first = _shared(ordered[0])
         for place, part in enumerate(ordered):
@@ -93,10 +94,6 @@ def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]
                       apart="; ".join(differences(first, own, across)) if place else "")
             )  # fmt: skip
     return groups
-
-
-def _seal(known: Mapping[str, Any]) -> str:
-    return json.dumps({**known, PROMPTS: sorted(known.get(PROMPTS, ()))}, sort_keys=True, default=str)
 
 
 def _shared(part: Sequence[tuple[Entry, Conditions]]) -> Conditions:

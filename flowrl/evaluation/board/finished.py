@@ -134,11 +134,7 @@ def _is_result(file: Path) -> bool:
 
 
 def entries_of(file: Path, pool: str = "") -> list[Entry]:
-    """The model of a result.json, and its base if it has one.
-
-    Raises:
-        ValueError: it is not what `flowrl eval` writes, or its rows are missing or broken.
-    """
+    """The model of a result.json, and its base if it has one."""
     found = read_result(file)
     names = [str(name) for name in found["names"]]
     entries = []
@@ -153,11 +149,7 @@ def entries_of(file: Path, pool: str = "") -> list[Entry]:
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    """The content of a result.json.
-
-    Raises:
-        ValueError: it is not what `flowrl eval` writes.
-    """
+    """The content of a result.json."""
     found = read_json(file, "run the evaluation again, or leave it out.")
     missing = [key for key, kind in NEEDED.items() if not isinstance(found.get(key), kind)]
     if missing:
@@ -178,7 +170,10 @@ def _entry(
     home = folder / side
     if side == "base" and not home.is_dir():  # that of several models lies beside their folders
         home = folder.parent / side
-    rows = _rows(home / "rows.jsonl")
+    verdicts = home / "rows.jsonl"
+    if not verdicts.is_file():
+        raise ValueError(f"there is no {verdicts}, the verdicts of a finished evaluation: run the evaluation again.")
+    rows = read_json_lines(verdicts)
     images = _images(home, found, side)
     return Entry(
         benchmark=benchmark, label=label, folder=folder, side=side, pool=pool, metrics=short,
@@ -186,12 +181,6 @@ def _entry(
         facts=found["facts"], drawn=None if images is None else read_drawn(images), images=images,
         judged=_judged(home, benchmark, found["facts"]), version=found.get("version"),
     )  # fmt: skip
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ValueError(f"there is no {path}, the verdicts of a finished evaluation: run the evaluation again.")
-    return read_json_lines(path)
 
 
 def _float(value: Any) -> float:
@@ -244,11 +233,7 @@ def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str,
 
 
 def _each_once(entries: Sequence[Entry]) -> list[Entry]:
-    """Bases that several results share, once.
-
-    Raises:
-        ValueError: two results are copies of one.
-    """
+    """Bases that several results share, once."""
     kept: dict[str, Entry] = {}
     for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
         key = _content(entry)

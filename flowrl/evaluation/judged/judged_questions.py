@@ -69,14 +69,10 @@ def find_words(protocol: Protocol, asks: Iterable[Ask], given: Path | None, besi
                 f"template_dir=FOLDER, your copy of the repository that the prompts are from, or a folder with "
                 f"{ask.words}.txt, a template with {', '.join(f'{{{name}}}' for name in ask.fields) or 'no field'}."
             )
-        _check(ask, templates[ask.words])
+        if lacking := [name for name in ask.fields if f"{{{name}}}" not in templates[ask.words].user]:
+            raise ValueError(f"the words {ask.words} must hold {{{lacking[0]}}}, so that the judge is told.")
+        templates[ask.words].parts([BLANK] * (2 if ask.source else 1), {})
     return WordsOf(templates=templates, origin=f"own words: {', '.join(own)}" if own else "published words")
-
-
-def _check(ask: Ask, template: Template) -> None:
-    if lacking := [name for name in ask.fields if f"{{{name}}}" not in template.user]:
-        raise ValueError(f"the words {ask.words} must hold {{{lacking[0]}}}, so that the judge is told.")
-    template.parts([BLANK] * (2 if ask.source else 1), {})
 
 
 def ask_cases(

@@ -59,11 +59,7 @@ class Judged:
 
 
 def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Part[Judged]]) -> Result:
-    """The result of a subject, or of a subject and a base.
-
-    Raises:
-        ValueError: no image has scores.
-    """
+    """The result of a subject, or of a subject and a base."""
     protocol, labels, judged = plan.protocol, [part.label for part in parts], [part.found for part in parts]
     for label, part in zip(labels, judged, strict=True):
         if part.skipped == len(part.judgements):
@@ -83,7 +79,7 @@ def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Par
     return result_of(
         settings.benchmark, compared(said, changes[score.name], labels[1]) if score.name in changes else said,
         sides_of([_rows(protocol, part) for part in parts],
-                 [_metrics(own, score.name, part) for own, part in zip(named, judged, strict=True)], named),
+                 [_metrics(own, score.name, part.skipped) for own, part in zip(named, judged, strict=True)], named),
         changes=changes, claim=f"prompts of the same kinds{NO_TRAINING}",
         tables=(score_table(labels, lines, note=protocol.note, digits=3, paired_by="prompts and start noise"),),
         notes=(*_notes(settings, plan, parts), *plan.file.notes),
@@ -179,11 +175,11 @@ def _natural(task: str) -> tuple[int, str]:
     return (int(head), task) if head.isdecimal() else (0, task)
 
 
-def _metrics(named: Mapping[str, Interval], first: str, part: Judged) -> dict[str, float]:
+def _metrics(named: Mapping[str, Interval], first: str, skipped: int) -> dict[str, float]:
     head = named[first]
     found = {first: head.mean, f"{first}_low": head.low, f"{first}_high": head.high}
     found |= {name.replace(" ", "_"): interval.mean for name, interval in named.items() if name != first}
-    return {**found, "skipped": float(part.skipped)}
+    return {**found, "skipped": float(skipped)}
 
 
 def _rows(protocol: Protocol, part: Part[Judged]) -> list[dict[str, Any]]:

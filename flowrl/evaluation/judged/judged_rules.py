@@ -88,11 +88,7 @@ class JudgedPlan:
 
 
 def plan_of(settings: Settings) -> JudgedPlan:
-    """Reads cases, judge, words and options.
-
-    Raises:
-        ValueError: no prompts or bad ones, an unknown option or judge, or words that are missing.
-    """
+    """Reads cases, judge, words and options."""
     options, protocol = options_of(settings, JudgeOptions), PROTOCOLS[settings.benchmark]
     if settings.prompts is None:
         raise ValueError(f"{settings.benchmark} needs `prompts`: {protocol.where}; its data are not shipped.")
@@ -123,11 +119,7 @@ def _folder(name: str, given: str | None) -> Path | None:
 
 
 def existing(settings: Settings, plan: JudgedPlan, folder: Path) -> list[ImageFile]:
-    """The images of cases in a folder that exists, under the published names or as this command laid them out.
-
-    Raises:
-        ValueError: an image is missing.
-    """
+    """The images of cases in a folder that exists, under the published names or as this command laid them out."""
     names = [plan.protocol.image_name(case) for case in plan.cases]
     by_key: dict[str, ImageFile] = {}
     if is_folder_of_images(folder):

@@ -77,12 +77,7 @@ def reward_card(
         num_prompts: that are drawn, spread evenly over the file.
         samples: images per prompt that are drawn.
         seed: of the start noise.
-        steps: denoising steps.
-        guidance: scale.
-        height: pixels.
-        width: pixels.
-        dtype: "float32", "bfloat16" or "float16".
-        max_sequence_length: text tokens that are read.
+        steps, guidance, height, width, dtype, max_sequence_length: how it is sampled (`Sampling`).
         batch_size: images scored at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show progress.
@@ -140,11 +135,7 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes_named(names: str | Sequence[str]) -> list[str]:
-    """Changes of images by name.
-
-    Raises:
-        ValueError: there is none of a name.
-    """
+    """Changes of images by name."""
     if names in ("all", "none"):
         return list(PERTURBATIONS) if names == "all" else []
     chosen = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
@@ -158,11 +149,7 @@ def draw_images(
     model: str, prompts: str, folder: Path, *, sampling: Sampling, num_prompts: int, samples: int, seed: int,
     device: str | None,
 ) -> None:  # fmt: skip
-    """Draws what is missing of a model's images; the same call resumes where it stopped.
-
-    Raises:
-        ValueError: before weights load: the model is not there or makes videos, or a prompt is bad.
-    """
+    """Draws what is missing of a model's images; the same call resumes where it stopped."""
     source = find_source(model, **sampling.of_source)
     check_source(source, judging="flowrl reward card")
     listed = choose(load_prompts(prompts, source.negative, resolve=resolve_path), num_prompts)

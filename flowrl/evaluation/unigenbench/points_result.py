@@ -55,11 +55,7 @@ class Judging:
 
 
 def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Part[Judging]]) -> Result:
-    """The result of a subject, or of a subject and a base.
-
-    Raises:
-        ValueError: no image has scores.
-    """
+    """The result of a subject, or of a subject and a base."""
     judgings, labels = [part.found for part in parts], [part.label for part in parts]
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
     if any(not found.primary for found in scores):

@@ -115,11 +115,7 @@ class PointPlan:
 
 
 def plan_of(settings: Settings) -> PointPlan:
-    """Reads prompt file, judge, template and options.
-
-    Raises:
-        ValueError: no prompt file or a bad one, an unknown option or judge, or a template that lacks a field.
-    """
+    """Reads prompt file, judge, template and options."""
     options = options_of(settings, PointOptions)
     if settings.prompts is None:
         raise ValueError(
@@ -138,11 +134,7 @@ def plan_of(settings: Settings) -> PointPlan:
 
 
 def existing(settings: Settings, plan: PointPlan, folder: Path) -> list[ImageFile]:
-    """The images of items in a folder that exists, named {index}_{sample}.png or laid out as GenEval does.
-
-    Raises:
-        ValueError: an image is missing.
-    """
+    """The images of items in a folder that exists, named {index}_{sample}.png or laid out as GenEval does."""
     samples = settings.samples
     if not is_folder_of_images(folder):
         return read_numbered(folder, plan.texts, samples)

@@ -99,11 +99,7 @@ class Measures:
 
 
 def plan_of(settings: Settings) -> VBenchPlan:
-    """Reads the options and the prompts.
-
-    Raises:
-        ValueError: no environment, other prompts than VBench's, or too many samples.
-    """
+    """Reads the options and the prompts."""
     options = options_of(settings, VBenchOptions)
     if settings.judge is not None:
         raise ValueError("vbench is measured by its package and has no judge: leave `judge` out.")
@@ -166,11 +162,7 @@ def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[Pa
 
 
 def existing(settings: Settings, plan: VBenchPlan, folder: Path) -> list[ImageFile]:
-    """The videos `<prompt>-<k>.mp4` of a folder, k below the number of samples.
-
-    Raises:
-        ValueError: some are missing; says which and how many.
-    """
+    """The videos `<prompt>-<k>.mp4` of a folder, k below the number of samples."""
     listed = [
         ImageFile(file=video_name(text, sample), path=folder / video_name(text, sample), prompt=text, index=index,
                   sample=sample)

@@ -43,11 +43,7 @@ class Found:
 
 
 def plan_of(settings: Settings) -> PanelPlan:
-    """Reads the options; without rewards the diagnostics alone are measured.
-
-    Raises:
-        ValueError: unknown options or rewards.
-    """
+    """Reads the options; without rewards the diagnostics alone are measured."""
     known = VIDEO_PANELS.get(settings.benchmark, _OWN)
     options = scorer_options(settings, ("rewards",), "rewards")
     usual = WORLD_REWARDS if known is _OWN and _of_world(settings, settings.subject) else known.rewards
@@ -55,11 +51,7 @@ def plan_of(settings: Settings) -> PanelPlan:
 
 
 def video_prompts(settings: Settings, subject: Subject, plan: PanelPlan) -> list[Prompt]:
-    """The prompts of the file that is named, or the embedded model's held-out ones.
-
-    Raises:
-        ValueError: none were given, or the file cannot be read.
-    """
+    """The prompts of the file that is named, or the embedded model's held-out ones."""
     named = WORLD if _of_world(settings, subject) else settings.prompts
     return prompts_named(settings, named, plan.panel.where, "asset:prompts/motion_heldout.jsonl")
 
@@ -70,11 +62,7 @@ def _of_world(settings: Settings, subject: Subject) -> bool:
 
 
 def existing(settings: Settings, plan: PanelPlan, folder: Path) -> list[ImageFile]:
-    """Clips of a folder in GenEval's layout.
-
-    Raises:
-        ValueError: another layout, no clips, or fewer than are asked for.
-    """
+    """Clips of a folder in GenEval's layout."""
     if not is_folder_of_images(folder):
         raise ValueError(
             f"{folder} is no folder of clips with their prompts: lay it out as NNNNN/metadata.jsonl (one JSON object "
