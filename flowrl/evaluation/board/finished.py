@@ -141,7 +141,9 @@ def entries_of(file: Path, pool: str = "") -> list[Entry]:
     for place, (side, prefix) in enumerate(SIDES.items()):
         metrics = found.get(f"{prefix}metrics") or {}
         if place < len(names) and metrics:
-            label = names[place] if side == "model" else _base_name(names[place], found)
+            label, model = names[place], str(found["facts"].get("model", ""))
+            if side == "base" == label and model:
+                label = f"{model.rsplit('/', 1)[-1].rsplit(':', 1)[-1]} before training"
             entries.append(_entry(file.parent, found, side, label, metrics, pool if side == "model" else ""))
     if not entries:
         raise ValueError(f"{file} holds no numbers: the evaluation drew images and judged none.")
@@ -155,11 +157,6 @@ def read_result(file: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{file} lacks {', '.join(missing)}: it is no result of `flowrl eval`; leave it out.")
     return found
-
-
-def _base_name(name: str, found: Mapping[str, Any]) -> str:
-    model = str(found["facts"].get("model", ""))
-    return f"{model.rsplit('/', 1)[-1].rsplit(':', 1)[-1]} before training" if name == "base" and model else name
 
 
 def _entry(

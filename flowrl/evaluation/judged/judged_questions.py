@@ -108,7 +108,12 @@ def ask_cases(
             found = None
         return (None, {VALUES: found}) if found is not None else (answer.error or UNPARSED, {})
 
-    keys = [_key(case, image, ask, words) for case, image, ask in work]
+    def key_of(case: Case, image: ImageFile, ask: Ask) -> str:
+        source = None if case.source is None else content_digest(case.source)
+        asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source]
+        return image.key_with(json.dumps(asked))
+
+    keys = [key_of(*one) for one in work]
     # A question whose first token is read comes out the same at every try.
     once = all(ask.forms for _, _, ask in work)
     rows = ask_kept(chat, keys, build, read, journal, replace(asking, attempts=1) if once else asking, label=label)
@@ -122,12 +127,6 @@ def _judgement(case: Case, rows: Sequence[Row]) -> Judgement:
         case=case, replies={ask.name: row["output"] for ask, row in zip(case.asks, rows, strict=True)},
         values={ask.name: row[VALUES] for ask, row in zip(case.asks, rows, strict=True)} if whole else None,
     )  # fmt: skip
-
-
-def _key(case: Case, image: ImageFile, ask: Ask, words: WordsOf) -> str:
-    source = None if case.source is None else content_digest(case.source)
-    asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source]
-    return image.key_with(json.dumps(asked))
 
 
 @lru_cache(maxsize=8)  # the questions about one image stand together

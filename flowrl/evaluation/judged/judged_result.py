@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Case, Judgement, Protocol, Score
+from flowrl.benchmarks.judged.cases import Judgement, Protocol, Score
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, result_of
 from flowrl.evaluation.runner import Part
 from flowrl.evaluation.summing import (
@@ -100,7 +100,10 @@ def _lines(protocol: Protocol, judged: Sequence[Judged]) -> list[Line]:
         rows = [score_rows(score, part.judgements) for part in judged]
         if not all(rows):
             continue
-        lines.append((score.name, [_overall(score, part) for part in rows], _change(score, rows)))
+        change = None
+        if len(rows) > 1 and (both := partners(*rows))[0]:
+            change = _overall(score, *both)
+        lines.append((score.name, [_overall(score, part) for part in rows], change))
         if score.tasks:
             lines += _task_lines(score, rows)
     return lines
@@ -150,29 +153,22 @@ def scaled(interval: Interval, low: float, high: float, *, change: bool = False)
     return Interval(mean=mean, low=lower, high=upper)
 
 
-def _change(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> Interval | None:
-    if len(rows) < 2:
-        return None
-    subject, base = partners(*rows)
-    return _overall(score, subject, base) if subject else None
-
-
 def _task_lines(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> list[Line]:
     found = [task_scores(part) for part in rows]
     both = partners(*rows) if len(rows) > 1 else []
     changes = task_scores(both[0], base=both[1]) if both and both[0] else {}
-    order = list(dict.fromkeys(row.task for row in rows[0]))
+    order = dict.fromkeys(row.task for row in rows[0])
+
+    def by_number(task: str) -> tuple[int, str]:
+        """Tasks that begin with a number by that, others by their letters."""
+        head = task.partition(" ")[0]
+        return (int(head) if head.isdecimal() else 0, task)
+
     return [
         (task, [scaled(part[task], score.low, score.high) for part in found],
          scaled(changes[task], score.low, score.high, change=True) if task in changes else None)
-        for task in sorted(order, key=_natural) if all(task in part for part in found)
+        for task in sorted(order, key=by_number) if all(task in part for part in found)
     ]  # fmt: skip
-
-
-def _natural(task: str) -> tuple[int, str]:
-    """Tasks that begin with a number by that, others by their letters."""
-    head = task.partition(" ")[0]
-    return (int(head), task) if head.isdecimal() else (0, task)
 
 
 def _metrics(named: Mapping[str, Interval], first: str, skipped: int) -> dict[str, float]:
@@ -254,12 +250,7 @@ def _said(protocol: Protocol, label: str, one: Judgement) -> str:
         return f"<br>{esc(label)}: no scores"
     values = [(score.name, _single(score, one)) for score in protocol.scores if not score.subset]
     listed = ", ".join(f"{name} {number(value, 2)}" for name, value in values if value is not None)
-    replies = " ".join(f"{_about(one.case, name)}: {text}" for name, text in one.replies.items())
+    about = {ask.name: ask.fields.get("question", ask.name) for ask in one.case.asks}
+    replies = " ".join(f"{about[name]}: {text}" for name, text in one.replies.items())
     cut = replies if len(replies) <= SHOWN else f"{replies[:SHOWN]}…"
     return f"<br>{esc(label)}: {esc(listed)}<br><small>{esc(cut)}</small>"
-
-
-def _about(case: Case, name: str) -> str:
-    """What a question was about, where its fields say so."""
-    ask = next(ask for ask in case.asks if ask.name == name)
-    return ask.fields.get("question", name)

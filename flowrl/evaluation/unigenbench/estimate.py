@@ -16,7 +16,6 @@ import numpy as np
 
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.evaluation.benchmark import Result
-from flowrl.evaluation.kept_answers import Asking
 from flowrl.evaluation.unigenbench.wording import Wording
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.subject import Settings
@@ -34,21 +33,14 @@ CONCURRENCY = 64  # requests at a time where the judge does not say, as in `flow
 def estimate_of(settings: Settings, plan: Any) -> Result:
     """The estimate as a result without scores."""
     subjects, items = settings.subjects, plan.items
-    rows: list[Row] = []
-    calls = 0
-    for subject in subjects:
-        answered = _answered(subject.folder, plan.identity)
-        rows += answered
-        calls += max(len(items) * settings.samples - len(answered), 0)
+    answered = [_answered(subject.folder, plan.identity) for subject in subjects]
+    rows = [row for part in answered for row in part]
+    calls = sum(max(len(items) * settings.samples - len(part), 0) for part in answered)
     pixels = _pixels(settings)
-    guessed = [tokens_of(item, plan.wording, pixels, plan.asking) for item in items]
     at_once = int(plan.judge.get("concurrency", CONCURRENCY)) if "server" in plan.judge else 1
-    tokens, seconds = fmean(guessed), SECONDS * math.ceil(calls / at_once)  # seconds of all calls
     measured = [row["tokens"] for row in rows if row["tokens"]]
-    if measured:
-        tokens = fmean(measured)
-    if rows:
-        seconds = calls * fmean(row["seconds"] for row in rows)
+    tokens = fmean(measured or [_tokens_of(item, plan.wording, pixels, plan.asking.max_tokens) for item in items])
+    seconds = calls * fmean(row["seconds"] for row in rows) if rows else SECONDS * math.ceil(calls / at_once)
     how = (
         f"measured on {plural(len(rows), 'answer')} in the journal"
         if rows
@@ -57,8 +49,7 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
     )
     total = calls * tokens
     table = Table(
-        title="Estimate",
-        head=("", "number"),
+        title="Estimate", head=("", "number"),
         rows=(
             ("prompts", str(len(items))),
             ("images", str(len(items) * settings.samples * len(subjects))),
@@ -68,7 +59,7 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
             ("time of the judge", duration(seconds)),
         ),
         note=f"Tokens and seconds of a call are {how}. Repeated tries and the drawing of images are not counted.",
-    )
+    )  # fmt: skip
     return Result(
         headline=f"A dry run: {plural(calls, 'call')} to {plan.judge['model']}, about {total / 1e6:.2g} million tokens "
         f"and {duration(seconds)}. Nothing was drawn or asked.",
@@ -78,17 +69,17 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
     )  # fmt: skip
 
 
-def tokens_of(item: Item, wording: Wording, pixels: float, asking: Asking) -> float:
+def _tokens_of(item: Item, wording: Wording, pixels: float, max_tokens: int) -> float:
     """A guess of the tokens of a question and its answer."""
     blank = np.zeros((1, 1, 3), dtype=np.uint8)
     question = wording.question(item, blank, max_tokens=1, temperature=0.0, seed=0)
-    asked = sum(text_tokens(part) for part in (question.system, *question.parts) if isinstance(part, str))
-    repeated = text_tokens(item.prompt) + text_tokens(str(list(item.points)))
+    asked = sum(_text_tokens(part) for part in (question.system, *question.parts) if isinstance(part, str))
+    repeated = _text_tokens(item.prompt) + _text_tokens(str(list(item.points)))
     answered = ANSWER_BASE + repeated + ANSWER_PER_POINT * len(item.points)
-    return asked + pixels / PIXELS_PER_TOKEN + min(answered, asking.max_tokens)
+    return asked + pixels / PIXELS_PER_TOKEN + min(answered, max_tokens)
 
 
-def text_tokens(text: str) -> float:
+def _text_tokens(text: str) -> float:
     """A guess of a text's tokens: a quarter of its Latin characters, and two thirds of the others."""
     latin = sum(character.isascii() for character in text)
     return latin / 4 + (len(text) - latin) * 2 / 3
@@ -106,12 +97,10 @@ def _answered(folder: Path, identity: Mapping[str, Any]) -> list[Row]:
 
 
 def _pixels(settings: Settings) -> float:
+    """Of an image, where its size can be known."""
     images, source = settings.subject.images, settings.subject.source
-    if images is not None:
-        first = next(iter(sorted(images.rglob("*.png"))), None)
-        if first is not None:
-            return float(math.prod(image_size(first)))
+    first = None if images is None else next(iter(sorted(images.rglob("*.png"))), None)
+    if first is not None:
+        return float(math.prod(image_size(first)))
     height, width = (source.options.get(side) if source is not None else None for side in ("height", "width"))
-    if height and width:
-        return float(height * width)
-    return float(SIDE * SIDE)
+    return float(height * width) if height and width else float(SIDE * SIDE)

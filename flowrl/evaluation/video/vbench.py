@@ -181,8 +181,9 @@ def ask(settings: Settings, plan: VBenchPlan, judge: None, subject: Subject, cli
     """Every dimension of a subject, from its journal where its videos are the ones that were measured."""
     folder = subject.folder / "vbench"
     names = [video_name(clip.prompt, clip.sample) for clip in clips]
+    kept = set(names)
     for path in (folder / "videos").iterdir() if (folder / "videos").is_dir() else ():
-        if path.name not in names:  # a link of another prompt, which the package would take for a video
+        if path.name not in kept:  # a link of another prompt, which the package would take for a video
             path.unlink()
     put(clips, folder / "videos", names)
     prompts = folder / "full_info.json"
@@ -209,8 +210,7 @@ def ask(settings: Settings, plan: VBenchPlan, judge: None, subject: Subject, cli
 
 def _ordered(found: Mapping[str, Interval]) -> dict[str, Interval]:
     """The sums first, as the leaderboard has them, the total before its parts."""
-    order = [*reversed(SUMS), *DIMENSIONS]
-    return {name: found[name] for name in order if name in found}
+    return {name: found[name] for name in (*reversed(SUMS), *DIMENSIONS) if name in found}
 
 
 def _notes(
