@@ -25,9 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--benchmark", default="geneval", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (default: geneval)")
     add("--images", type=Path, metavar="FOLDER", help="images or clips to judge instead (GenEval's layout)")
     add(
-        "--baseline", metavar="NAME",
+        "--baseline",
+        metavar="NAME",
         help="what MODEL is compared to: a model, a folder of images, or 'base', the run's model before training",
-    )  # fmt: skip
+    )
     add("--lora", type=Path, metavar="FOLDER", help="LoRA to add to MODEL")
     add("--prompts", metavar="FILE", help="file of prompts, or published or world (default: the benchmark's)")
     add("--num-prompts", type=count, metavar="N", help="number of prompts, spread evenly over the file (default: all)")
@@ -35,10 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="images or clips per prompt (default: the published number: drawbench and vbench 5, those that a judge "
         "reads, hpdv2, ocr, pick_score_test, video_align and videogen_eval 1; else 4)")  # fmt: skip
     add(
-        "--judge", metavar="JUDGE",
+        "--judge",
+        metavar="JUDGE",
         help="a judge that the benchmark knows by name, '{server: URL, model: NAME}', or a YAML file with such a "
         "mapping (default: the one that fits the prompts)",
-    )  # fmt: skip
+    )
     add("--option", dest="options", action="append", default=[], metavar="KEY=VALUE",
         help="option of the benchmark, its judge or a reward; may be repeated")  # fmt: skip
     add("--dry-run", action="store_true", help="estimate what judging would take, draw nothing (unigenbench)")

@@ -19,10 +19,11 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     """Adds `--prompt` and `--prompts`."""
     parser.add_argument("--prompt", metavar="TEXT", help="prompt of all images")
     parser.add_argument(
-        "--prompts", metavar="FILE",
+        "--prompts",
+        metavar="FILE",
         help="file of prompts: .txt with one line per image, in the order of their names, 2.png before 10.png; .jsonl "
         "with file, prompt and metadata",
-    )  # fmt: skip
+    )
 
 
 def add_pairs(parser: argparse.ArgumentParser) -> None:

@@ -25,9 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--perturb", default="all", metavar="NAMES", help="changes of images to test, all or none (default: all)")
     add("--out", type=Path, metavar="PATH", help="folder to write (default: reward-card-NAME)")
     add(
-        "--model", metavar="MODEL",
+        "--model",
+        metavar="MODEL",
         help="model that draws the images for --prompts: run folder, LoRA or model folder, hub id or asset:NAME",
-    )  # fmt: skip
+    )
     add("--num-prompts", type=count, default=24, metavar="N",
         help="number of prompts, spread evenly over the file (default: 24)")  # fmt: skip
     add("--samples", type=count, default=8, metavar="N", help="images per prompt (default: 8)")

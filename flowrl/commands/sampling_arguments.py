@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -118,8 +118,3 @@ def option_pairs(texts: Sequence[str]) -> dict[str, str]:
 def sampling_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """What the command line says of sampling, as `flowrl.generation.models.find_source` takes it."""
     return {argument: vars(parsed)[name] for name, argument in SAMPLING.items()}
-
-
-def given_flags(parsed: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """Those of some flags that were given, as they are written."""
-    return [f"--{name.replace('_', '-')}" for name in names if vars(parsed)[name] not in (None, [])]

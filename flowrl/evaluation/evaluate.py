@@ -145,8 +145,9 @@ def evaluate(
     if benchmark not in BENCHMARKS:
         raise ValueError(f"`benchmark` {benchmark}: {unknown_name('benchmark', benchmark, BENCHMARKS)}")
     known = BENCHMARKS[benchmark]
-    sampling = Sampling(steps=steps, guidance=guidance, dtype=dtype, max_sequence_length=max_sequence_length,
-                        height=height, width=width)  # fmt: skip
+    sampling = Sampling(
+        steps=steps, guidance=guidance, dtype=dtype, max_sequence_length=max_sequence_length, height=height, width=width
+    )
     for name, value in (("num_prompts", num_prompts), ("samples", samples), ("batch_size", batch_size)):
         check_count(name, value)
     folder, added = _path(images), _path(lora)
@@ -261,9 +262,11 @@ def _base(
     else:
         source, name = find_source(baseline, **sampling.of_source), label_of(baseline)
     return Subject(
-        label=f"{name} (base)" if name == label else name, folder=homes[baseline != BASE] / BASE, source=source,
+        label=f"{name} (base)" if name == label else name,
+        folder=homes[baseline != BASE] / BASE,
+        source=source,
         images=images if source is None else None,
-    )  # fmt: skip
+    )
 
 
 def _holds_no_model(folder: Path) -> bool:

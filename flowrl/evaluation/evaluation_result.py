@@ -55,8 +55,9 @@ def write(result: Result, settings: Settings, page: Page | None) -> None:
         write_atomically(subject.folder / "rows.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in rows))
     images = {
         side: str(subject.images.resolve())
-        for side, subject in zip(("model", "base"), settings.subjects, strict=False) if subject.images is not None
-    }  # fmt: skip
+        for side, subject in zip(("model", "base"), settings.subjects, strict=False)
+        if subject.images is not None
+    }
     names = [subject.label for subject in settings.subjects]
     write_result(result, settings.out, settings.benchmark, names, images, page)
 
@@ -97,10 +98,12 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
             notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
         )  # fmt: skip
     means = over_runs([result.metrics for result in results])
-    changes = over_runs([
-        {name: value - one.base_metrics[name] for name, value in one.metrics.items() if name in one.base_metrics}
-        for one in results
-    ])  # fmt: skip
+    changes = over_runs(
+        [
+            {name: value - one.base_metrics[name] for name, value in one.metrics.items() if name in one.base_metrics}
+            for one in results
+        ]
+    )
     short = {name: name.split("/", 2)[-1] for name in means}
     kept = [name for name in means if not name.endswith(("_low", "_high"))]
     body = [

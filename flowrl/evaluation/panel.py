@@ -64,8 +64,10 @@ def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[
             wrong = unknown_name(f"option of {settings.benchmark}", name, known)
             raise ValueError(f"`options` {name}: {wrong} Options of a reward are written REWARD.OPTION.")
     if settings.judge is not None:
-        raise ValueError(f"{settings.benchmark} has {what} and no judge: leave `judge` out, and name rewards by "
-                         f"`options` rewards=NAME,NAME.")  # fmt: skip
+        raise ValueError(
+            f"{settings.benchmark} has {what} and no judge: leave `judge` out, and name rewards by "
+            f"`options` rewards=NAME,NAME."
+        )
     return {name: text for name, text in settings.options.items() if "." in name}
 
 
@@ -110,8 +112,10 @@ def existing(settings: Settings, plan: PanelPlan, folder: Path) -> list[ImageFil
         found = [image for image in read_folder(folder) if image.sample < settings.samples]
     else:
         if settings.prompts is None:
-            raise ValueError(f"{folder} names no prompts: give `prompts`, a .txt file with one prompt per image in the "
-                             f"order of their names, 2.png before 10.png, or a .jsonl (file, prompt).")  # fmt: skip
+            raise ValueError(
+                f"{folder} names no prompts: give `prompts`, a .txt file with one prompt per image in the "
+                f"order of their names, 2.png before 10.png, or a .jsonl (file, prompt)."
+            )
         found = read_items(folder, prompts=settings.prompts)
     if settings.num_prompts is not None:
         raise ValueError("`num_prompts` is for images that are drawn: of a folder all images are scored.")

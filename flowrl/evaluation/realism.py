@@ -65,9 +65,10 @@ def _items(run: Path) -> list[EvalItem]:
     if config.prompts.eval is None:
         raise ValueError(f"{run}: the run was never evaluated: set prompts.eval and eval_every")
     items = eval_items(
-        read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts,
+        read_prompts(config.prompts, config.prompts.eval),
+        num_prompts=config.eval.num_prompts,
         samples_per_prompt=config.eval.samples_per_prompt,
-    )  # fmt: skip
+    )
     if "include" not in items[0].prompt.metadata:
         raise ValueError(
             f"{run}: drawn scenes need GenEval records with the prompts, as in asset:prompts/world_heldout.jsonl"

@@ -112,9 +112,10 @@ def lines_of(found: Sequence[Mapping[str, Interval]], changes: Mapping[str, Inte
 
 
 def sides_of(
-    rows: Sequence[Sequence[Mapping[str, Any]]], metrics: Sequence[Mapping[str, float]],
+    rows: Sequence[Sequence[Mapping[str, Any]]],
+    metrics: Sequence[Mapping[str, float]],
     intervals: Sequence[Mapping[str, Interval]],
-) -> list[Side]:  # fmt: skip
+) -> list[Side]:
     """Rows, metrics and intervals of each subject."""
     return [
         Side(rows=own, metrics=numbers, intervals=bounded)

@@ -103,9 +103,11 @@ def read_categories(settings: Settings) -> dict[str, list[str]]:
             f"or one of its files ({', '.join(FILES.values())})."
         )
     place = resolve_path(settings.prompts)
-    files = {name: place / file for name, file in FILES.items()} if place.is_dir() else {
-        name: place for name, file in FILES.items() if file == place.name
-    }  # fmt: skip
+    files = (
+        {name: place / file for name, file in FILES.items()}
+        if place.is_dir()
+        else {name: place for name, file in FILES.items() if file == place.name}
+    )
     found = {name: distinct([p.text.strip().rstrip(".") for p in read_prompts(file)]) for name, file in files.items()
              if file.is_file()}  # fmt: skip
     if not found:

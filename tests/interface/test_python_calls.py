@@ -17,6 +17,7 @@ from PIL import Image
 from tiny_runs import TinyRuns, lora, metrics, tiny_runs
 
 import flowrl
+from flowrl.evaluation import evaluate
 from flowrl.interface import argument_words, call_results, python_calls
 from flowrl.interface.call_results import columns
 from flowrl.rendering.notebook import SHOWN, curve, images_row
@@ -36,7 +37,7 @@ def test_importing_and_asking_for_a_function_is_light() -> None:
         _ = flowrl.trian  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("module", [argument_words, call_results, python_calls])
+@pytest.mark.parametrize("module", [argument_words, call_results, evaluate, python_calls])
 def test_examples_in_docstrings(module: Any) -> None:
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     found = doctest.testmod(module, extraglobs={"flowrl": flowrl}, optionflags=flags)

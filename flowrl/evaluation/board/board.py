@@ -58,8 +58,9 @@ def leaderboard(
         raise ValueError(f"{entries[0].folder} is the only result: name two or more, or folders that hold them.")
     groups = grouped(entries, across)
     if all(len(group.entries) < 2 for group in groups):
-        apart = dict.fromkeys(f"{group.benchmark}, {group.entries[0].label}: {group.apart}" for group in groups
-                              if group.apart)  # fmt: skip
+        apart = dict.fromkeys(
+            f"{group.benchmark}, {group.entries[0].label}: {group.apart}" for group in groups if group.apart
+        )
         benchmarks = sorted({group.benchmark for group in groups})
         why = "; ".join(apart) if apart else f"they are of {', '.join(benchmarks)}, one model each"
         hint = " Conditions that may differ are named by `across`." if apart else ""

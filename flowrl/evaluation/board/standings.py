@@ -134,8 +134,9 @@ def _by_points(
     names = list(single)
     changes = {
         (one, other): paired_intervals(single[other], single[one])[OVERALL]
-        for place, one in enumerate(names) for other in names[place + 1 :]
-    }  # fmt: skip
+        for place, one in enumerate(names)
+        for other in names[place + 1 :]
+    }
     scores, notes = reported, []
     if not _same_images(group):
         scores = {name: _of_points([sides[id(entry)] for entry in part]) for name, part in lines.items()}

@@ -124,9 +124,10 @@ def ask_cases(
 def _judgement(case: Case, rows: Sequence[Row]) -> Judgement:
     whole = all(row["error"] is None for row in rows)
     return Judgement(
-        case=case, replies={ask.name: row["output"] for ask, row in zip(case.asks, rows, strict=True)},
+        case=case,
+        replies={ask.name: row["output"] for ask, row in zip(case.asks, rows, strict=True)},
         values={ask.name: row[VALUES] for ask, row in zip(case.asks, rows, strict=True)} if whole else None,
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=8)  # the questions about one image stand together

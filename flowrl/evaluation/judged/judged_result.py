@@ -37,7 +37,7 @@ from flowrl.statistics.means import (
     stratified_score,
     task_scores,
     weighted_score,
-)  # fmt: skip
+)
 
 EXAMPLES = 12
 SHOWN = 400  # characters of a reply
@@ -192,8 +192,9 @@ def _notes(settings: Settings, plan: Any, parts: Sequence[Part[Judged]]) -> list
     judgements = parts[0].found.judgements
     if not any(is_model(model, known) for known in protocol.judges):
         known = " or ".join(protocol.judges)
-        notes.append(f"The judge is {model}; published numbers are of {known}. Numbers of different judges do not "
-                     f"compare.")  # fmt: skip
+        notes.append(
+            f"The judge is {model}; published numbers are of {known}. Numbers of different judges do not compare."
+        )
     if words.startswith("own"):
         notes.append(f"The judge was asked in other words than the published ones ({words}).")
     if len(judgements) != (published := plan.file.number or protocol.number):
@@ -205,8 +206,9 @@ def _notes(settings: Settings, plan: Any, parts: Sequence[Part[Judged]]) -> list
         notes += skip_notes(part.label, found.skipped, len(found.judgements), found.answers, many=MANY_SKIPPED)
     first = protocol.scores[0]
     if len(parts) > 1 and not partners(*(score_rows(first, part.found.judgements) for part in parts))[0]:
-        notes.append(f"{parts[0].label} and {parts[1].label} have no image in common that has scores, so there is no "
-                     f"difference.")  # fmt: skip
+        notes.append(
+            f"{parts[0].label} and {parts[1].label} have no image in common that has scores, so there is no difference."
+        )
     cases = [one.case for one in judgements]
     sources = [() if case.source is None else (str(case.source),) for case in cases]
     asked = [Prompt(text=case.prompt, metadata={}, sources=own) for case, own in zip(cases, sources, strict=True)]

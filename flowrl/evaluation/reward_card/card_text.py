@@ -106,10 +106,11 @@ def _steadiness(card: Card) -> Verdict:
         rank = card.perturbed[worst].rank.mean
         grade = _grade(-rank, -STEADY, -SHAKY)
         words = (
-            "No compression or resizing that was tried disturbs the order of a prompt's images." if rank > UNDISTURBED
+            "No compression or resizing that was tried disturbs the order of a prompt's images."
+            if rank > UNDISTURBED
             else f"The order of a prompt's images suffers most when they are {_passive(worst)}: rank correlation "
             f"{rank:.2f} with the order before."
-        )  # fmt: skip
+        )
     if "flip" in card.perturbed:
         mirrored = card.perturbed["flip"].rank.mean
     if math.isfinite(mirrored):

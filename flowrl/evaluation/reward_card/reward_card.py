@@ -86,8 +86,9 @@ def reward_card(
     Raises:
         FlowrlError: before weights load for what can be known then.
     """
-    sampling = Sampling(steps=steps, guidance=guidance, dtype=dtype, max_sequence_length=max_sequence_length,
-                        height=height, width=width)  # fmt: skip
+    sampling = Sampling(
+        steps=steps, guidance=guidance, dtype=dtype, max_sequence_length=max_sequence_length, height=height, width=width
+    )
     for name, value in (("num_prompts", num_prompts), ("samples", samples), ("batch_size", batch_size)):
         check_count(name, value)
     specs = reward_specs(str(reward), [f"{key}={value}" for key, value in (options or {}).items()])

@@ -49,7 +49,8 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
     )
     total = calls * tokens
     table = Table(
-        title="Estimate", head=("", "number"),
+        title="Estimate",
+        head=("", "number"),
         rows=(
             ("prompts", str(len(items))),
             ("images", str(len(items) * settings.samples * len(subjects))),
@@ -59,14 +60,16 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
             ("time of the judge", duration(seconds)),
         ),
         note=f"Tokens and seconds of a call are {how}. Repeated tries and the drawing of images are not counted.",
-    )  # fmt: skip
+    )
     return Result(
         headline=f"A dry run: {plural(calls, 'call')} to {plan.judge['model']}, about {total / 1e6:.2g} million tokens "
         f"and {duration(seconds)}. Nothing was drawn or asked.",
-        rows=(), metrics={f"eval/{settings.benchmark}/calls": float(calls)}, tables=(table,),
+        rows=(),
+        metrics={f"eval/{settings.benchmark}/calls": float(calls)},
+        tables=(table,),
         notes=(*plan.file.repairs, *plan.file.differences),
         facts={"calls": calls, "tokens_per_call": round(tokens, 1), "seconds": round(seconds, 3)},
-    )  # fmt: skip
+    )
 
 
 def _tokens_of(item: Item, wording: Wording, pixels: float, max_tokens: int) -> float:

@@ -60,8 +60,10 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Par
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
     if any(not found.primary for found in scores):
         why = errors_of(row for part in judgings for row in part.answers)
-        raise ValueError(f"the judge gave no readable answer to any image ({why}): look at the replies in the journal, "
-                         f"and at the template.")  # fmt: skip
+        raise ValueError(
+            f"the judge gave no readable answer to any image ({why}): look at the replies in the journal, "
+            f"and at the template."
+        )
     named = [_english(score_intervals(score_rows(part.rows), part.prompts, seed=settings.seed)) for part in judgings]
     changes: dict[str, Interval] = {}
     if len(judgings) > 1:

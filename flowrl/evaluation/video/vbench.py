@@ -223,8 +223,10 @@ def _notes(
         notes.append(f"{len(plan.options.dimensions)} of {len(DIMENSIONS)} dimensions were measured, so there is no "
                      f"{', '.join(lacking)} score." if lacking else "")  # fmt: skip
     elif len(plan.entries) != PROMPTS or settings.samples != VIDEOS:
-        notes.append(f"{len(plan.entries)} prompts with {settings.samples} videos each; published numbers are of "
-                     f"{PROMPTS} with {VIDEOS}: compare with the same ones only.")  # fmt: skip
+        notes.append(
+            f"{len(plan.entries)} prompts with {settings.samples} videos each; published numbers are of "
+            f"{PROMPTS} with {VIDEOS}: compare with the same ones only."
+        )
     if plan.package.version != CHECKED:
         notes.append(f"vbench {plan.package.version} measured this; layout and constants were checked with {CHECKED}.")
     if "temporal_flickering" in measured:
@@ -238,8 +240,10 @@ def _notes(
         if len(part.videos) < wanted:
             notes.append(f"{name}: the package left out {wanted - len(part.videos)} of {wanted} videos.")
     if unread := sum(undiagnosed(part) for part in faults):
-        notes.append(f"{plural(unread, 'clip')} could not be read or had too few frames for flicker, freeze, teleport "
-                     f"and change, and took no part in their means.")  # fmt: skip
+        notes.append(
+            f"{plural(unread, 'clip')} could not be read or had too few frames for flicker, freeze, teleport "
+            f"and change, and took no part in their means."
+        )
     return [*(note for note in notes if note), READ_AS]
 
 

@@ -83,8 +83,10 @@ def result(settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequenc
     notes = [READ_AS]
     stills = [name for name, reward in scorers.items() if "videos" not in reward.needs and "images" in reward.needs]
     if stills:
-        notes.insert(0, f"{', '.join(stills)} judged the first frame of each clip alone: a YAML file of rewards gives "
-                        f"it frames:.")  # fmt: skip
+        notes.insert(
+            0,
+            f"{', '.join(stills)} judged the first frame of each clip alone: a YAML file of rewards gives it frames:.",
+        )
     return panel_result(
         settings, plan.panel, scored, [],
         {**{name: reward.version for name, reward in scorers.items()}, "diagnostics": VERSION}, noun="clip",
@@ -107,8 +109,10 @@ def with_columns(parts: Sequence[Part[Found]]) -> list[Part[Scored]]:
         own = [key for part in scored for row in part.rows for key in row["parts"] if key.startswith(f"{name}.")]
         for key in dict.fromkeys(own):
             sides = [np.array([row["parts"].get(key) for row in part.rows], dtype=np.float64) for part in scored]
-            if not all(np.array_equal(side, part.values[name], equal_nan=True)
-                       for side, part in zip(sides, scored, strict=True)):  # fmt: skip
+            if not all(
+                np.array_equal(side, part.values[name], equal_nan=True)
+                for side, part in zip(sides, scored, strict=True)
+            ):
                 for found, side in zip(columns, sides, strict=True):
                     found[key] = side
     for found, part in zip(columns, parts, strict=True):
