@@ -20,11 +20,11 @@ from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.config.train import resolve_path
-from flowrl.evaluation.benchmark import Result, result_of
+from flowrl.evaluation.benchmark import Result, Side, result_of
 from flowrl.evaluation.kept_answers import Asking, ask_kept
 from flowrl.evaluation.named_judges import read_judge, weights_of
 from flowrl.evaluation.runner import Part, Rules
-from flowrl.evaluation.summing import options_of, sides_of
+from flowrl.evaluation.summing import options_of
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import some
 from flowrl.generation.journal import Journal, Row
@@ -172,7 +172,10 @@ def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[
     ]
     return result_of(
         settings.benchmark, f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} images each.",
-        sides_of([rows, ()][: len(parts)], metrics, intervals), changes=changes,
+        [
+            Side(rows=own, metrics=numbers, intervals=bounded)
+            for own, numbers, bounded in zip(([rows, ()])[: len(parts)], metrics, intervals, strict=True)
+        ], changes=changes,
         tables=(_table([part.label for part in parts], scores),),
         notes=(
             "The judge is not mPLUG-large, the published one: compare numbers of this judge with each other only.",

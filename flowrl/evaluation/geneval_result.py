@@ -10,9 +10,9 @@ from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.benchmarks.geneval.published import published_records
-from flowrl.evaluation.benchmark import NO_TRAINING, Result, result_of
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, Side, result_of
 from flowrl.evaluation.runner import Part
-from flowrl.evaluation.summing import Line, compared, score_table, sides_of, trained_on
+from flowrl.evaluation.summing import Line, compared, score_table, trained_on
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings
 from flowrl.prompts.overlap import Overlap
@@ -46,18 +46,7 @@ def geneval_result(settings: Settings, plan: Any, judge: Detector, parts: Sequen
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
     shared = trained_on(settings, (row["prompt"] for row in rows[0]))
     published = {prompt.text for prompt in plan.prompts} == {record["prompt"] for record in published_records()}
-    notes = [*judge.remarks]
-    if not published or samples != 4:
-        notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
-    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in settings.subjects]
-    seeds = {None if note is None else note.get("seed") for note in drawn}  # images of other programs have none
-    if len(drawn) > 1 and (len(seeds) > 1 or None in seeds):
-        notes.append("The images share no known start noise: pairs share their prompts only.")
-    if shared:
-        notes.append(_overlap_note(shared))
     spoken = claim(score_rows(rows[0]))
-    if spoken != "prompts of this kind":
-        notes.append(f"Intervals speak of {spoken}.")
     prompts = len({row["prompt"] for row in rows[0]})
     macro = summaries[0].macro
     said = (
@@ -66,9 +55,10 @@ def geneval_result(settings: Settings, plan: Any, judge: Detector, parts: Sequen
     )
     return result_of(
         settings.benchmark, said if change is None else compared(said, change.macro, names[1]),
-        sides_of(rows, [metrics(*both, samples) for both in zip(rows, summaries, strict=True)],
-                 [_intervals(summary) for summary in summaries]),
-        changes={} if change is None else _intervals(change), claim=spoken + NO_TRAINING, notes=notes,
+        [Side(rows=own, metrics=metrics(own, summary, samples), intervals=_intervals(summary))
+         for own, summary in zip(rows, summaries, strict=True)],
+        changes={} if change is None else _intervals(change), claim=spoken + NO_TRAINING,
+        notes=_notes(settings, judge, shared, spoken, published=published and samples == 4),
         tables=(_scores(rows, names, summaries, change, samples), _failures(rows)),
         facts={
             "judge": judge.version, "prompts": prompts, "samples": samples, "seed": settings.seed,
@@ -81,14 +71,25 @@ def geneval_result(settings: Settings, plan: Any, judge: Detector, parts: Sequen
     )  # fmt: skip
 
 
-def _overlap_note(shared: Overlap) -> str:
-    found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
-    how = ", ".join(f"{len(texts)} {words}" for words, texts in found.items() if texts)
-    both = shared.exact + shared.swapped
-    return (
-        f"{len(both)} of {shared.total} prompts were trained on ({how}), such as {both[0]!r}: this is not a score of "
-        f"unseen prompts alone."
-    )
+def _notes(settings: Settings, judge: Detector, shared: Overlap | None, spoken: str, *, published: bool) -> list[str]:
+    notes = [*judge.remarks]
+    if not published:
+        notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
+    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in settings.subjects]
+    seeds = {None if note is None else note.get("seed") for note in drawn}  # images of other programs have none
+    if len(drawn) > 1 and (len(seeds) > 1 or None in seeds):
+        notes.append("The images share no known start noise: pairs share their prompts only.")
+    if shared:
+        found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
+        how = ", ".join(f"{len(texts)} {words}" for words, texts in found.items() if texts)
+        both = shared.exact + shared.swapped
+        notes.append(
+            f"{len(both)} of {shared.total} prompts were trained on ({how}), such as {both[0]!r}: this is not a score "
+            f"of unseen prompts alone."
+        )
+    if spoken != "prompts of this kind":
+        notes.append(f"Intervals speak of {spoken}.")
+    return notes
 
 
 def score_rows(rows: Sequence[Row], key: str = "correct") -> list[ScoreRow]:

@@ -11,9 +11,9 @@ from jaxtyping import Float64
 
 from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import Panel, ScorerMean, panel_differences, panel_means
-from flowrl.evaluation.benchmark import NO_TRAINING, Result, result_of
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, Side, result_of
 from flowrl.evaluation.runner import Part
-from flowrl.evaluation.summing import claim_of, established, means_and_bounds, score_table, sides_of
+from flowrl.evaluation.summing import claim_of, established, means_and_bounds, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, number, plural
@@ -67,11 +67,11 @@ def panel_result(
     subject = scored[0]
     means = [panel_means(part.values, part.units) for part in scored]
     found = [{name: mean.interval for name, mean in part.items()} for part in means]
-    for place, part in enumerate(spread):
-        found[place][DIVERSITY] = part.interval
-        first = dict(reversed(list(zip(scored[place].prompts, scored[place].rows, strict=True))))
+    for intervals, part, one in zip(found, scored, spread, strict=False):
+        intervals[DIVERSITY] = one.interval
+        first = dict(reversed(list(zip(part.prompts, part.rows, strict=True))))
         for prompt, row in first.items():  # one row of each prompt has it: comparisons pair prompts
-            row[DIVERSITY] = part.by_prompt.get(prompt)
+            row[DIVERSITY] = one.by_prompt.get(prompt)
     change = _change(scored, spread) if len(scored) > 1 else {}
     failed = {name: mean.failed for name, mean in means[0].items()}
     metrics = [means_and_bounds(part) for part in found]
@@ -85,7 +85,10 @@ def panel_result(
     return result_of(
         settings.benchmark, established(said, change, labels, "none of the scorers"),
         # Scorers have scales of their own, which one axis cannot show.
-        sides_of([part.rows for part in scored], metrics, [part if len(part) == 1 else {} for part in found]),
+        [
+            Side(rows=part.rows, metrics=own, intervals=intervals if len(intervals) == 1 else {})
+            for part, own, intervals in zip(scored, metrics, found, strict=True)
+        ],
         changes=change if len(change) == 1 else {}, claim=spoken + NO_TRAINING,
         tables=(score_table(
             labels, [(name, [part[name] for part in found], change.get(name)) for name in found[0]],

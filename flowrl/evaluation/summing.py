@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from flowrl.config.options import build_options
 from flowrl.config.strict_yaml import apply_override
-from flowrl.evaluation.benchmark import Side
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
@@ -109,18 +108,6 @@ def lines_of(found: Sequence[Mapping[str, Interval]], changes: Mapping[str, Inte
     """The lines of the scores that all subjects have."""
     names = [name for name in found[0] if all(name in part for part in found)]
     return [(name, [part[name] for part in found], changes.get(name)) for name in names]
-
-
-def sides_of(
-    rows: Sequence[Sequence[Mapping[str, Any]]],
-    metrics: Sequence[Mapping[str, float]],
-    intervals: Sequence[Mapping[str, Interval]],
-) -> list[Side]:
-    """Rows, metrics and intervals of each subject."""
-    return [
-        Side(rows=own, metrics=numbers, intervals=bounded)
-        for own, numbers, bounded in zip(rows, metrics, intervals, strict=True)
-    ]
 
 
 def score_table(

@@ -25,10 +25,10 @@ from flowrl.benchmarks.t2i_compbench import (
     results_text,
 )
 from flowrl.config.train import resolve_path
-from flowrl.evaluation.benchmark import NO_TRAINING, Result, result_of
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, Side, result_of
 from flowrl.evaluation.panel import Scorers
 from flowrl.evaluation.runner import Part, Rules
-from flowrl.evaluation.summing import claim_of, lines_of, options_of, score_table, sides_of
+from flowrl.evaluation.summing import claim_of, lines_of, options_of, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import some
 from flowrl.generation.layouts import put
@@ -160,44 +160,47 @@ def ask(settings: Settings, plan: ScenePlan, scorers: Scorers, subject: Subject,
 
 def result(settings: Settings, plan: ScenePlan, scorers: Scorers, parts: Sequence[Part[Scores]]) -> Result:
     """Means of the categories that have scores, and the overall where all do."""
-    scores, placed = [part.found for part in parts], [images_by_category(plan, part.images) for part in parts]
-    found = [
-        {name: _interval(of[name], images[name]) for name in CATEGORIES if name in of}
-        for of, images in zip(scores, placed, strict=True)
-    ]
-    changes = {}
-    for name in (name for name in found[0] if len(found) > 1 and name in found[1]):
-        both = [place for place in scores[0][name] if place in scores[1][name]]
-        pairs = {place: scores[0][name][place] - scores[1][name][place] for place in both}
-        ends = ends_of(*([of[name][place] for place in both] for of in scores), changes=True)
-        changes[name] = _interval(pairs, placed[0][name], ends)
-    metrics = [{name: interval.mean for name, interval in part.items()} for part in found]
-    for means in metrics:
-        if set(means) == set(CATEGORIES):
-            means["overall"] = overall(means)
-    total = metrics[0].get("overall")
-    told = f"overall {number(total, 2)} (x 100)" if total is not None else f"{len(found[0])} of 8 categories scored"
-    waiting = [name for name in placed[0] if name not in found[0]]
+    sides, placed = [_side(plan, part) for part in parts], images_by_category(plan, parts[0].images)
+    found, changes = sides[0].intervals, _changes(placed, [part.found for part in parts])
+    total = sides[0].metrics.get("overall")
+    told = f"overall {number(total, 2)} (x 100)" if total is not None else f"{len(found)} of 8 categories scored"
+    waiting = [name for name in placed if name not in found]
     notes = [f"Waiting for the benchmark's own scripts: {', '.join(waiting)}."] if waiting else []
     if settings.samples != IMAGES_PER_PROMPT:
         notes.append(f"{settings.samples} images of each prompt, the published number is {IMAGES_PER_PROMPT}.")
-    spoken = claim_of(placed[0])
-    rows = [
-        [
-            {"file": image.file, "index": image.index, "sample": image.sample, "prompt": image.prompt,
-             "task": category, "number": place, "score": of.get(category, {}).get(place)}
-            for category, images in listed.items() for place, image in enumerate(images)
-        ]
-        for listed, of in zip(placed, scores, strict=True)
-    ]  # fmt: skip
-    count = len({image.file for images in placed[0].values() for image in images})
-    sides = sides_of(rows, metrics, found)
+    spoken, lines = claim_of(placed), lines_of([side.intervals for side in sides], changes)
+    count = len({row["file"] for row in sides[0].rows})
     return result_of(
         settings.benchmark, f"T2I-CompBench: {told} for {parts[0].label}, {plural(count, 'image')}.",
         sides if changes else sides[:1], changes=changes, claim=spoken + NO_TRAINING, notes=notes,
-        tables=(score_table([part.label for part in parts], lines_of(found, changes), note=f"{NOTE} {spoken}."),),
+        tables=(score_table([part.label for part in parts], lines, note=f"{NOTE} {spoken}."),),
         facts={"folder": str(parts[0].subject.folder / FOLDER), "clip_model": plan.spec["options"]["model"]},
     )  # fmt: skip
+
+
+def _side(plan: ScenePlan, part: Part[Scores]) -> Side:
+    scores, placed = part.found, images_by_category(plan, part.images)
+    found = {name: _interval(scores[name], placed[name]) for name in CATEGORIES if name in scores}
+    means = {name: interval.mean for name, interval in found.items()}
+    rows = [
+        {"file": image.file, "index": image.index, "sample": image.sample, "prompt": image.prompt, "task": category,
+         "number": place, "score": scores.get(category, {}).get(place)}
+        for category, images in placed.items() for place, image in enumerate(images)
+    ]  # fmt: skip
+    whole = {"overall": overall(means)} if set(means) == set(CATEGORIES) else {}
+    return Side(rows=rows, metrics=means | whole, intervals=found)
+
+
+def _changes(placed: Mapping[str, Sequence[ImageFile]], scores: Sequence[Scores]) -> dict[str, Interval]:
+    """Subject minus base for every category that both have."""
+    changes = {}
+    for name in CATEGORIES if len(scores) > 1 else ():
+        if all(name in of for of in scores):
+            both = [place for place in scores[0][name] if place in scores[1][name]]
+            subject, base = ([of[name][place] for place in both] for of in scores)
+            pairs = {place: after - before for place, after, before in zip(both, subject, base, strict=True)}
+            changes[name] = _interval(pairs, placed[name], ends_of(subject, base, changes=True))
+    return changes
 
 
 def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], ends: Ends | None = VERDICTS) -> Interval:

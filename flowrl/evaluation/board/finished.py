@@ -201,7 +201,7 @@ def _images(home: Path, found: Mapping[str, Any], side: str) -> Path | None:
     if (home / "images").is_dir():
         return home / "images"
     given = dict(found.get("images") or {}).get(side)
-    if given is None:  # results of older versions name the folder in their command alone
+    if given is None and "images" not in found:  # older versions name the folder in their command alone
         words = shlex.split(str(found.get("command", "")))
         flag = {"model": "--images", "base": "--baseline"}[side]
         given = next((after for word, after in pairwise(words) if word == flag), None)

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.judged.cases import Judgement, Protocol, Score
-from flowrl.evaluation.benchmark import NO_TRAINING, Result, result_of
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, Side, result_of
 from flowrl.evaluation.runner import Part
 from flowrl.evaluation.summing import (
     Line,
@@ -18,7 +18,6 @@ from flowrl.evaluation.summing import (
     costs_of,
     errors_of,
     score_table,
-    sides_of,
     skip_notes,
     training_notes,
 )
@@ -78,8 +77,7 @@ def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Par
     )
     return result_of(
         settings.benchmark, compared(said, changes[score.name], labels[1]) if score.name in changes else said,
-        sides_of([_rows(protocol, part) for part in parts],
-                 [_metrics(own, score.name, part.skipped) for own, part in zip(named, judged, strict=True)], named),
+        [_side(protocol, part, own) for part, own in zip(parts, named, strict=True)],
         changes=changes, claim=f"prompts of the same kinds{NO_TRAINING}",
         tables=(score_table(labels, lines, note=protocol.note, digits=3, paired_by="prompts and start noise"),),
         notes=(*_notes(settings, plan, parts), *plan.file.notes),
@@ -171,20 +169,18 @@ def _task_lines(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> list[Line]:
     ]  # fmt: skip
 
 
-def _metrics(named: Mapping[str, Interval], first: str, skipped: int) -> dict[str, float]:
+def _side(protocol: Protocol, part: Part[Judged], named: Mapping[str, Interval]) -> Side:
+    first = protocol.scores[0].name
     head = named[first]
-    found = {first: head.mean, f"{first}_low": head.low, f"{first}_high": head.high}
-    found |= {name.replace(" ", "_"): interval.mean for name, interval in named.items() if name != first}
-    return {**found, "skipped": float(skipped)}
-
-
-def _rows(protocol: Protocol, part: Part[Judged]) -> list[dict[str, Any]]:
-    return [
+    metrics = {first: head.mean, f"{first}_low": head.low, f"{first}_high": head.high}
+    metrics |= {name.replace(" ", "_"): interval.mean for name, interval in named.items() if name != first}
+    rows = [
         {"file": image.file, "index": place, "prompt": one.case.prompt, "key": one.case.key, "task": one.case.task,
          "scores": {score.name: _single(score, one) for score in protocol.scores},
          "values": None if one.values is None else {name: dict(found) for name, found in one.values.items()}}
         for place, (image, one) in enumerate(zip(part.images, part.found.judgements, strict=True))
     ]  # fmt: skip
+    return Side(rows=rows, metrics={**metrics, "skipped": float(part.found.skipped)}, intervals=named)
 
 
 def _notes(settings: Settings, plan: Any, parts: Sequence[Part[Judged]]) -> list[str]:

@@ -14,7 +14,7 @@ from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.rendering.markup import duration, plural
 from flowrl.rendering.terminal_text import COLUMNS, aligned
 from flowrl.statistics.bootstrap import Interval, point
-from flowrl.statistics.reliability import repeats_for
+from flowrl.statistics.reliability import OrderBias, repeats_for
 
 Grade = Literal["good", "fair", "poor", "open"]
 """`open`: a fact without a judgement, or nothing could be measured."""
@@ -24,6 +24,10 @@ UNDISTURBED, STEADY, SHAKY = 0.995, 0.9, 0.7  # rank correlation under the worst
 FLAT_FEW, FLAT_MANY = 0.05, 0.3  # shares of prompts without any advantage: above these, fair and poor
 BIAS_SMALL, BIAS_LARGE = 0.05, 0.15  # of the one shown first, likewise
 FAILED_FEW = 0.01  # share of failed items above which a reward is poor
+
+
+Judged = tuple[Grade, str]
+"""A grade and its words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,53 +45,60 @@ Line = tuple[str, str, Interval]
 
 def verdicts(card: Card) -> list[Verdict]:
     """The aspects in the order of the card."""
-    found = [_failures(card), _signal(card), _repeats(card)]
-    found += [_steadiness(card)] if card.perturbed else []
-    found += [_order(card)] if card.order is not None else []
-    return [*found, *([_company(card)] if card.others else []), _cost(card)]
+    found: dict[str, Judged] = {"failures": _failures(card), "signal": _signal(card), "repeatability": _repeats(card)}
+    if card.perturbed:
+        found["steadiness"] = _steadiness(card)
+    if card.order is not None:
+        found["order"] = _order(card.order)
+    if card.others:
+        told = [
+            f"{name} {one.within.mean:.2f} (all images {one.overall.mean:.2f})" for name, one in card.others.items()
+        ]
+        words = f"Rank correlation within prompts: {', '.join(told)}."
+        found["other rewards"] = ("open", words.replace("nan", "unknown"))
+    seconds = card.cost.seconds.mean
+    took = f"{duration(1000 * seconds)} for 1000 images, {calls(card)}, on this machine at this batch size."
+    found["cost"] = ("open", "No image was scored." if math.isnan(seconds) else took)
+    return [Verdict(aspect=aspect, grade=grade, words=words) for aspect, (grade, words) in found.items()]
 
 
-def _failures(card: Card) -> Verdict:
+def _failures(card: Card) -> Judged:
     share = card.failed.mean
     if share == 0:
-        return Verdict(aspect="failures", grade="good", words="Every image got a value in both passes.")
+        return "good", "Every image got a value in both passes."
     told = ", ".join(f"{word} {count}" for word, count in card.errors.items())
     words = f"{percent(share)} of the values failed ({told}); failed images are left out of training."
-    return Verdict(aspect="failures", grade="fair" if share <= FAILED_FEW else "poor", words=words)
+    return ("fair" if share <= FAILED_FEW else "poor"), words
 
 
-def _signal(card: Card) -> Verdict:
+def _signal(card: Card) -> Judged:
     flat, between = card.spread.flat_groups.mean, card.spread.between_prompts.mean
     if math.isnan(flat):
-        words = "No prompt has two images with a value, so nothing can be said of advantages."
-        return Verdict(aspect="signal", grade="open", words=words)
+        return "open", "No prompt has two images with a value, so nothing can be said of advantages."
     if flat == 1:
-        words = "All images of a prompt have the same value, for every prompt: there is nothing to learn from."
-        return Verdict(aspect="signal", grade="poor", words=words)
+        return "poor", "All images of a prompt have the same value, for every prompt: there is nothing to learn from."
     words = f"{percent(1 - flat)} of the prompts have images that differ in value."
     if math.isfinite(between) and card.kind in POINTWISE:
         words += f" {percent(between)} of the variance lies between prompts, where advantages do not see it."
-    return Verdict(aspect="signal", grade=_grade(flat, FLAT_FEW, FLAT_MANY), words=words)
+    return _grade(flat, FLAT_FEW, FLAT_MANY), words
 
 
-def _repeats(card: Card) -> Verdict:
+def _repeats(card: Card) -> Judged:
     reliability, noise = card.repeat.reliability.mean, card.repeat.noise_share.mean
     if card.retest.count and card.retest.exact:
-        return Verdict(aspect="repeatability", grade="good", words="Both passes gave exactly the same values.")
+        return "good", "Both passes gave exactly the same values."
     if math.isnan(reliability):
-        words = "Without images of one prompt that differ, noise cannot be set against signal."
-        return Verdict(aspect="repeatability", grade="open", words=words)
+        return "open", "Without images of one prompt that differ, noise cannot be set against signal."
     words = (
         f"Asked twice it differs by {card.retest.mean.mean:.3g} on average; {percent(noise)} of a group's standard "
         f"deviation is the reward's own noise."
     )
-    if reliability < RELIABLE:
-        times = repeats_for(reliability)
-        words += (
-            f" The mean of {times:.0f} values would be 90 % signal." if 1 < times < 100
-            else " No affordable number of repeats would fix that." if times > 1 else ""
-        )  # fmt: skip
-    return Verdict(aspect="repeatability", grade=_grade(-reliability, -RELIABLE, -USABLE), words=words)
+    times = repeats_for(reliability) if reliability < RELIABLE else 1
+    if 1 < times < 100:
+        words += f" The mean of {times:.0f} values would be 90 % signal."
+    elif times > 1:
+        words += " No affordable number of repeats would fix that."
+    return _grade(-reliability, -RELIABLE, -USABLE), words
 
 
 def worst_change(card: Card) -> str | None:
@@ -99,56 +110,36 @@ def worst_change(card: Card) -> str | None:
     return min(known, key=lambda name: known[name]) if known else None
 
 
-def _steadiness(card: Card) -> Verdict:
-    worst, words, mirrored = worst_change(card), "", math.nan
+def _steadiness(card: Card) -> Judged:
+    worst, words = worst_change(card), ""
     grade: Grade = "open"
     if worst is not None:
-        rank = card.perturbed[worst].rank.mean
+        rank, done = card.perturbed[worst].rank.mean, PERTURBATIONS[worst][0]
+        done = f"saved as {done}" if worst.startswith("jpeg") else done
+        done = "halved in size and enlarged again" if worst == "resize" else done
         grade = _grade(-rank, -STEADY, -SHAKY)
         words = (
             "No compression or resizing that was tried disturbs the order of a prompt's images."
             if rank > UNDISTURBED
-            else f"The order of a prompt's images suffers most when they are {_passive(worst)}: rank correlation "
-            f"{rank:.2f} with the order before."
+            else f"The order of a prompt's images suffers most when they are {done}: rank correlation {rank:.2f} with "
+            f"the order before."
         )
-    if "flip" in card.perturbed:
-        mirrored = card.perturbed["flip"].rank.mean
+    mirrored = card.perturbed["flip"].rank.mean if "flip" in card.perturbed else math.nan
     if math.isfinite(mirrored):
         words += f" Mirrored: {mirrored:.2f}; text, and left and right, may rightly lower that."
-    words = words.strip() or "No prompt has images that differ in value, so there is no order to disturb."
-    return Verdict(aspect="steadiness", grade=grade, words=words)
+    return grade, words.strip() or "No prompt has images that differ in value, so there is no order to disturb."
 
 
-def _order(card: Card) -> Verdict:
-    assert card.order is not None
-    bias = card.order.first_wins.mean
+def _order(order: OrderBias) -> Judged:
+    bias = order.first_wins.mean
     if math.isnan(bias):
-        return Verdict(aspect="order", grade="poor", words="No pair got a verdict in both orders.")
+        return "poor", "No pair got a verdict in both orders."
     words = (
         f"The image shown first wins {percent(0.5 + bias)} of the time; both orders name the same winner in "
-        f"{percent(card.order.agreement.mean)} of the pairs."
+        f"{percent(order.agreement.mean)} of the pairs."
     )
     grade = _grade(abs(bias), BIAS_SMALL, BIAS_LARGE)
-    if grade != "good":
-        words += " Ask in both orders (orders: both)."
-    return Verdict(aspect="order", grade=grade, words=words)
-
-
-def _company(card: Card) -> Verdict:
-    told = [
-        f"{name} {other.within.mean:.2f} (all images {other.overall.mean:.2f})" for name, other in card.others.items()
-    ]
-    words = f"Rank correlation within prompts: {', '.join(told)}."
-    return Verdict(aspect="other rewards", grade="open", words=words.replace("nan", "unknown"))
-
-
-def _cost(card: Card) -> Verdict:
-    cost = card.cost
-    if math.isnan(cost.seconds.mean):
-        return Verdict(aspect="cost", grade="open", words="No image was scored.")
-    took = duration(1000 * cost.seconds.mean)
-    words = f"{took} for 1000 images, {calls(card)}, on this machine at this batch size."
-    return Verdict(aspect="cost", grade="open", words=words)
+    return grade, words if grade == "good" else f"{words} Ask in both orders (orders: both)."
 
 
 def calls(card: Card) -> str:
@@ -158,12 +149,6 @@ def calls(card: Card) -> str:
 
 def _grade(value: float, good: float, fair: float) -> Grade:
     return "good" if value <= good else "fair" if value <= fair else "poor"
-
-
-def _passive(change: str) -> str:
-    if change.startswith("jpeg"):
-        return f"saved as {PERTURBATIONS[change][0]}"
-    return "halved in size and enlarged again" if change == "resize" else PERTURBATIONS[change][0]
 
 
 def overall(found: Sequence[Verdict]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Scores, aggregate, paired_intervals, score_intervals
 from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
-from flowrl.evaluation.benchmark import Result, result_of
+from flowrl.evaluation.benchmark import Result, Side, result_of
 from flowrl.evaluation.runner import Part
 from flowrl.evaluation.summing import (
     Line,
@@ -18,7 +18,6 @@ from flowrl.evaluation.summing import (
     costs_of,
     errors_of,
     score_table,
-    sides_of,
     skip_notes,
     training_notes,
 )
@@ -77,10 +76,9 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Par
     )
     lines: list[Line] = [(name, [part[name] for part in named], changes.get(name)) for name in changes or named[0]]
     tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores[0].primary.items()}
+    sides = [_side(*found) for found in zip(parts, scores, named, strict=True)]
     return result_of(
-        settings.benchmark, compared(said, changes[OVERALL], labels[1]) if changes else said,
-        sides_of([_rows(part) for part in parts],
-                 [_metrics(*found) for found in zip(scores, named, judgings, strict=True)], named),
+        settings.benchmark, compared(said, changes[OVERALL], labels[1]) if changes else said, sides,
         changes=changes,
         tables=(
             score_table(labels, lines, note=NOTE, paired_by="prompts", extra=("test points", tallies)), _subs(scores),
@@ -102,8 +100,8 @@ def _english(intervals: Mapping[str, Interval]) -> dict[str, Interval]:
     return {name: by_name[name] for name in (*PRIMARIES, OVERALL) if name in by_name}
 
 
-def _rows(part: Part[Judging]) -> list[dict[str, Any]]:
-    rows = []
+def _side(part: Part[Judging], scores: Scores, intervals: Mapping[str, Interval]) -> Side:
+    rows, overall = [], intervals[OVERALL]
     for image, judged, answer in zip(part.images, part.found.rows, part.found.answers, strict=True):
         met = None
         if judged.reply is not None:
@@ -112,14 +110,10 @@ def _rows(part: Part[Judging]) -> list[dict[str, Any]]:
             "file": image.file, "index": judged.index, "sample": image.sample, "prompt": judged.prompt,
             "points": list(judged.points), "met": met, "error": answer["error"], "attempts": answer["attempts"],
         })  # fmt: skip
-    return rows
-
-
-def _metrics(scores: Scores, intervals: Mapping[str, Interval], judging: Judging) -> dict[str, float]:
-    overall = intervals[OVERALL]
-    found = {OVERALL: overall.mean, "overall_low": overall.low, "overall_high": overall.high}
-    found |= {name.lower().replace(" ", "_"): i.mean for name, i in intervals.items() if name != OVERALL}
-    return found | {"skipped": float(scores.skipped), "skipped_ratio": scores.skipped / len(judging.rows)}
+    metrics = {OVERALL: overall.mean, "overall_low": overall.low, "overall_high": overall.high}
+    metrics |= {name.lower().replace(" ", "_"): i.mean for name, i in intervals.items() if name != OVERALL}
+    metrics |= {"skipped": float(scores.skipped), "skipped_ratio": scores.skipped / len(rows)}
+    return Side(rows=rows, metrics=metrics, intervals=intervals)
 
 
 def _subs(scores: Sequence[Scores]) -> Table:

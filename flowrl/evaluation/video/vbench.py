@@ -33,9 +33,9 @@ from flowrl.benchmarks.vbench import (
 )
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
-from flowrl.evaluation.benchmark import Result, result_of
+from flowrl.evaluation.benchmark import Result, Side, result_of
 from flowrl.evaluation.runner import Part, Rules
-from flowrl.evaluation.summing import established, means_and_bounds, options_of, score_table, sides_of
+from flowrl.evaluation.summing import established, means_and_bounds, options_of, score_table
 from flowrl.evaluation.video.diagnostics import READ_AS, Faults, diagnose_clips, undiagnosed
 from flowrl.evaluation.video.shown_clips import clips_section
 from flowrl.evaluation.video.vbench_package import CHECKED, Package, find_package, measure
@@ -125,21 +125,7 @@ def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[Pa
     measured, faults = [part.found.dimensions for part in parts], [part.found.faults for part in parts]
     found = [_ordered(intervals(part, plan.entries)) for part in measured]
     changes = _ordered(intervals(measured[0], plan.entries, measured[1])) if len(parts) > 1 else {}
-    rows = [
-        [{"file": clip.file, "prompt": clip.prompt, "sample": clip.sample,
-          "values": {name: own.videos[key] for name, own in part.items()
-                     if (key := video_name(clip.prompt, clip.sample)) in own.videos}
-          | {name: float(column[place]) for name, column in fault.items()}}
-         for place, clip in enumerate(listed)]
-        for listed, part, fault in zip(clips, measured, faults, strict=True)
-    ]  # fmt: skip
-    metrics = [
-        means_and_bounds(part)
-        | {name: float(column[column == column].mean()) for name, column in fault.items() if (column == column).any()}
-        for part, fault in zip(found, faults, strict=True)
-    ]
-    sums = [{name: interval for name, interval in part.items() if name in SUMS} for part in found]
-    sides = sides_of(rows, metrics, sums if sums[0] else found)
+    sides = [_side(part, own) for part, own in zip(parts, found, strict=True)]
     first, interval = next(iter(found[0].items()))
     said = (
         f"VBench: {first.replace('_', ' ')} {estimate(interval)} for {labels[0]}, {plural(len(clips[0]), 'video')} of "
@@ -159,6 +145,21 @@ def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[Pa
                "seed": settings.seed, "dimensions": list(plan.options.dimensions)},
         sections=(clips_section(settings.subjects, clips, faults, settings.out),),
     )  # fmt: skip
+
+
+def _side(part: Part[Measures], found: Mapping[str, Interval]) -> Side:
+    """Rows and metrics of a subject; the published sums alone are drawn where there are any."""
+    rows, faults = [], part.found.faults
+    for place, clip in enumerate(part.images):
+        key = video_name(clip.prompt, clip.sample)
+        values = {name: own.videos[key] for name, own in part.found.dimensions.items() if key in own.videos}
+        values |= {name: float(column[place]) for name, column in faults.items()}
+        rows.append({"file": clip.file, "prompt": clip.prompt, "sample": clip.sample, "values": values})
+    means = {
+        name: float(column[column == column].mean()) for name, column in faults.items() if (column == column).any()
+    }
+    sums = {name: interval for name, interval in found.items() if name in SUMS}
+    return Side(rows=rows, metrics=means_and_bounds(found) | means, intervals=sums or found)
 
 
 def existing(settings: Settings, plan: VBenchPlan, folder: Path) -> list[ImageFile]:
@@ -217,16 +218,15 @@ def _notes(
     settings: Settings, plan: VBenchPlan, clips: Sequence[ImageFile], measured: Mapping[str, Measured],
     faults: Sequence[Faults],
 ) -> list[str]:  # fmt: skip
-    notes = []
-    if len(plan.options.dimensions) < len(DIMENSIONS):
-        lacking = [name for name in SUMS if name not in aggregate({name: 0.0 for name in plan.options.dimensions})]
-        notes.append(f"{len(plan.options.dimensions)} of {len(DIMENSIONS)} dimensions were measured, so there is no "
-                     f"{', '.join(lacking)} score." if lacking else "")  # fmt: skip
-    elif len(plan.entries) != PROMPTS or settings.samples != VIDEOS:
+    notes, count = [], len(plan.options.dimensions)
+    lacking = [name for name in SUMS if name not in aggregate(dict.fromkeys(plan.options.dimensions, 0.0))]
+    if lacking:
         notes.append(
-            f"{len(plan.entries)} prompts with {settings.samples} videos each; published numbers are of "
-            f"{PROMPTS} with {VIDEOS}: compare with the same ones only."
+            f"{count} of {len(DIMENSIONS)} dimensions were measured, so there is no {', '.join(lacking)} score."
         )
+    elif count == len(DIMENSIONS) and (len(plan.entries) != PROMPTS or settings.samples != VIDEOS):
+        notes.append(f"{len(plan.entries)} prompts with {settings.samples} videos each; published numbers are of "
+                     f"{PROMPTS} with {VIDEOS}: compare with the same ones only.")  # fmt: skip
     if plan.package.version != CHECKED:
         notes.append(f"vbench {plan.package.version} measured this; layout and constants were checked with {CHECKED}.")
     if "temporal_flickering" in measured:
@@ -244,7 +244,7 @@ def _notes(
             f"{plural(unread, 'clip')} could not be read or had too few frames for flicker, freeze, teleport "
             f"and change, and took no part in their means."
         )
-    return [*(note for note in notes if note), READ_AS]
+    return [*notes, READ_AS]
 
 
 RULES = Rules(
