@@ -92,38 +92,39 @@ def write_result(
 
 def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     """Several trainings of one method as one: means of all metrics, and of their changes, with t intervals."""
+    notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
     if not any(result.metrics for result in results):  # drawn for a judge that is to come
-        return Result(
-            headline=" ".join(result.headline for result in results), rows=(), metrics={}, tables=(),
-            notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
-        )  # fmt: skip
-    means = over_runs([result.metrics for result in results])
-    changes = over_runs(
-        [
-            {name: value - one.base_metrics[name] for name, value in one.metrics.items() if name in one.base_metrics}
-            for one in results
+        headline = " ".join(result.headline for result in results)
+        return Result(headline=headline, rows=(), metrics={}, tables=(), notes=notes)
+    means, changes = over_runs([result.metrics for result in results]), over_runs([_changes(one) for one in results])
+    short = {name: name.split("/", 2)[-1] for name in means if not name.endswith(("_low", "_high"))}
+    first = next(iter(short))
+    if changes:
+        head: tuple[str, ...] = ("", "mean", "95 %", "change", "95 %")
+        body: list[tuple[str, ...]] = [
+            (short[name], number(means[name].mean), bounds(means[name]), signed(change.mean), bounds(change, sign=True))
+            for name, change in changes.items()
+            if name in short
         ]
-    )
-    short = {name: name.split("/", 2)[-1] for name in means}
-    kept = [name for name in means if not name.endswith(("_low", "_high"))]
-    body = [
-        (short[name], number(means[name].mean), bounds(means[name]),
-         *((signed(changes[name].mean), bounds(changes[name], sign=True)) if changes else ()))
-        for name in kept if not changes or name in changes
-    ]  # fmt: skip
-    head = ("", "mean", "95 %", *(("change", "95 %") if changes else ()))
-    single = [(label, number(result.metrics[kept[0]])) for label, result in zip(labels, results, strict=True)]
-    first = kept[0]
+    else:
+        head, body = ("", "mean", "95 %"), [(short[n], number(means[n].mean), bounds(means[n])) for n in short]
+    single = [(label, number(result.metrics[first])) for label, result in zip(labels, results, strict=True)]
     return Result(
         headline=f"{short[first]} {estimate(means[first])}, mean of {len(results)} models.",
         rows=(), claim="other trainings of the same kind, on these prompts",
         metrics={name: interval.mean for name, interval in means.items()},
-        intervals={short[name]: means[name] for name in kept},
-        differences={short[name]: changes[name] for name in kept if name in changes},
+        intervals={text: means[name] for name, text in short.items()},
+        differences={text: changes[name] for name, text in short.items() if name in changes},
         tables=(
             Table(title=f"Means over {len(results)} models", head=head, rows=tuple(body),
                   note="Student's t interval over models: it speaks of another training, with these prompts."),
             Table(title="Each model", head=("", short[first]), rows=tuple(single)),
         ),
-        notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        notes=notes,
     )  # fmt: skip
+
+
+def _changes(result: Result) -> dict[str, float]:
+    """Every metric minus the base's."""
+    base = result.base_metrics
+    return {name: value - base[name] for name, value in result.metrics.items() if name in base}

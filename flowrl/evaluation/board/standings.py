@@ -67,8 +67,9 @@ class Basis:
 
 def rank(group: Group) -> Ranking:
     """The table of a group, the best score first: the highest, or the lowest where less is better."""
-    names = dict.fromkeys(entry.pool or entry.label for entry in group.entries)
-    lines = {name: [entry for entry in group.entries if (entry.pool or entry.label) == name] for name in names}
+    lines: dict[str, list[Entry]] = {}
+    for entry in group.entries:
+        lines.setdefault(entry.pool or entry.label, []).append(entry)
     metric = group.metric
     values = {id(entry): entry.values[metric] for entry in group.entries if metric in entry.values}
     reported = {name: _reported(part, metric) for name, part in lines.items()}
@@ -76,20 +77,15 @@ def rank(group: Group) -> Ranking:
         basis = Basis(scores=reported, notes=(NO_SAMPLES,) if len(lines) > 1 else ())
     elif any(found.points for found in values.values()):
         basis = _by_points(group, lines, values, reported)
-    elif all(found.by_task for found in values.values()) or all(found.pooled for found in values.values()):
-        basis = _by_images(group, lines, values, reported)
     else:
-        basis = Basis(scores=reported, notes=(TWO_MEANS,))
+        basis = _by_images(group, lines, values, reported)
     less = metric in LESS_IS_BETTER
-    unequal = len({len(part) for part in lines.values()} - {1}) > 1
-    notes = (
-        *([UNEQUAL] if unequal else []),
-        *([f"Less {metric} is better: the lowest is ranked first."] if less else []),
-        *basis.notes,
-    )
+    notes = [UNEQUAL] if len({len(part) for part in lines.values()} - {1}) > 1 else []
+    if less:
+        notes.append(f"Less {metric} is better: the lowest is ranked first.")
     ranked = rank_lines(basis.scores, basis.changes, basis.factor, less_is_better=less)
     return Ranking(
-        group=group, factor=basis.factor, images=basis.images, notes=notes,
+        group=group, factor=basis.factor, images=basis.images, notes=(*notes, *basis.notes),
         standings=tuple(
             Standing(name=line.name, entries=tuple(lines[line.name]), score=line.score, rank=line.rank,
                      behind=line.behind)
@@ -102,6 +98,9 @@ def _by_images(
     group: Group, lines: Mapping[str, Sequence[Entry]], values: Mapping[int, Values], reported: Mapping[str, Interval]
 ) -> Basis:
     """Scores that are means over images, paired by those that all entries have a value for."""
+    by_task = all(found.by_task for found in values.values())
+    if not by_task and not all(found.pooled for found in values.values()):
+        return Basis(scores=reported, notes=(TWO_MEANS,))
     shared = dict(zip(values, partners(*(found.rows for found in values.values())), strict=True))
     images, alike = len(next(iter(shared.values()))), _same_images(group)
     left = len({(row.task, row.prompt, row.sample) for found in values.values() for row in found.rows}) - images
@@ -112,7 +111,6 @@ def _by_images(
         notes = (f"{left} of {images + left} samples have no value for one of the models, and count in no difference.",)
     if not images:
         return Basis(scores=reported, notes=notes)
-    by_task = all(found.by_task for found in values.values())
     runs = {name: [shared[id(entry)] for entry in part] for name, part in lines.items()}
     scores = {
         name: crossed_estimate(runs[name], by_task=by_task).interval if len(part) > 1 or not alike else reported[name]
