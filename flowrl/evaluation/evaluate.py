@@ -6,7 +6,6 @@ evaluated one after the other in `OUT/<name>` and summed up with an interval ove
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,6 +26,7 @@ from flowrl.evaluation.evaluation_result import (
     write,
     write_result,
 )
+from flowrl.evaluation.named_judges import judge_text
 from flowrl.evaluation.runner import check, run
 from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import IMAGES, is_folder_of_images, read_folder
@@ -153,13 +153,9 @@ def evaluate(
     folder, added = _path(images), _path(lora)
     if folder is not None:
         alone = {} if baseline is not None else {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
-        if beside := [f"`{name}`" for name, value in {"models": models, "lora": lora, **alone}.items() if value]:
-            raise ValueError(
-                f"`images` judges images that exist, so {', '.join(beside)} has no place beside it: leave it out."
-            )
+        _refuse_beside_images({"models": models, "lora": lora, **alone})
     named = _named(models, known, folder, added)
     home = _path(out) or Path("evaluations") / f"{benchmark}-{next(iter(named))}"
-    texts = {key: str(value) for key, value in (options or {}).items()} | ({"dry_run": "true"} if dry_run else {})
     plans = []
     for label, model in named.items():
         own = home if len(named) == 1 else home / label
@@ -171,7 +167,7 @@ def evaluate(
                 base=base, out=own, prompts=prompts and str(prompts), num_prompts=num_prompts,
                 samples=samples or _samples(known, folder), seed=seed,
                 batch_size=batch_size or _batch_size(known, source, base and base.source),
-                judge=json.dumps(dict(judge)) if isinstance(judge, Mapping) else judge, options=texts,
+                judge=judge_text(judge), options=_texts(options or {}, dry_run=dry_run),
                 train_prompts=_train_prompts(train_prompts, source), device=str(find_device(device)),
             )
         )  # fmt: skip
@@ -185,11 +181,22 @@ def evaluate(
         write(results[-1], settings, page)
         if len(plans) > 1:
             say(("\n" if len(results) > 1 else "") + as_text(replace(results[-1], tables=())))
-    whole = results[0]
-    if len(plans) > 1:
-        whole = over_models(results, list(named))
-        write_result(whole, home, benchmark, [f"{len(plans)} models"], {}, page)
+    if len(plans) == 1:
+        return _evaluation(results[0], plans, home)
+    whole = over_models(results, list(named))
+    write_result(whole, home, benchmark, [f"{len(plans)} models"], {}, page)
     return _evaluation(whole, plans, home)
+
+
+def _refuse_beside_images(given: Mapping[str, object]) -> None:
+    if beside := [f"`{name}`" for name, value in given.items() if value]:
+        raise ValueError(
+            f"`images` judges images that exist, so {', '.join(beside)} has no place beside it: leave it out."
+        )
+
+
+def _texts(options: Mapping[str, object], *, dry_run: bool) -> dict[str, str]:
+    return {key: str(value) for key, value in options.items()} | ({"dry_run": "true"} if dry_run else {})
 
 
 def _evaluation(whole: Result, plans: Sequence[Settings], home: Path) -> Evaluation:

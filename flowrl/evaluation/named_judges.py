@@ -9,6 +9,7 @@ The mapping is the option `judge` of the rewards that ask one; see `flowrl.rewar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,11 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
         raise ValueError(f"`judge`: {unknown_name('judge', text, known)} Or give {how}.")
     check_chat(judge, owner=f"{owner}, `judge`")
     return judge
+
+
+def judge_text(judge: str | Mapping[str, Any] | None) -> str | None:
+    """A judge as `read_judge` takes it."""
+    return json.dumps(dict(judge)) if isinstance(judge, Mapping) else judge
 
 
 def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:

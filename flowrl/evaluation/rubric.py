@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.evaluation.named_judges import read_judge
+from flowrl.evaluation.named_judges import judge_text, read_judge
 from flowrl.generation.drawing import find_device
 from flowrl.rewards.judges.autorubric import RubricTraining, TrainedRubric, train_rubric
 from flowrl.runtime.files import refuse_foreign
@@ -39,9 +38,7 @@ def rubric(
     Raises:
         FlowrlError: bad pairs or settings, a judge that cannot be asked, or no rule that helps.
     """
-    text = json.dumps(dict(judge)) if isinstance(judge, Mapping) else judge
-    options = RubricTraining(
-        judge=read_judge(text, {}, owner="reward rubric"), rounds=rounds, penalty=penalty, top=top, seed=seed
-    )
+    asked = read_judge(judge_text(judge), {}, owner="reward rubric")
+    options = RubricTraining(judge=asked, rounds=rounds, penalty=penalty, top=top, seed=seed)
     refuse_foreign(Path(out), own=_RUBRIC)
     return train_rubric(Path(pairs), Path(out), options, device=find_device(device))
