@@ -151,7 +151,7 @@ NO_TRAINING = ", not of another training of the same model"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
+class SideResult:
     """What was found of a subject, or of the base."""
 
     rows: Sequence[Mapping[str, Any]]
@@ -188,7 +188,7 @@ class Result:
 
 
 def result_of(
-    benchmark: str, headline: str, sides: Sequence[Side], *, changes: Mapping[str, Interval] | None = None,
+    benchmark: str, headline: str, sides: Sequence[SideResult], *, changes: Mapping[str, Interval] | None = None,
     tables: Sequence[Table], notes: Sequence[str] = (), facts: Mapping[str, Any], claim: str = "",
     sections: Sequence[str] = (),
 ) -> Result:  # fmt: skip

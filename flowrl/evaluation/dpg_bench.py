@@ -20,10 +20,10 @@ from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.config.train import resolve_path
-from flowrl.evaluation.benchmark import Result, Side, result_of
+from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.kept_answers import Asking, ask_kept
 from flowrl.evaluation.named_judges import read_judge, weights_of
-from flowrl.evaluation.runner import Part, Rules
+from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.summing import options_of
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import some
@@ -150,7 +150,7 @@ def ask(settings: Settings, plan: GridPlan, chat: Chat, subject: Subject, images
     return found
 
 
-def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[Part[Answers]]) -> Result:
+def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[SubjectVerdicts[Answers]]) -> Result:
     """Scores of a subject, or of a subject and a base."""
     scores = [aggregate(plan.items, part.found) for part in parts]
     by_item = [
@@ -173,7 +173,7 @@ def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[
     return result_of(
         settings.benchmark, f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} images each.",
         [
-            Side(rows=own, metrics=numbers, intervals=bounded)
+            SideResult(rows=own, metrics=numbers, intervals=bounded)
             for own, numbers, bounded in zip(([rows, ()])[: len(parts)], metrics, intervals, strict=True)
         ], changes=changes,
         tables=(_table([part.label for part in parts], scores),),

@@ -10,8 +10,8 @@ from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.benchmarks.geneval.published import published_records
-from flowrl.evaluation.benchmark import NO_TRAINING, Result, Side, result_of
-from flowrl.evaluation.runner import Part
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
+from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import Line, compared, score_table, trained_on
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings
@@ -38,7 +38,9 @@ REASONS: dict[str, str] = {
 EXAMPLES = 6
 
 
-def geneval_result(settings: Settings, plan: Any, judge: Detector, parts: Sequence[Part[list[Row]]]) -> Result:
+def geneval_result(
+    settings: Settings, plan: Any, judge: Detector, parts: Sequence[SubjectVerdicts[list[Row]]]
+) -> Result:
     """The result of one subject, or of a subject and a base."""
     rows, names = [part.found for part in parts], [part.label for part in parts]
     summaries = [summarise(score_rows(part), order=TASKS) for part in rows]
@@ -55,7 +57,7 @@ def geneval_result(settings: Settings, plan: Any, judge: Detector, parts: Sequen
     )
     return result_of(
         settings.benchmark, said if change is None else compared(said, change.macro, names[1]),
-        [Side(rows=own, metrics=metrics(own, summary, samples), intervals=_intervals(summary))
+        [SideResult(rows=own, metrics=metrics(own, summary, samples), intervals=_intervals(summary))
          for own, summary in zip(rows, summaries, strict=True)],
         changes={} if change is None else _intervals(change), claim=spoken + NO_TRAINING,
         notes=_notes(settings, judge, shared, spoken, published=published and samples == 4),

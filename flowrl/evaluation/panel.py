@@ -18,7 +18,7 @@ from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.panel_result import DIVERSITY, Scored, panel_result
-from flowrl.evaluation.runner import Part, Rules
+from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.generation.features import DISTANCE, Features, check_features, features_of
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
 from flowrl.generation.generate import choose
@@ -143,7 +143,7 @@ def ask(settings: Settings, plan: PanelPlan, scorers: Scorers, subject: Subject,
     return Scored(images=images, values=values, rows=rows)
 
 
-def result(settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequence[Part[Scored]]) -> Result:
+def result(settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequence[SubjectVerdicts[Scored]]) -> Result:
     """Means of all scorers, and the diversity of images."""
     versions = {name: reward.version for name, reward in scorers.items()}
     spread: list[Diversity] = []

@@ -11,8 +11,8 @@ from jaxtyping import Float64
 
 from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import Panel, ScorerMean, panel_differences, panel_means
-from flowrl.evaluation.benchmark import NO_TRAINING, Result, Side, result_of
-from flowrl.evaluation.runner import Part
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
+from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import claim_of, established, means_and_bounds, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
@@ -46,7 +46,7 @@ class Scored:
 
 
 def panel_result(
-    settings: Settings, panel: Panel, parts: Sequence[Part[Scored]], spread: Sequence[Diversity],
+    settings: Settings, panel: Panel, parts: Sequence[SubjectVerdicts[Scored]], spread: Sequence[Diversity],
     versions: Mapping[str, str], *, own_scorers: bool, noun: str = "image", sections: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Result:  # fmt: skip
@@ -86,7 +86,7 @@ def panel_result(
         settings.benchmark, established(said, change, labels, "none of the scorers"),
         # Scorers have scales of their own, which one axis cannot show.
         [
-            Side(rows=part.rows, metrics=own, intervals=intervals if len(intervals) == 1 else {})
+            SideResult(rows=part.rows, metrics=own, intervals=intervals if len(intervals) == 1 else {})
             for part, own, intervals in zip(scored, metrics, found, strict=True)
         ],
         changes=change if len(change) == 1 else {}, claim=spoken + NO_TRAINING,

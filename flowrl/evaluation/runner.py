@@ -25,11 +25,11 @@ from flowrl.rewards import load_target
 
 Plan = TypeVar("Plan")
 Judge = TypeVar("Judge")
-Found = TypeVar("Found")
+Verdicts = TypeVar("Verdicts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part(Generic[Found]):
+class SubjectVerdicts(Generic[Verdicts]):
     """A subject with its images and what was found of them.
 
     Attributes:
@@ -41,7 +41,7 @@ class Part(Generic[Found]):
 
     subject: Subject
     images: Sequence[ImageFile]
-    found: Found
+    found: Verdicts
     seconds: Mapping[str, float]
 
     @property
@@ -51,7 +51,7 @@ class Part(Generic[Found]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rules(Generic[Plan, Judge, Found]):
+class Rules(Generic[Plan, Judge, Verdicts]):
     """What a benchmark does of its own.
 
     Attributes:
@@ -71,8 +71,8 @@ class Rules(Generic[Plan, Judge, Found]):
 
     plan: Callable[[Settings], Plan]
     prompts: Callable[[Settings, Subject, Plan], Sequence[Prompt]]
-    ask: Callable[[Settings, Plan, Judge, Subject, Sequence[ImageFile]], Found]
-    result: Callable[[Settings, Plan, Judge, Sequence[Part[Found]]], Result]
+    ask: Callable[[Settings, Plan, Judge, Subject, Sequence[ImageFile]], Verdicts]
+    result: Callable[[Settings, Plan, Judge, Sequence[SubjectVerdicts[Verdicts]]], Result]
     judge: Callable[[Settings, Plan], Judge]
     suffix: str = PNG
     existing: Callable[[Settings, Plan, Path], list[ImageFile]] | None = None
@@ -134,7 +134,7 @@ def run(settings: Settings) -> Result:
         start = time.monotonic()
         found = rules.ask(settings, plan, judge, subject, listed)
         spent["judging"] = round(time.monotonic() - start, 2)
-        parts.append(Part(subject=subject, images=listed, found=found, seconds=spent))
+        parts.append(SubjectVerdicts(subject=subject, images=listed, found=found, seconds=spent))
     return rules.result(settings, plan, judge, parts)
 
 

@@ -25,9 +25,9 @@ from flowrl.benchmarks.t2i_compbench import (
     results_text,
 )
 from flowrl.config.train import resolve_path
-from flowrl.evaluation.benchmark import NO_TRAINING, Result, Side, result_of
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.panel import Scorers
-from flowrl.evaluation.runner import Part, Rules
+from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.summing import claim_of, lines_of, options_of, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import some
@@ -158,7 +158,7 @@ def ask(settings: Settings, plan: ScenePlan, scorers: Scorers, subject: Subject,
     return found
 
 
-def result(settings: Settings, plan: ScenePlan, scorers: Scorers, parts: Sequence[Part[Scores]]) -> Result:
+def result(settings: Settings, plan: ScenePlan, scorers: Scorers, parts: Sequence[SubjectVerdicts[Scores]]) -> Result:
     """Means of the categories that have scores, and the overall where all do."""
     sides, placed = [_side(plan, part) for part in parts], images_by_category(plan, parts[0].images)
     found, changes = sides[0].intervals, _changes(placed, [part.found for part in parts])
@@ -178,7 +178,7 @@ def result(settings: Settings, plan: ScenePlan, scorers: Scorers, parts: Sequenc
     )  # fmt: skip
 
 
-def _side(plan: ScenePlan, part: Part[Scores]) -> Side:
+def _side(plan: ScenePlan, part: SubjectVerdicts[Scores]) -> SideResult:
     scores, placed = part.found, images_by_category(plan, part.images)
     found = {name: _interval(scores[name], placed[name]) for name in CATEGORIES if name in scores}
     means = {name: interval.mean for name, interval in found.items()}
@@ -188,7 +188,7 @@ def _side(plan: ScenePlan, part: Part[Scores]) -> Side:
         for category, images in placed.items() for place, image in enumerate(images)
     ]  # fmt: skip
     whole = {"overall": overall(means)} if set(means) == set(CATEGORIES) else {}
-    return Side(rows=rows, metrics=means | whole, intervals=found)
+    return SideResult(rows=rows, metrics=means | whole, intervals=found)
 
 
 def _changes(placed: Mapping[str, Sequence[ImageFile]], scores: Sequence[Scores]) -> dict[str, Interval]:

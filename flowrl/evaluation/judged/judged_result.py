@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.judged.cases import Judgement, Protocol, Score
-from flowrl.evaluation.benchmark import NO_TRAINING, Result, Side, result_of
-from flowrl.evaluation.runner import Part
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
+from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import (
     Line,
     compared,
@@ -45,7 +45,7 @@ _DATE = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|\d{4})")  # what servers put afte
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class CaseVerdicts:
     """What was said of a subject's images, in the order of cases; `answers` are all questions' rows."""
 
     judgements: Sequence[Judgement]
@@ -57,7 +57,7 @@ class Judged:
         return sum(one.values is None for one in self.judgements)
 
 
-def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Part[Judged]]) -> Result:
+def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> Result:
     """The result of a subject, or of a subject and a base."""
     protocol, labels, judged = plan.protocol, [part.label for part in parts], [part.found for part in parts]
     for label, part in zip(labels, judged, strict=True):
@@ -91,7 +91,7 @@ def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Par
     )  # fmt: skip
 
 
-def _lines(protocol: Protocol, judged: Sequence[Judged]) -> list[Line]:
+def _lines(protocol: Protocol, judged: Sequence[CaseVerdicts]) -> list[Line]:
     """Overall numbers and those of tasks, each with its interval and its paired change."""
     lines: list[Line] = []
     for score in protocol.scores:
@@ -169,7 +169,7 @@ def _task_lines(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> list[Line]:
     ]  # fmt: skip
 
 
-def _side(protocol: Protocol, part: Part[Judged], named: Mapping[str, Interval]) -> Side:
+def _side(protocol: Protocol, part: SubjectVerdicts[CaseVerdicts], named: Mapping[str, Interval]) -> SideResult:
     first = protocol.scores[0].name
     head = named[first]
     metrics = {first: head.mean, f"{first}_low": head.low, f"{first}_high": head.high}
@@ -180,10 +180,10 @@ def _side(protocol: Protocol, part: Part[Judged], named: Mapping[str, Interval])
          "values": None if one.values is None else {name: dict(found) for name, found in one.values.items()}}
         for place, (image, one) in enumerate(zip(part.images, part.found.judgements, strict=True))
     ]  # fmt: skip
-    return Side(rows=rows, metrics={**metrics, "skipped": float(part.found.skipped)}, intervals=named)
+    return SideResult(rows=rows, metrics={**metrics, "skipped": float(part.found.skipped)}, intervals=named)
 
 
-def _notes(settings: Settings, plan: Any, parts: Sequence[Part[Judged]]) -> list[str]:
+def _notes(settings: Settings, plan: Any, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> list[str]:
     notes, protocol, model, words = [], plan.protocol, str(plan.judge["model"]), plan.words.origin
     judgements = parts[0].found.judgements
     if not any(is_model(model, known) for known in protocol.judges):
@@ -220,7 +220,7 @@ def is_model(given: str, known: str) -> bool:
 # ---- examples --------------------------------------------------------------------------------------------------------
 
 
-def examples(protocol: Protocol, parts: Sequence[Part[Judged]]) -> str:
+def examples(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> str:
     """Images spread evenly over the cases, with their sources, scores, and what the judge said."""
     cases = len(parts[0].found.judgements)
     count = min(EXAMPLES, cases)
@@ -232,7 +232,7 @@ def examples(protocol: Protocol, parts: Sequence[Part[Judged]]) -> str:
     return section("examples", "Examples", f"<div class='fails'>{figures}</div>" if figures else "", lead)
 
 
-def _figure(protocol: Protocol, parts: Sequence[Part[Judged]], place: int) -> str:
+def _figure(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]], place: int) -> str:
     case = parts[0].found.judgements[place].case
     shown = [] if case.source is None else [image_element(case.source, f"source of: {case.prompt}")]
     shown += [image_element(part.images[place].path, f"{part.label}: {case.prompt}") for part in parts]

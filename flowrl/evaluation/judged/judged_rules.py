@@ -19,7 +19,7 @@ from flowrl.benchmarks.judged.cases import Case, CaseFile, Protocol
 from flowrl.benchmarks.judged.protocols import PROTOCOLS
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.judged.judged_questions import WordsOf, ask_cases, find_words
-from flowrl.evaluation.judged.judged_result import Judged, judged_result
+from flowrl.evaluation.judged.judged_result import CaseVerdicts, judged_result
 from flowrl.evaluation.kept_answers import Asking
 from flowrl.evaluation.named_judges import read_judge, weights_of
 from flowrl.evaluation.runner import Rules
@@ -190,7 +190,9 @@ def _copy(source: Path, path: Path) -> None:
             file.write(content)
 
 
-def ask(settings: Settings, plan: JudgedPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]) -> Judged:
+def ask(
+    settings: Settings, plan: JudgedPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]
+) -> CaseVerdicts:
     """Asks about every image, and writes result files in the published formats."""
     with Journal(subject.folder, plan.identity(chat.version)) as journal:
         judgements, rows = ask_cases(
@@ -200,7 +202,7 @@ def ask(settings: Settings, plan: JudgedPlan, chat: Chat, subject: Subject, imag
         path = subject.folder / plan.protocol.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
-    return Judged(judgements=judgements, answers=rows)
+    return CaseVerdicts(judgements=judgements, answers=rows)
 
 
 def prepare(settings: Settings, plan: JudgedPlan) -> JudgedPlan:

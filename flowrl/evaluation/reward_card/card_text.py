@@ -26,7 +26,7 @@ BIAS_SMALL, BIAS_LARGE = 0.05, 0.15  # of the one shown first, likewise
 FAILED_FEW = 0.01  # share of failed items above which a reward is poor
 
 
-Judged = tuple[Grade, str]
+GradedWords = tuple[Grade, str]
 """A grade and its words."""
 
 
@@ -45,7 +45,11 @@ Line = tuple[str, str, Interval]
 
 def verdicts(card: Card) -> list[Verdict]:
     """The aspects in the order of the card."""
-    found: dict[str, Judged] = {"failures": _failures(card), "signal": _signal(card), "repeatability": _repeats(card)}
+    found: dict[str, GradedWords] = {
+        "failures": _failures(card),
+        "signal": _signal(card),
+        "repeatability": _repeats(card),
+    }
     if card.perturbed:
         found["steadiness"] = _steadiness(card)
     if card.order is not None:
@@ -62,7 +66,7 @@ def verdicts(card: Card) -> list[Verdict]:
     return [Verdict(aspect=aspect, grade=grade, words=words) for aspect, (grade, words) in found.items()]
 
 
-def _failures(card: Card) -> Judged:
+def _failures(card: Card) -> GradedWords:
     share = card.failed.mean
     if share == 0:
         return "good", "Every image got a value in both passes."
@@ -71,7 +75,7 @@ def _failures(card: Card) -> Judged:
     return ("fair" if share <= FAILED_FEW else "poor"), words
 
 
-def _signal(card: Card) -> Judged:
+def _signal(card: Card) -> GradedWords:
     flat, between = card.spread.flat_groups.mean, card.spread.between_prompts.mean
     if math.isnan(flat):
         return "open", "No prompt has two images with a value, so nothing can be said of advantages."
@@ -83,7 +87,7 @@ def _signal(card: Card) -> Judged:
     return _grade(flat, FLAT_FEW, FLAT_MANY), words
 
 
-def _repeats(card: Card) -> Judged:
+def _repeats(card: Card) -> GradedWords:
     reliability, noise = card.repeat.reliability.mean, card.repeat.noise_share.mean
     if card.retest.count and card.retest.exact:
         return "good", "Both passes gave exactly the same values."
@@ -110,7 +114,7 @@ def worst_change(card: Card) -> str | None:
     return min(known, key=lambda name: known[name]) if known else None
 
 
-def _steadiness(card: Card) -> Judged:
+def _steadiness(card: Card) -> GradedWords:
     worst, words = worst_change(card), ""
     grade: Grade = "open"
     if worst is not None:
@@ -130,7 +134,7 @@ def _steadiness(card: Card) -> Judged:
     return grade, words.strip() or "No prompt has images that differ in value, so there is no order to disturb."
 
 
-def _order(order: OrderBias) -> Judged:
+def _order(order: OrderBias) -> GradedWords:
     bias = order.first_wins.mean
     if math.isnan(bias):
         return "poor", "No pair got a verdict in both orders."

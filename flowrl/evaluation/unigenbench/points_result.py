@@ -10,8 +10,8 @@ from typing import Any
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Scores, aggregate, paired_intervals, score_intervals
 from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
-from flowrl.evaluation.benchmark import Result, Side, result_of
-from flowrl.evaluation.runner import Part
+from flowrl.evaluation.benchmark import Result, SideResult, result_of
+from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import (
     Line,
     compared,
@@ -53,7 +53,7 @@ class Judging:
         return [row.index for row in self.rows]
 
 
-def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Part[Judging]]) -> Result:
+def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[SubjectVerdicts[Judging]]) -> Result:
     """The result of a subject, or of a subject and a base."""
     judgings, labels = [part.found for part in parts], [part.label for part in parts]
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
@@ -100,7 +100,7 @@ def _english(intervals: Mapping[str, Interval]) -> dict[str, Interval]:
     return {name: by_name[name] for name in (*PRIMARIES, OVERALL) if name in by_name}
 
 
-def _side(part: Part[Judging], scores: Scores, intervals: Mapping[str, Interval]) -> Side:
+def _side(part: SubjectVerdicts[Judging], scores: Scores, intervals: Mapping[str, Interval]) -> SideResult:
     rows, overall = [], intervals[OVERALL]
     for image, judged, answer in zip(part.images, part.found.rows, part.found.answers, strict=True):
         met = None
@@ -113,7 +113,7 @@ def _side(part: Part[Judging], scores: Scores, intervals: Mapping[str, Interval]
     metrics = {OVERALL: overall.mean, "overall_low": overall.low, "overall_high": overall.high}
     metrics |= {name.lower().replace(" ", "_"): i.mean for name, i in intervals.items() if name != OVERALL}
     metrics |= {"skipped": float(scores.skipped), "skipped_ratio": scores.skipped / len(rows)}
-    return Side(rows=rows, metrics=metrics, intervals=intervals)
+    return SideResult(rows=rows, metrics=metrics, intervals=intervals)
 
 
 def _subs(scores: Sequence[Scores]) -> Table:
@@ -131,7 +131,9 @@ def _count(tally: Any) -> str:
     return f"{tally.correct}/{tally.total}"
 
 
-def _notes(settings: Settings, plan: Any, parts: Sequence[Part[Judging]], scores: Sequence[Scores]) -> list[str]:
+def _notes(
+    settings: Settings, plan: Any, parts: Sequence[SubjectVerdicts[Judging]], scores: Sequence[Scores]
+) -> list[str]:
     notes, rows = [], parts[0].found.rows
     if plan.judge["model"] != LEADERBOARD_JUDGE:
         notes.append(NOT_LEADERBOARD.format(judge=plan.judge["model"]))

@@ -33,8 +33,8 @@ from flowrl.benchmarks.vbench import (
 )
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
-from flowrl.evaluation.benchmark import Result, Side, result_of
-from flowrl.evaluation.runner import Part, Rules
+from flowrl.evaluation.benchmark import Result, SideResult, result_of
+from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.summing import established, means_and_bounds, options_of, score_table
 from flowrl.evaluation.video.diagnostics import READ_AS, Faults, diagnose_clips, undiagnosed
 from flowrl.evaluation.video.shown_clips import clips_section
@@ -119,7 +119,7 @@ def plan_of(settings: Settings) -> VBenchPlan:
     return VBenchPlan(options=options, package=package, entries=tuple(chosen))
 
 
-def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[Part[Measures]]) -> Result:
+def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[SubjectVerdicts[Measures]]) -> Result:
     """The published scores of a subject, or of a subject and a base, and the diagnostics of their clips."""
     labels, clips = [part.label for part in parts], [part.images for part in parts]
     measured, faults = [part.found.dimensions for part in parts], [part.found.faults for part in parts]
@@ -147,7 +147,7 @@ def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[Pa
     )  # fmt: skip
 
 
-def _side(part: Part[Measures], found: Mapping[str, Interval]) -> Side:
+def _side(part: SubjectVerdicts[Measures], found: Mapping[str, Interval]) -> SideResult:
     """Rows and metrics of a subject; the published sums alone are drawn where there are any."""
     rows, faults = [], part.found.faults
     for place, clip in enumerate(part.images):
@@ -159,7 +159,7 @@ def _side(part: Part[Measures], found: Mapping[str, Interval]) -> Side:
         name: float(column[column == column].mean()) for name, column in faults.items() if (column == column).any()
     }
     sums = {name: interval for name, interval in found.items() if name in SUMS}
-    return Side(rows=rows, metrics=means_and_bounds(found) | means, intervals=sums or found)
+    return SideResult(rows=rows, metrics=means_and_bounds(found) | means, intervals=sums or found)
 
 
 def existing(settings: Settings, plan: VBenchPlan, folder: Path) -> list[ImageFile]:

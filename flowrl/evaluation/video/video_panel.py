@@ -19,7 +19,7 @@ from flowrl.evaluation import panel
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.panel import WORLD, PanelPlan, Scorers, prompts_named, scorer_options, specs_of
 from flowrl.evaluation.panel_result import Scored, panel_result
-from flowrl.evaluation.runner import Part, Rules
+from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.video.diagnostics import READ_AS, VERSION, Faults, diagnose_clips
 from flowrl.evaluation.video.shown_clips import clips_section
 from flowrl.generation.folders import ImageFile, is_folder_of_images
@@ -35,7 +35,7 @@ _OWN = Panel(title="Video panel", rewards=(), prompts=0, where="a file of your o
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Found:
+class ClipScores:
     """What scorers and diagnostics say of a subject's clips."""
 
     scored: Scored
@@ -71,13 +71,17 @@ def existing(settings: Settings, plan: PanelPlan, folder: Path) -> list[ImageFil
     return given_images(settings, folder, CLIPS)
 
 
-def ask(settings: Settings, plan: PanelPlan, scorers: Scorers, subject: Subject, clips: Sequence[ImageFile]) -> Found:
+def ask(
+    settings: Settings, plan: PanelPlan, scorers: Scorers, subject: Subject, clips: Sequence[ImageFile]
+) -> ClipScores:
     """What every scorer and diagnostic says of a subject's clips, from journals where it is known."""
     scored = panel.ask(settings, plan, scorers, subject, clips)
-    return Found(scored=scored, faults=diagnose_clips(subject, clips))
+    return ClipScores(scored=scored, faults=diagnose_clips(subject, clips))
 
 
-def result(settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequence[Part[Found]]) -> Result:
+def result(
+    settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequence[SubjectVerdicts[ClipScores]]
+) -> Result:
     """Means of scorers, their sub-scores and the diagnostics; with clips to look at."""
     scored = with_columns(parts)
     notes = [READ_AS]
@@ -96,7 +100,7 @@ def result(settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequenc
     )  # fmt: skip
 
 
-def with_columns(parts: Sequence[Part[Found]]) -> list[Part[Scored]]:
+def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVerdicts[Scored]]:
     """Clips of all subjects with sub-scores beside their rewards and the diagnostics after them, as values and in rows.
 
     A sub-score that is the value itself, of all clips of all subjects, is left out.
