@@ -49,6 +49,8 @@ from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import say
 from flowrl.statistics.bootstrap import Interval
 
+__all__ = ["Evaluation", "evaluate"]
+
 BASE = "base"
 MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json", "adapter_config.json")
 BATCH, SMALL_BATCH, VIDEO_BATCH = 64, 8, 16

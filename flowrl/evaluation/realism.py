@@ -20,6 +20,8 @@ from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.kernel_distance import kernel_change
 from flowrl.training.parts import read_prompts
 
+__all__ = ["Realism", "realism"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Realism:

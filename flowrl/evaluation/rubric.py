@@ -13,6 +13,8 @@ from flowrl.rewards.judges.autorubric import RubricTraining, TrainedRubric, trai
 from flowrl.runtime.files import refuse_foreign
 from flowrl.runtime.public import public
 
+__all__ = ["rubric"]
+
 _RUBRIC = re.compile(r'"info": \{\s*"')
 """What it notes of how it found the rules; those written by hand have no such notes."""
 

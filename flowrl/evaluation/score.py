@@ -24,6 +24,8 @@ from flowrl.rendering.terminal_text import COLUMNS, aligned, cut
 from flowrl.runtime.files import plain, refuse_foreign, write_atomically
 from flowrl.runtime.public import public
 
+__all__ = ["FolderScores", "score"]
+
 EXTREMES = 3  # best and worst files that are named
 _SCORES = re.compile(r'\Afile,prompt,[^\n]*,error\n|\A\{"file": [^\n]*, "values": \{[^\n]*, "error": ')
 """The first line of a file that this function wrote."""

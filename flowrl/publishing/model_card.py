@@ -29,6 +29,8 @@ from flowrl.runtime.files import plain, read_text, write_atomically
 from flowrl.runtime.public import public
 from flowrl.statistics.bootstrap import LEVEL, point
 
+__all__ = ["WrittenCard", "model_card"]
+
 INDEX = "model-index"
 NOT_NUMBERS = ("_low", "_high", "_failed", "skipped", "skipped_ratio")
 """Ends of metrics that say how another one was found."""

@@ -16,6 +16,8 @@ from flowrl.runtime.files import read_json, refuse_foreign, write_atomically
 from flowrl.runtime.public import public
 from flowrl.runtime.versions import version_of
 
+__all__ = ["Leaderboard", "leaderboard"]
+
 OUT = Path("evaluations") / "leaderboard"
 HEADING = "Leaderboard"
 JSON, MARKDOWN, PAGE = "leaderboard.json", "leaderboard.md", "leaderboard.html"

@@ -34,6 +34,8 @@ from flowrl.rewards import REWARDS, option_names
 from flowrl.runtime.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.runtime.public import public
 
+__all__ = ["RewardCard", "reward_card"]
+
 DRAWN_AT_ONCE = 16
 
 
