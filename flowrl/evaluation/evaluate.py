@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from PIL import Image
 
@@ -50,6 +50,18 @@ from flowrl.runtime.scrubbing import say
 from flowrl.statistics.bootstrap import Interval
 
 __all__ = ["Evaluation", "evaluate"]
+
+
+class InFolder(Protocol):
+    """What `train` returned: a run by its folder."""
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+
+
+Model = str | Path | InFolder
+"""A model as a caller names it."""
 
 BASE = "base"
 MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json", "adapter_config.json")
@@ -104,7 +116,7 @@ class Evaluation:
 
 @public
 def evaluate(
-    models: Any = (), benchmark: str = "geneval", *, baseline: Any = None, images: str | Path | None = None,
+    models: Model | Sequence[Model] = (), benchmark: str = "geneval", *, baseline: Model | None = None, images: str | Path | None = None,
     out: str | Path | None = None, lora: str | Path | None = None, prompts: str | Path | None = None,
     num_prompts: int | None = None, samples: int | None = None, judge: str | Mapping[str, Any] | None = None,
     options: Mapping[str, object] | None = None, train_prompts: str | Path | None = None, dry_run: bool = False,
@@ -166,7 +178,7 @@ def evaluate(
         plans.append(
             Settings(
                 benchmark=benchmark, subject=Subject(label=label, folder=own / "model", source=source, images=folder),
-                base=base, out=own, prompts=prompts and str(prompts), num_prompts=num_prompts,
+                base=base, out=own, prompts=None if prompts is None else str(prompts), num_prompts=num_prompts,
                 samples=samples or _samples(known, folder), seed=seed,
                 batch_size=batch_size or _batch_size(known, source, base and base.source),
                 judge=judge_text(judge), options=_texts(options or {}, dry_run=dry_run),
@@ -202,9 +214,10 @@ def _texts(options: Mapping[str, object], *, dry_run: bool) -> dict[str, str]:
 
 
 def _evaluation(whole: Result, plans: Sequence[Settings], home: Path) -> Evaluation:
-    subject = plans[0].subject
+    subject, of_videos = plans[0].subject, BENCHMARKS[plans[0].benchmark].videos
     folder = subject.images or subject.folder / "images"
-    files = read_folder(folder) if len(plans) == 1 and is_folder_of_images(folder) else []
+    shown = bool(whole.rows) and not of_videos and is_folder_of_images(folder)  # rows are of one model, and judged
+    files = read_folder(folder) if shown else []
     return Evaluation(
         benchmark=plans[0].benchmark, headline=whole.headline, metrics=dict(whole.metrics),
         scores=dict(whole.intervals), differences=dict(whole.differences), claim=whole.claim, notes=whole.notes,
@@ -226,16 +239,19 @@ def _path(given: str | Path | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _place(model: Any) -> str:
+def _place(model: Model) -> str:
     """A model by name; a run, as `train` returned it, by its folder."""
     return str(getattr(model, "folder", model))
 
 
-def _named(models: Any, known: Benchmark, images: Path | None, lora: Path | None) -> dict[str, str | None]:
+def _named(
+    models: Model | Sequence[Model], known: Benchmark, images: Path | None, lora: Path | None
+) -> dict[str, str | None]:
     """Models by label; the folder's label for None, where images exist."""
     if images is not None:
         return {_folder_label(images): None}
-    given = [_place(model) for model in (models if isinstance(models, list | tuple) else [models])]
+    several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+    given = [_place(model) for model in several]
     listed = given or [EMBEDDED_VIDEO if known.videos else EMBEDDED]
     labels = [label_of(model, lora) for model in listed]
     if twice := [label for label, count in Counter(labels).items() if count > 1]:
