@@ -116,14 +116,14 @@ class Evaluation:
 
 @public
 def evaluate(
-    models: Model | Sequence[Model] = (), benchmark: str = "geneval", *, baseline: Model | None = None, images: str | Path | None = None,
-    out: str | Path | None = None, lora: str | Path | None = None, prompts: str | Path | None = None,
-    num_prompts: int | None = None, samples: int | None = None, judge: str | Mapping[str, Any] | None = None,
-    options: Mapping[str, object] | None = None, train_prompts: str | Path | None = None, dry_run: bool = False,
-    seed: int = 0, steps: int | None = None, guidance: float | None = None, height: int | None = None,
-    width: int | None = None, dtype: str | None = None, max_sequence_length: int | None = None,
-    batch_size: int | None = None, device: str | None = None, show: bool = True,
-    page: Callable[..., str] | None = None,
+    models: Model | Sequence[Model] = (), benchmark: str = "geneval", *, baseline: Model | None = None,
+    images: str | Path | None = None, out: str | Path | None = None, lora: str | Path | None = None,
+    prompts: str | Path | None = None, num_prompts: int | None = None, samples: int | None = None,
+    judge: str | Mapping[str, Any] | None = None, options: Mapping[str, object] | None = None,
+    train_prompts: str | Path | None = None, dry_run: bool = False, seed: int = 0, steps: int | None = None,
+    guidance: float | None = None, height: int | None = None, width: int | None = None, dtype: str | None = None,
+    max_sequence_length: int | None = None, batch_size: int | None = None, device: str | None = None,
+    show: bool = True, page: Callable[..., str] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Measures models on a benchmark; the same call continues where it stopped.
 
