@@ -242,7 +242,7 @@ def test_a_command_ends_where_tokens_run_out_in_its_last_questions(server: Serve
         with pytest.raises(ValueError, match="has used all tokens that max_tokens_total gives it"):
             ask_kept(
                 chat, list("abcde"), lambda place, *_: asks(5)[place], lambda *_: (None, {}), journal,
-                Asking(attempts=3), label="it", show=False,
+                Asking(attempts=3), label="it",
             )  # fmt: skip
         assert list(journal.rows) == ["a", "b", "c"]
 

@@ -384,7 +384,7 @@ def test_an_evaluation_says_with_what_its_numbers_compare(
     def notes(**options: str) -> str:
         settings = Settings(
             benchmark="geneval", subject=Subject(label="model", folder=tmp_path / "out", images=folder), samples=1,
-            out=tmp_path / "out", judge="openmmlab", options=given | options, show=False,
+            out=tmp_path / "out", judge="openmmlab", options=given | options,
         )  # fmt: skip
         return " ".join(run(settings).notes)
 
