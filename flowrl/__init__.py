@@ -27,6 +27,8 @@ _PLACES: dict[str, str] = {
     "reward_card": "flowrl.evaluation.reward_card.reward_card",
     "rubric": "flowrl.evaluation.rubric",
     "score": "flowrl.evaluation.score",
+    "init": "flowrl.migrating.init",
+    "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
 }
 """Name -> the module that it is imported from when it is first asked for."""

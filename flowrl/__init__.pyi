@@ -9,6 +9,8 @@ from flowrl.interface.python_calls import plan as plan
 from flowrl.interface.python_calls import read_run as read_run
 from flowrl.interface.python_calls import sample as sample
 from flowrl.interface.python_calls import train as train
+from flowrl.migrating.init import init as init
+from flowrl.pages.report import report as report
 from flowrl.publishing.model_card import model_card as model_card
 from flowrl.runtime.failures import FlowrlError as FlowrlError
 

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse(name, words[len(group) + 1 :])
     try:
         with answering(shlex.join(["flowrl", *words])):
-            code = int(_module(name, "run").run(parsed))
+            code = int(command_module(name, "run").run(parsed))
         if sys.stdout is not None:  # it was closed from the start
             sys.stdout.flush()
         return code
@@ -136,7 +136,7 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
         SystemExit: 2 where they are wrong, after a paragraph that says how; 0 after --help.
     """
     parser = _Parser(name)
-    _module(name, "arguments").add_arguments(parser)
+    command_module(name, "arguments").add_arguments(parser)
     known = flags_of(parser)
     for word in words:
         flag, _, value = word.partition("=")
@@ -156,7 +156,7 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
 def in_flags(text: str, command: str) -> str:
     """A message with each `parameter` in backticks as the command's flag, or as what stands for a word without one."""
     parser = _Parser(command)
-    _module(command, "arguments").add_arguments(parser)
+    command_module(command, "arguments").add_arguments(parser)
     flags = names_of(parser)
     return re.sub(r"`(\w+)`", lambda found: flags.get(found[1], found[0]), text)
 
@@ -179,12 +179,12 @@ def _no_command(name: str) -> str:
     return f"there is no command {name!r}: {hint}"
 
 
-def _module(command: str, part: str) -> Any:
+def command_module(command: str, part: str) -> Any:
     name = f"flowrl.commands.{command.replace(' ', '_')}"
     whole = importlib.import_module(name) if importlib.util.find_spec(name) else None
     if callable(getattr(whole, "run", None)):
         return whole
-    return importlib.import_module(f"{name.replace('_', '.')}.{part}")
+    return importlib.import_module(f"flowrl.commands.{command.replace(' ', '.')}.{part}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from collections import defaultdict
 
 import pytest
 
-from flowrl import cli
-from flowrl.cli import COMMANDS, FORMER, main, parse
+from flowrl.cli import COMMANDS, FORMER, command_module, main, parse
 from flowrl.runtime.process_settings import before_libraries_load
 
 EXACTLY_ALIKE = (
@@ -44,7 +43,7 @@ assert not {"torch", "numpy", "diffusers", "transformers"} & set(sys.modules)
 def flags_of(name: str) -> dict[str, argparse.Action]:
     """The flags of a command."""
     parser = argparse.ArgumentParser()
-    cli._module(name, "arguments").add_arguments(parser)
+    command_module(name, "arguments").add_arguments(parser)
     return {flag: action for flag, action in parser._option_string_actions.items() if flag not in ("-h", "--help")}
 
 

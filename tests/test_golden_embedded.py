@@ -9,8 +9,8 @@ import pytest
 from golden_runs import compare, leftovers, reproducible
 
 from flowrl.cli import main
+from flowrl.config.base import find_config
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 SMALL = (
     "num_iterations=2", "prompts_per_step=2", "group_size=4", "threads=1", "checkpoint_every=2", "progress=false",
     "policy.lora_rank=2", "logging.tensorboard=false", "eval_every=0",
@@ -40,7 +40,7 @@ def _reproducible() -> Iterator[None]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_gives_the_recorded_numbers(tmp_path: Path, name: str) -> None:
     config, overrides = CASES[name]
-    assert main(["train", str(CONFIGS / f"{config}.yaml"), f"out={tmp_path / 'run'}", *SMALL, *overrides]) == 0
+    assert main(["train", str(find_config(config)), f"out={tmp_path / 'run'}", *SMALL, *overrides]) == 0
     compare("embedded", name, tmp_path / "run")
 
 

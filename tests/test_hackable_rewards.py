@@ -1,4 +1,4 @@
-"""The rewards with a hole that docs/hacking.md trains on: what they like, and what they do not see."""
+"""The rewards with a hole that docs/research/hacking.md trains on: what they like, and what they do not see."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from flowrl.rewards.embedded.realism import scene_images
 from flowrl.rewards.user_code import load_function
 from flowrl.world.scene_prompts import train_records
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+RESEARCH = ROOT / "docs" / "research"
 RECORDS = train_records()[:48]
 PROMPTS = [str(record["prompt"]) for record in RECORDS]
 """One thing each: their drawn scenes are right."""
 
 
 def function(name: str) -> Callable[..., Any]:
-    return load_function(str(DOCS / "hacking" / "hackable_rewards.py"), name)
+    return load_function(str(RESEARCH / "hacking" / "hackable_rewards.py"), name)
 
 
 def test_an_empty_image_is_the_best_for_brightness() -> None:
@@ -44,9 +45,11 @@ def test_the_judge_sees_the_verdict_and_likes_colour() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(DOCS.glob("hacking/*.yaml")) + sorted(DOCS.glob("claims/*_*.yaml")), ids=lambda path: path.name
+    "path",
+    sorted(RESEARCH.glob("hacking/*.yaml")) + sorted(RESEARCH.glob("claims/*_*.yaml")),
+    ids=lambda path: path.name,
 )
 def test_the_configurations_of_the_pages_are_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(DOCS.parent)
+    monkeypatch.chdir(ROOT)
     config = load_config(path)
     assert any(reward.weight for reward in config.rewards)

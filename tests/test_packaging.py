@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("assets", "configs", "pipelines", "rewards", "samplers")
 LARGEST_ARCHIVE = 48e6
-"""Bytes; docs/trials.md has what they are. Indexes take 100 MB."""
+"""Bytes; docs/research/trials.md has what they are. Indexes take 100 MB."""
 
 
 def settings() -> dict[str, Any]:
@@ -45,9 +46,14 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 def checkout_copy(to: Path) -> Path:
     """The files that git would carry, without build leftovers, links kept as links."""
-    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist", "*.egg-info")
     shutil.copytree(ROOT, to, symlinks=True, ignore=skipped)
     return to
+
+
+def skipped(inside: str, names: list[str]) -> set[str]:
+    """What git leaves out of a folder."""
+    found = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")(inside, names)
+    return found | ({"runs"} & set(names) if Path(inside) == ROOT else set())
 
 
 def package_files(root: Path) -> set[str]:
@@ -146,7 +152,7 @@ def test_requirements_are_names_and_versions_and_lower_bounds_are_what_is_tested
         have = [int(part) for part in pinned[name].split(".")]
         assert have >= [int(part) for part in bound.split(".")], f"{name}: pinned {pinned[name]}, needs {bound}"
         assert above is None or have[0] < int(above), f"{name}: pinned {pinned[name]}, needs less than {above}"
-    oldest = json.loads((ROOT / "docs" / "trials" / "oldest_versions.json").read_text())["installed"]
+    oldest = json.loads((ROOT / "docs" / "research" / "trials" / "oldest_versions.json").read_text())["installed"]
     for wanted in project["dependencies"] + packages:
         name, bound, _ = bounds(wanted)
         tested = {pinned[name], oldest.get(name, pinned[name])}
@@ -168,7 +174,6 @@ def test_the_source_archive_holds_what_git_has_once(archive: Path) -> None:
         names = {member.name.partition("/")[2] for member in content if not member.isdir()}
     assert archive.stat().st_size <= LARGEST_ARCHIVE
     assert {"requirements.lock", "Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "tests/test_packaging.py"} <= names
-    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist", "*.egg-info")
     for folder in ("docs", "launch", *LINKED):
         for inside, folders, files in os.walk(ROOT / folder):
             folders[:] = set(folders) - skipped(inside, folders)
@@ -207,13 +212,14 @@ def test_wheel_works_from_another_folder(installed: Path, tmp_path: Path) -> Non
         "assert 'flow_sde' in KERNELS\n"
         "root = importlib.resources.files('flowrl')\n"
         "print(pathlib.Path(flowrl.__file__).parent)\n"
-        "print(sum(1 for f in (root / 'configs').iterdir() if f.name.endswith('.yaml')))\n"
+        "from flowrl.config.base import config_files\n"
+        "print(len(config_files()))\n"
         "print(sum(1 for f in (root / 'assets').iterdir()))\n"
         "assert not {'rewards', 'samplers', 'pipelines', 'configs'} & set(sys.modules)\n"
     )
     where, configs, assets = run(installed, script, cwd=tmp_path).split()
     assert Path(where).is_relative_to(installed.parents[1])
-    assert int(configs) == len(list((ROOT / "configs").glob("*.yaml"))) > 0
+    assert int(configs) == len(list((ROOT / "configs").rglob("*.yaml"))) > 0
     assert int(assets) == len([p for p in (ROOT / "assets").iterdir() if not p.name.startswith((".", "__"))]) > 0
     assert "train" in run(installed, "-m", "flowrl", "--help", cwd=tmp_path.parent)
     assert "train" in run(installed.with_name("flowrl"), "--help", cwd=tmp_path.parent)
@@ -244,6 +250,12 @@ def test_no_index_addresses_and_no_machine_paths_in_tooling() -> None:
         text = (ROOT / name).read_text()
         assert "://" not in text, name
         assert not re.search(r"(?m)(?<![\w.])/(?:opt|var|home|root)/", text), name
+
+
+def test_what_runs_before_a_commit_is_make_lint() -> None:
+    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == re.findall(r"^\t@(.+)$", lint, re.MULTILINE)
 
 
 def test_nothing_tells_to_install_the_name_from_an_index() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 from config_files import as_launched
 
+from flowrl.config.base import config_files, find_config
 from flowrl.config.train import ConfigError, TrainConfig, load_config
 from flowrl.credit import CREDIT
 from flowrl.objectives.forward_losses import FORWARD
@@ -22,8 +22,7 @@ from flowrl.samplers.times import steps_in_reach, strata
 from flowrl.samplers.windows import flash_tail
 from flowrl.training.paths import stochastic_steps
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-EVERY = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+EVERY = sorted(config_files())
 REAL = [name for name in EVERY if name.startswith("sd35m_")]
 SOURCED = [name for name in EVERY if not name.startswith("tiny_")]
 PRESETS = [name for name in EVERY if re.search(r"_\d+gb$", name) and name != "sd35m_grpo_clip_24gb"]
@@ -35,7 +34,7 @@ NEEDS_REFERENCES = {"sd35m_adv_grpo": "references.json"}
 
 @cache
 def config_of(name: str) -> TrainConfig:
-    return load_config(CONFIGS / f"{name}.yaml")
+    return load_config(find_config(name))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -82,7 +81,7 @@ def unsourced(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SOURCED)
 def test_every_number_has_a_source(name: str) -> None:
-    assert unsourced((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")) == []
+    assert unsourced(find_config(name).read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def without_commit(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SOURCED)
 def test_every_repository_names_the_commit_that_was_read(name: str) -> None:
-    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    text = find_config(name).read_text(encoding="utf-8")
     assert without_commit(text) == []
     for match in re.finditer(r"([\w-]+/[\w.-]+) at ([0-9a-f]{7})\b", text):
         assert OTHER_COMMITS.get(name, COMMITS[match[1]]) == match[2]
@@ -157,7 +156,7 @@ OTHER_COMMITS = {"sd35m_rft": "ac4c86e", "qwen_image_21_grpo": "5f6cda1"}
 
 @pytest.mark.parametrize("name", REAL)
 def test_head_says_that_it_was_not_run_and_what_the_rest_is(name: str) -> None:
-    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    text = find_config(name).read_text(encoding="utf-8")
     head = text[: re.search(r"^\w", text, flags=re.MULTILINE).start()]  # type: ignore[union-attr]
     assert "Not run here" in head
     assert "arXiv" in head or "flow_grpo" in head or "UniRL" in head
@@ -167,7 +166,7 @@ def test_head_says_that_it_was_not_run_and_what_the_rest_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOURCED)
 def test_head_says_that_it_was_not_run(name: str) -> None:
-    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    text = find_config(name).read_text(encoding="utf-8")
     assert "Not run here" in text[: re.search(r"^\w", text, flags=re.MULTILINE).start()]  # type: ignore[union-attr]
 
 
@@ -200,7 +199,7 @@ PUBLISHED = {
 def test_published_batch_divides_over_the_published_processes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     processes, batch = PUBLISHED[name]
     overrides = [] if batch is None else [f"rollout_batch_size={batch}", f"micro_batch_size={batch}"]
-    config = load_config(CONFIGS / f"{name}.yaml", overrides)
+    config = load_config(find_config(name), overrides)
     geometry = config.resolve_batch(processes)
     assert geometry.images_per_process * processes == config.prompts_per_step * config.group_size
     as_launched(monkeypatch, processes)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
+from flowrl.config.base import find_config
 from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_path
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.lora import Policy, check_targets
 from flowrl.prompts.loading import read_prompts
 from flowrl.rewards.specs import validate_reward_specs
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 GENEVAL, CLIP = "sd35m_grpo_geneval", "sd35m_grpo_clip_24gb"
 SD35M = "stabilityai/stable-diffusion-3.5-medium"
 
 
 def config_of(name: str) -> TrainConfig:
-    return load_config(CONFIGS / f"{name}.yaml")
+    return load_config(find_config(name))
 
 
 @pytest.mark.parametrize("name", [GENEVAL, CLIP])
@@ -39,7 +37,7 @@ def test_published_batch_divides(num_processes: int, images: int, micro_batches:
 
 def test_published_batch_divides_on_the_published_32_processes_with_the_published_sizes() -> None:
     overrides = ["rollout_batch_size=9", "micro_batch_size=9"]
-    geometry = load_config(CONFIGS / f"{GENEVAL}.yaml", overrides).resolve_batch(32)
+    geometry = load_config(find_config(GENEVAL), overrides).resolve_batch(32)
     assert (geometry.images_per_process, geometry.micro_batches_per_update) == (36, 2)
 
 

@@ -21,13 +21,12 @@ from site_links import broken_links, faults_of_site, markdown_links
 from site_reference import CHOICES, keys
 from site_syntax import ROOT, markdown, names_in, options_of
 
+from flowrl.config.foreign import foreign_words
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
-from flowrl.config.vocabulary import FOREIGN_KEYS
-from flowrl.migrating.foreign_tables import TABLES
 from flowrl.runs.metric_names import METRICS, meaning_of
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @cache
@@ -108,6 +107,7 @@ def test_every_choice_is_on_the_site() -> None:
 
 def test_every_reward_method_family_recipe_and_command_is_on_the_site() -> None:
     from flowrl.cli import COMMANDS
+    from flowrl.config.base import config_files
     from flowrl.credit import CREDIT
     from flowrl.objectives.forward_losses import FORWARD
     from flowrl.objectives.gradient_paths import PATHS
@@ -122,7 +122,7 @@ def test_every_reward_method_family_recipe_and_command_is_on_the_site() -> None:
     assert headings("reference/families.md") == set(PIPELINES)
     assert headings("reference/commands.md") == set(COMMANDS)
     recipes = made()["reference/configurations.md"]
-    for path in (ROOT / "configs").glob("*.yaml"):
+    for path in config_files().values():
         assert f"[`{path.stem}`](configurations/{path.stem}.md)" in recipes
         assert path.read_text().strip() in made()[f"reference/configurations/{path.stem}.md"]
 
@@ -215,7 +215,7 @@ def test_what_is_no_metric_has_no_meaning() -> None:
 # ---- pages and links -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_anchors_of_a_page_resolve(path: Path) -> None:
     assert broken_links([path]) == []
 
@@ -223,7 +223,7 @@ def test_links_and_anchors_of_a_page_resolve(path: Path) -> None:
 def test_links_of_made_pages_resolve(tmp_path: Path) -> None:
     write_sources(tmp_path)
     assert broken_links([*sorted((tmp_path / "reference").rglob("*.md")), tmp_path / "index.md"]) == []
-    assert (tmp_path / "docs" / "rlg" / "sweep.png").is_file()
+    assert (tmp_path / "docs" / "research" / "rlg" / "sweep.png").is_file()
 
 
 def test_every_page_is_in_the_navigation_and_pages_that_are_not_there_are_left_out() -> None:
@@ -239,14 +239,15 @@ def test_every_page_is_in_the_navigation_and_pages_that_are_not_there_are_left_o
 def test_words_of_other_toolkits_are_put_where_the_page_wants_them() -> None:
     by_hand, page = (ROOT / "docs" / "migrating.md").read_text(), made()["docs/migrating.md"]
     assert all(mark in by_hand and mark not in page for mark in MADE)
-    assert all(f"| `{theirs}` |" in page for theirs in FOREIGN_KEYS)
-    for table in TABLES.values():
-        assert all(f"| `{key}{'…' if key.endswith('.') else ''}` |" in page for key in table)
+    assert all(f"| `{theirs}` |" in page for theirs in foreign_words().keys)
+    for toolkit in foreign_words().toolkits.values():
+        assert all(f"| `{key}{'…' if key.endswith('.') else ''}` |" in page for key in toolkit.keys)
 
 
 def test_linked_files_are_found() -> None:
-    pages = {"docs/memory.md": "[a](trials/kills.json) `[b](c.json)` [c](https://e.org/x.json) ![d](rlg/sweep.png)"}
-    assert list(linked_files(pages)) == ["docs/rlg/sweep.png", "docs/trials/kills.json"]
+    text = "[a](research/trials/kills.json) `[b](c.json)` [c](https://e.org/x.json) ![d](research/rlg/sweep.png)"
+    pages = {"docs/memory.md": text}
+    assert list(linked_files(pages)) == ["docs/research/rlg/sweep.png", "docs/research/trials/kills.json"]
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:

@@ -34,13 +34,9 @@ NAVIGATION: dict[str, dict[str, str]] = {
     "Methods": {
         "docs/composing.md": "A method is a setting: what there is, and what it computes",
         "reference/methods.md": "What each method computes, with its options",
-        "docs/methods.md": "Measured side by side at equal cost, with what did not help",
-        "docs/claims.md": "What papers say, and what came out here",
-        "docs/hacking.md": "Runs that hack their reward, and what stops them",
         "docs/full-training.md": "In the place of a LoRA",
         "docs/rlg.md": "Guidance by the tuned model",
         "docs/gallery.md": "Samples over a training: images, clips and edits",
-        "docs/embedded-run.md": "How the settings of the demo were found",
     },
     "Rewards and measures": {
         "docs/rewards.md": "Choose, combine, check a reward",
@@ -74,8 +70,18 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "reference/commands.md": "Every command and flag",
         "reference/api.md": "Public functions and classes",
     },
+    "Research": {
+        "docs/research/methods.md": "Measured side by side at equal cost, with what did not help",
+        "docs/research/claims.md": "What papers say, and what came out here",
+        "docs/research/hacking.md": "Runs that hack their reward, and what stops them",
+        "docs/research/embedded-run.md": "How the settings of the demo were found",
+        "docs/research/rlg.md": "Scales of guidance beside search and another KL",
+        "docs/research/rewards.md": "Judges that err, discriminators that learn",
+        "docs/research/speed.md": "Seconds of the embedded model, and beside flow_grpo",
+        "docs/research/serving.md": "Requests per second, alone and under load",
+        "docs/research/trials.md": "What was tried that takes minutes, and how",
+    },
     "Project": {
-        "docs/trials.md": "What was measured, and how",
         "docs/versions.md": "Versions of libraries",
         "CONTRIBUTING.md": "How to contribute",
     },
@@ -125,7 +131,7 @@ def write_sources(folder: Path) -> None:
 
 def sources() -> dict[str, str]:
     """Path within the site -> Markdown, of every page."""
-    by_hand = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    by_hand = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in by_hand}
     for mark, tables in MADE.items():
         pages = {name: text.replace(mark, tables()) if mark in text else text for name, text in pages.items()}

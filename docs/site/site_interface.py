@@ -9,7 +9,7 @@ from functools import cache
 
 from site_syntax import markdown, modules
 
-from flowrl.config.source_syntax import located, module_path, text_after, tree_of
+from flowrl.config.source_syntax import find_definition, module_path, text_after, tree_of
 
 CONTRACTS = (
     "flowrl.rewards", "flowrl.rewards.user_code", "flowrl.pipelines", "flowrl.samplers.kernels", "flowrl.trajectory",
@@ -75,7 +75,7 @@ def _first(module: str) -> str:
 def _page(module: str, names: tuple[str, ...]) -> str:
     out = [f"# `{module}`", markdown(ast.get_docstring(tree_of(module)) or "")]
     for name in names:
-        found = located(module, name)
+        found = find_definition(module, name)
         out.append(f"## `{name}`")
         if found is None:
             continue

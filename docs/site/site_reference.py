@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from site_syntax import ROOT, Option, cell, class_text, escaped, markdown, names_in, options_of
 
-from flowrl.cli import COMMANDS
+from flowrl.cli import COMMANDS, command_module
+from flowrl.config.base import config_files
 from flowrl.config.bounds import MOST
+from flowrl.config.foreign import foreign_words
 from flowrl.config.source_syntax import class_of, classes_in, tree_of, value_of
-from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
-from flowrl.migrating.foreign_tables import FATE_OF, REWARDS, TABLES
-from flowrl.planning.catalogue import METHODS, config_files, head_of
+from flowrl.migrating.translated import FATE_OF
+from flowrl.planning.catalogue import METHODS, head_of
 from flowrl.runs.metric_names import METRICS
 from flowrl.runtime.files import read_json
 
@@ -100,7 +100,7 @@ def metrics_page() -> str:
         "`reward/<name>` is `reward/pick_score` where `pick_score` is trained on. What is not finite is `null`.",
     ]
     for group, names in METRICS.items():
-        out += [f"## {group}", _table(("metric", "meaning"), [(f"`{name}`", said) for name, said in names.items()])]
+        out += [f"## `{group}`", _table(("metric", "meaning"), [(f"`{name}`", said) for name, said in names.items()])]
     return _joined(out)
 
 
@@ -131,7 +131,7 @@ def methods_page() -> str:
     out = [
         "# Methods and their formulas",
         "A method is a setting. What each computes, from the text of the code that computes it; measured side by side "
-        "in [Methods compared](../docs/methods.md).",
+        "in [Methods compared](../docs/research/methods.md).",
     ]
     for heading, module in FORMULAS.items():
         out += [f"## {heading}", _module_text(module), _functions_list(module)]
@@ -172,22 +172,23 @@ def families_page() -> str:
 
 def configurations_page() -> str:
     """Every shipped configuration with the head of its file."""
-    rows: dict[str, list[tuple[str, ...]]] = {"Embedded models, on a CPU": [], "Real checkpoints": []}
+    rows: dict[str, list[tuple[str, ...]]] = {}
     for path in config_files().values():
         text = path.read_text(encoding="utf-8")
         first = head_of(text).partition("\n\n")[0]
         base = found[1] if (found := re.search(r"^base: *(\S+)", text, re.MULTILINE)) else ""
-        group = "Embedded models, on a CPU" if path.stem.startswith(("tiny_", "toy")) else "Real checkpoints"
         link = f"[`{path.stem}`](configurations/{path.stem}.md)"
-        rows[group].append((link, cell(first), f"[`{base}`](configurations/{base}.md)" if base else ""))
+        rows.setdefault(path.parent.name, []).append(
+            (link, cell(first), f"[`{base}`](configurations/{base}.md)" if base else "")
+        )
     out = [
         "# Recipes: shipped configurations",
         "`flowrl train NAME` runs one, `flowrl plan NAME` says before any download what it needs, `base: NAME` builds "
-        "on it. Files for real checkpoints load in the tests and their networks are built there without weights; they "
-        "have not been trained here.",
+        "on it. A heading is a folder of `configs/`: the bundled models, then one a family. Files for real checkpoints "
+        "load in the tests and their networks are built there without weights; they have not been trained here.",
     ]
     for group, listed in rows.items():
-        out += [f"## {group}", _table(("configuration", "what it is", "builds on"), listed, escape=False)]
+        out += [f"## `{group}`", _table(("configuration", "what it is", "builds on"), listed, escape=False)]
     return _joined(out)
 
 
@@ -209,25 +210,26 @@ def commands_page() -> str:
         parser = argparse.ArgumentParser(
             prog=f"flowrl {name}", description=f"{said[0].upper()}{said[1:]}.", formatter_class=_Narrow
         )
-        importlib.import_module(f"flowrl.commands.{name.replace(' ', '.')}.arguments").add_arguments(parser)
+        command_module(name, "arguments").add_arguments(parser)
         out += [f"## `flowrl {name}`", f"```text\n{parser.format_help().rstrip()}\n```"]
     return _joined(out)
 
 
 def vocabulary_tables() -> str:
     """What other toolkits call our keys and values, as tables."""
+    words = foreign_words()
     out = [
         "### Keys",
-        _table(("there", "here"), [(f"`{theirs}`", ours) for theirs, ours in sorted(FOREIGN_KEYS.items())]),
+        _table(("there", "here"), [(f"`{theirs}`", ours) for theirs, ours in sorted(words.keys.items())]),
     ]
-    if ABSENT_KEYS:
+    if words.absent:
         out += [
             "### Without counterpart",
-            _table(("there", ""), [(f"`{key}`", said) for key, said in ABSENT_KEYS.items()]),
+            _table(("there", ""), [(f"`{key}`", said) for key, said in words.absent.items()]),
         ]
     rows = [
         (f"`{key}`", f"`{theirs}`", f"`{ours}`")
-        for key, table in FOREIGN_VALUES.items()
+        for key, table in words.values.items()
         for theirs, ours in table.items()
     ]
     return _joined([*out, "### Values", _table(("key", "there", "here"), rows)])
@@ -236,15 +238,17 @@ def vocabulary_tables() -> str:
 def import_tables() -> str:
     """What `flowrl init --from` makes of each toolkit's keys and rewards."""
     out = []
-    for kind, table in TABLES.items():
-        rows = [(f"`{key}…`" if key.endswith(".") else f"`{key}`", _becomes(entry)) for key, entry in table.items()]
-        names = ", ".join(f"`{name}` is `{reward['name']}`" for name, reward in REWARDS[kind].items())
+    for kind, toolkit in foreign_words().toolkits.items():
+        rows = [
+            (f"`{key}…`" if key.endswith(".") else f"`{key}`", _becomes(entry)) for key, entry in toolkit.keys.items()
+        ]
+        names = ", ".join(f"`{name}` is `{reward['name']}`" for name, reward in toolkit.rewards.items())
         out += [f"### Keys of {kind}", _table(("there", "here"), rows), f"Its rewards: {names}."]
     return _joined(out)
 
 
 def _becomes(entry: str) -> str:
-    """An entry of a table of `flowrl.migrating.foreign_tables` in words."""
+    """What `foreign_words.yaml` says of a key, in words."""
     sign, said = entry[:2], entry[2:]
     if sign in FATE_OF:
         return f"{FATE_OF[sign]}: {said}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from flowrl.config.source_syntax import class_of, located, table_of, text_after, value_of
+from flowrl.config.source_syntax import class_of, find_definition, table_of, text_after, value_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = {
@@ -102,7 +102,7 @@ def words_of(module: str, node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         if node.id in WORDS:
             return WORDS[node.id]
-        found = located(module, node.id)
+        found = find_definition(module, node.id)
         if found is not None and isinstance(found[1], ast.Assign | ast.AnnAssign) and found[1].value is not None:
             return words_of(found[0], found[1].value)
         return "mapping" if found is not None else f"`{node.id}`"
@@ -181,7 +181,7 @@ def _section(module: str, node: ast.expr) -> tuple[tuple[str, str] | None, bool]
     if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "tuple" and isinstance(node.slice, ast.Tuple):
         return _section(module, node.slice.elts[0])[0], True
     if isinstance(node, ast.Name) and node.id not in WORDS:
-        found = located(module, node.id)
+        found = find_definition(module, node.id)
         if found is not None and isinstance(found[1], ast.ClassDef):
             return (found[0], found[1].name), False
     return None, False
@@ -198,7 +198,7 @@ def _default(module: str, node: ast.expr | None) -> str | None:
         made = ast.unparse(given["default_factory"])
         return {"dict": "{}", "list": "[]", "tuple": "[]"}.get(made, "its own defaults")
     if isinstance(node, ast.Name):
-        found = located(module, node.id)
+        found = find_definition(module, node.id)
         if found is not None and isinstance(found[1], ast.Assign | ast.AnnAssign):
             return _default(found[0], found[1].value)
     try:

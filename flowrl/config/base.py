@@ -72,6 +72,15 @@ def _base_file(file: Path, base: str) -> Path:
         raise ConfigError(f"{file}: base: there is no {beside.resolve()}, and {error}") from None
 
 
+def config_files() -> dict[str, Path]:
+    """The configurations that ship, by name: those of the embedded models first, then family by family.
+
+    Each lies in the folder of its family, and its name is given to no other.
+    """
+    files = Path(str(resources.files("flowrl") / "configs")).glob("*/*.yaml")
+    return {file.stem: file for file in sorted(files, key=lambda file: (file.parent.name != "embedded", file))}
+
+
 def find_config(name: str, *, here: bool = True) -> Path:
     """A YAML file by path, or one that ships with flowrl by name.
 
@@ -84,14 +93,13 @@ def find_config(name: str, *, here: bool = True) -> Path:
     """
     if here and Path(name).is_file():
         return Path(name)
-    shipped = Path(str(resources.files("flowrl") / "configs"))
-    if (shipped / f"{name}.yaml").is_file():
-        return shipped / f"{name}.yaml"
-    names = sorted(path.stem for path in shipped.glob("*.yaml"))
-    near = closest(name, names)
+    shipped = config_files()
+    if name in shipped:
+        return shipped[name]
+    near = closest(Path(name).stem, list(shipped))
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
-        f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(names)} that ship: "
+        f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(shipped)} that ship: "
         "'flowrl list configs' names them"
     )
 

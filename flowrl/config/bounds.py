@@ -65,12 +65,13 @@ def check_most(config: Any) -> None:
         value = functools.reduce(getattr, dotted.split("."), config)
         numbers = (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int | float))
         found += [
-            f"{dotted} must be at most {_shown(most)}, got {_shown(number)}: lower it"
-            for number in numbers if abs(number) > most
-        ]  # fmt: skip
+            f"{dotted} must be at most {_write(most)}, got {_write(number)}: lower it"
+            for number in numbers
+            if abs(number) > most
+        ]
     if found:
         raise ConfigError(*found)
 
 
-def _shown(number: float) -> str:
+def _write(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"

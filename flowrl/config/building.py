@@ -16,12 +16,12 @@ from flowrl.config.strict_yaml import (
     Override,
     Source,
     apply_override,
-    described,
+    describe_type,
     dotted_items,
     dotted_keys,
     hints_of,
     kind,
-    shown,
+    write_value,
 )
 from flowrl.runtime.failures import faults_of
 
@@ -66,9 +66,9 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
     # A contradiction of a key that is itself wrong, or of the one that was meant, may follow from that alone; so may
     # all contradictions of an item of a list that has such a key.
     given = {dotted for dotted, _ in dotted_items(data, prefix)}
-    doubtful = {name for _, said in keys for name in _named(said)} - given | {n for said in wrong for n in _named(said)}
+    doubtful = {name for _, said in keys for name in _keys(said)} - given | {n for said in wrong for n in _keys(said)}
     doubtful |= {item for name in doubtful if (item := name.rpartition(".")[0]).rpartition(".")[2].isdecimal()}
-    wrong += [said for said in found.refused if not _names(said, doubtful)]
+    wrong += [said for said in found.refused if not _mentions(said, doubtful)]
     told = [*(f"{place}: {said}" for place, said in keys), *wrong]
     told = [said.removeprefix(f"{source.file}: ") for said in told] if len(told) > 1 else told
     remedy = source.remedy if any(said.startswith("required") for _, said in keys) else ""
@@ -81,12 +81,12 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
 _KEY = re.compile(r"'([a-z_][\w.]*)'|: ([a-z_][\w.]*) (?:must be|is) ")
 
 
-def _named(said: str) -> list[str]:
+def _keys(said: str) -> list[str]:
     """The keys that a sentence about a key names, the one that was meant among them."""
     return [name for pair in _KEY.findall(said) for name in pair if name]
 
 
-def _names(said: str, keys: Iterable[str]) -> bool:
+def _mentions(said: str, keys: Iterable[str]) -> bool:
     """Whether a sentence names one of the keys."""
     return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", said) for key in keys)
 
@@ -105,7 +105,7 @@ def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix:
                     yield from _wrong_keys(typing.cast(type[Any], inner), item, source, f"{place}.")
     for name, field in fields.items():
         if name not in data and not _has_default(field):
-            wanted = described(hints[name])
+            wanted = describe_type(hints[name])
             yield source.file, f"required key '{prefix}{name}' is missing; add it, its value is {wanted}"
 
 
@@ -142,19 +142,17 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str)
             # Sections have one place each and name their keys in full; only an item of a list needs its index said.
             item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
             own = [f"{source.file}:{item} {said}" for said in faults_of(error)]
-            refused += [said for said in own if not _names(said, failed)]
+            refused += [said for said in own if not _mentions(said, failed)]
     if made is not None and not failed:
         return made
     raised = ConfigError(*faults, *refused)
     raised.refused, raised.made = tuple(refused), made
     raised.rest = values | {
-        name: _default(field) for name, field in fields.items() if name not in data and _has_default(field)
+        name: field.default_factory() if callable(field.default_factory) else field.default
+        for name, field in fields.items()
+        if name not in data and _has_default(field)
     }
     raise raised
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default_factory() if callable(field.default_factory) else field.default
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
@@ -202,19 +200,21 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
         kinds = [arguments[0]] * len(value) if whole else list(arguments)
         if len(kinds) != len(value):
             return _MISFIT
-        return _converted(list(zip(value, kinds, strict=True)), dotted, source)
+        return _convert_items(list(zip(value, kinds, strict=True)), dotted, source)
     if origin in (dict, Mapping):
         return _plain(value, dotted, source) if isinstance(value, Mapping) else _MISFIT
     if hint is float:
         return _finite(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _MISFIT
     if hint is int and type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(f"{source.of(dotted)}: {dotted} is {shown(value)}, and integers lie below 2^63 = {2**63:,}")
+        raise ConfigError(
+            f"{source.of(dotted)}: {dotted} is {write_value(value)}, and integers lie below 2^63 = {2**63:,}"
+        )
     if hint in (int, bool, str):
         return value if type(value) is hint else _MISFIT
     return _plain(value, dotted, source)  # a type that YAML knows nothing of: the owner judges it
 
 
-def _converted(items: Sequence[tuple[Any, Any]], dotted: str, source: Source) -> tuple[Any, ...]:
+def _convert_items(items: Sequence[tuple[Any, Any]], dotted: str, source: Source) -> tuple[Any, ...]:
     """The items of a list, each with its annotation; what is wrong with any of them is told together."""
     made, faults, refused = list[Any](), list[str](), list[str]()
     for index, (value, hint) in enumerate(items):
@@ -252,21 +252,23 @@ def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
     if value is None or type(value) in (str, int, bool) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise ConfigError(
-        f"{source.of(dotted)}: {dotted} is {shown(value)}; use text, finite numbers, true, false, lists and mappings"
+        f"{source.of(dotted)}: {dotted} is {write_value(value)}; use text, finite numbers, true, false, lists and "
+        "mappings"
     )
 
 
 def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, prefix: str) -> str:
     """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
     start = f"unknown key '{prefix}{key}'"
-    if key in source.absent_keys:
-        return f"{start}: {source.absent_keys[key]}"
+    elsewhere = source.elsewhere()
+    if key in elsewhere.absent:
+        return f"{start}: {elsewhere.absent[key]}"
     near = closest(key, siblings)
     slip = near is not None and edit_distance(key, near) <= 1
     inner = value.value if isinstance(value, Override) else value
     leaves = {} if slip else {key: _ours(key, source)}
     if isinstance(inner, dict):  # a section of another toolkit: translate what it holds
-        leaves |= {leaf: source.foreign_keys.get(leaf) if slip else _ours(leaf, source) for leaf in inner}
+        leaves |= {leaf: elsewhere.keys.get(leaf) if slip else _ours(leaf, source) for leaf in inner}
     names = ", ".join(f"'{leaf}' is called '{ours}' here" for leaf, ours in leaves.items() if ours is not None)
     if names:
         return f"{start}: {names}"
@@ -278,14 +280,14 @@ def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, 
 def _ours(key: str, source: Source) -> str | None:
     """Our own key that was written in the wrong section, and what we call a term that another toolkit uses."""
     own = next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
-    found = [name for name in (own, source.foreign_keys.get(key)) if name is not None]
+    found = [name for name in (own, source.elsewhere().keys.get(key)) if name is not None]
     return "' or '".join(found) or None
 
 
 def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
-    start = f"{source.of(dotted)}: {dotted} must be {described(hint)}, got {shown(value)}"
+    start = f"{source.of(dotted)}: {dotted} must be {describe_type(hint)}, got {write_value(value)}"
     if not isinstance(value, (dict, list)):
-        ours = source.foreign_values.get(dotted, {}).get(str(value))
+        ours = source.elsewhere().values.get(dotted, {}).get(str(value))
         allowed = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
         near = closest(str(value), allowed) if ours is None else ours
         if near is not None:

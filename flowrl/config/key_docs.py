@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.config.source_syntax import text_after
-from flowrl.config.strict_yaml import described
+from flowrl.config.strict_yaml import describe_type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ def key_docs(cls: type[Any], prefix: str = "") -> Iterator[KeyDoc]:
         key, hint = f"{prefix}{field.name}", hints[field.name]
         items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
         inner = next((one for one in (hint, *items) if dataclasses.is_dataclass(one)), None)
-        kind = "section" if inner is hint else "list of sections" if inner else described(hint)
+        kind = "section" if inner is hint else "list of sections" if inner else describe_type(hint)
         yield KeyDoc(key=key, kind=kind, default=_default(field, inner), text=texts.get(field.name, ""))
         if inner is not None:
             yield from key_docs(typing.cast(type[Any], inner), f"{key}." if inner is hint else f"{key}.0.")

@@ -96,9 +96,9 @@ class CurriculumConfig:
 class TimesConfig:
     """Noise levels at which finished images are noised again (recipes forward and preference)."""
 
-    kind: Literal[
-        "schedule", "discrete", "discrete_wo_init", "discrete_with_init", "logit_normal", "uniform"
-    ] = "schedule"  # fmt: skip
+    kind: Literal["schedule", "discrete", "discrete_wo_init", "discrete_with_init", "logit_normal", "uniform"] = (
+        "schedule"
+    )
     """Rule; ``schedule`` takes the rollout's own levels in random order, for each image."""
     count: int = 4
     """Draws of an image and update."""

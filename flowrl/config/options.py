@@ -96,10 +96,6 @@ def options_class(function: Callable[..., Any], reserved: Collection[str] = ()) 
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in reserved:
             value = dataclasses.field()
             if parameter.default is not parameter.empty:
-                value = dataclasses.field(default_factory=partial(_same, parameter.default))
+                value = dataclasses.field(default_factory=partial(lambda default: default, parameter.default))
             fields.append((parameter.name, hints.get(parameter.name, Any), value))
     return dataclasses.make_dataclass(getattr(function, "__name__", "function"), fields, frozen=True, kw_only=True)
-
-
-def _same(value: Any) -> Any:
-    return value

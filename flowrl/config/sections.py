@@ -6,28 +6,27 @@ Messages name keys in full (``sampler.noise_level``): each section has one place
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.strict_yaml import ConfigError, all_at_once
+from flowrl.config.strict_yaml import ConfigError, all_at_once, refuse
 
 
 def at_least(minimum: int, section: object, keys: str, prefix: str = "") -> None:
     """Refuse numbers below ``minimum`` among the named keys of a section; None and words pass."""
     values = {key: getattr(section, key) for key in keys.split()}
     low = {key: value for key, value in values.items() if isinstance(value, int | float) and value < minimum}
-    if low:
-        raise ConfigError(*(f"{prefix}{key} must be at least {minimum}, got {value:g}" for key, value in low.items()))
+    refuse(*((True, f"{prefix}{key} must be at least {minimum}, got {value:g}") for key, value in low.items()))
 
 
 def positive(section: object, keys: str, prefix: str = "") -> None:
     """Refuse zero and negative numbers among the named keys of a section; None and words pass."""
     values = {key: getattr(section, key) for key in keys.split()}
     low = {key: value for key, value in values.items() if isinstance(value, int | float) and value <= 0}
-    if low:
-        raise ConfigError(*(f"{prefix}{key} must be above 0, got {value:g}" for key, value in low.items()))
+    refuse(*((True, f"{prefix}{key} must be above 0, got {value:g}") for key, value in low.items()))
 
 
 def share(key: str, value: float | None, *, open_end: bool = False) -> None:
@@ -97,18 +96,21 @@ class PipelineConfig:
         all_at_once(
             lambda: at_least(1, self, "height width num_frames max_sequence_length vae_slice", "pipeline."),
             lambda: positive(self, "fps", "pipeline."),
-            self._check_texts,
+            lambda: refuse(
+                (not self.model.strip(), "pipeline.model is empty text; give it a value"),
+                *(
+                    (
+                        text is not None and (not text or text != "".join(text.split())),
+                        f"pipeline.{key} must be a word without spaces, got '{text}'; null leaves it out",
+                    )
+                    for key, text in (("revision", self.revision), ("variant", self.variant))
+                ),
+                (
+                    re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", self.device) is None,
+                    f"pipeline.device must be auto, cpu, cuda, cuda:N or mps, got '{self.device}'",
+                ),
+            ),
         )
-
-    def _check_texts(self) -> None:
-        if not self.model.strip():
-            raise ConfigError("pipeline.model is empty text; give it a value")
-        for key, text in (("revision", self.revision), ("variant", self.variant)):
-            if text is not None and (not text or text != "".join(text.split())):
-                raise ConfigError(f"pipeline.{key} must be a word without spaces, got '{text}'; null leaves it out")
-        kind, _, index = self.device.partition(":")
-        if self.device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and index.isdecimal()):
-            raise ConfigError(f"pipeline.device must be auto, cpu, cuda, cuda:N or mps, got '{self.device}'")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,16 +140,17 @@ class PolicyConfig:
         all_at_once(
             lambda: at_least(1, self, "lora_rank lora_alpha ema_every", "policy."),
             lambda: share("policy.ema_decay", self.ema_decay, open_end=True),
-            self._check_targets,
+            lambda: refuse(
+                (
+                    not all(self.target_modules or ()),
+                    "policy.target_modules holds an empty name; name layers, or write null for the family's own list",
+                ),
+                (
+                    self.target_modules == (),
+                    "policy.target_modules is empty: nothing would be trained; name layers, or write null",
+                ),
+            ),
         )
-
-    def _check_targets(self) -> None:
-        if self.target_modules is not None and not all(self.target_modules):
-            raise ConfigError(
-                "policy.target_modules holds an empty name; name layers, or write null for the family's own list"
-            )
-        if self.target_modules == ():
-            raise ConfigError("policy.target_modules is empty: nothing would be trained; name layers, or write null")
 
     @property
     def rank(self) -> int:
@@ -226,39 +229,38 @@ class SamplerConfig:
     """Noise of each step by how often it gains."""
 
     def __post_init__(self) -> None:
+        moves, levels = self.sde_window != "uniform", self.noise_levels
         all_at_once(
             lambda: at_least(1, self, "num_steps sde_window_interval", "sampler."),
             lambda: at_least(0, self, "sde_window_size sde_window_stride guidance_scale", "sampler."),
             lambda: positive(self, "shift", "sampler."),
             lambda: share("sampler.trained_fraction", self.trained_fraction),
             lambda: share("sampler.flash_tail", self.flash_tail),
-            self._check_window,
-            self._check_levels,
+            lambda: refuse(
+                (
+                    moves and not self.sde_window_size,
+                    f"sampler.sde_window {self.sde_window} moves a window, but sde_window_size is 0: give it a size, 4 "
+                    "is MixGRPO's",
+                ),
+                (
+                    moves and self.sde_window_range is not None,
+                    f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has "
+                    "no place beside it: remove one of them",
+                ),
+                (
+                    levels is not None
+                    and (len(levels) != self.num_steps or min(levels) <= 0 or self.noise_level is not None),
+                    f"sampler.noise_levels holds one number above 0 for each of the {self.num_steps} steps, in the "
+                    f"place of noise_level, got {list(levels or ())} and noise_level {self.noise_level}: change one of "
+                    "them",
+                ),
+                (
+                    self.calibration.iterations and levels is None and not self.noise_level,
+                    "sampler.calibration starts at a noise level: give sampler.noise_level above 0, or "
+                    "sampler.noise_levels",
+                ),
+            ),
         )
-
-    def _check_window(self) -> None:
-        if self.sde_window != "uniform" and not self.sde_window_size:
-            raise ConfigError(
-                f"sampler.sde_window {self.sde_window} moves a window, but sde_window_size is 0: give it a size, 4 is "
-                "MixGRPO's"
-            )
-        if self.sde_window != "uniform" and self.sde_window_range is not None:
-            raise ConfigError(
-                f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has no "
-                "place beside it: remove one of them"
-            )
-
-    def _check_levels(self) -> None:
-        levels = self.noise_levels
-        if levels is not None and (len(levels) != self.num_steps or min(levels) <= 0 or self.noise_level is not None):
-            raise ConfigError(
-                f"sampler.noise_levels holds one number above 0 for each of the {self.num_steps} steps, in the place "
-                f"of noise_level, got {list(levels)} and noise_level {self.noise_level}: change one of them"
-            )
-        if self.calibration.iterations and levels is None and not self.noise_level:
-            raise ConfigError(
-                "sampler.calibration starts at a noise level: give sampler.noise_level above 0, or sampler.noise_levels"
-            )
 
     @property
     def stochastic_range(self) -> tuple[int, int]:
@@ -315,16 +317,15 @@ class PromptsConfig:
     """Folder that keeps prompts' embeddings for other processes and later runs; null keeps them in memory alone."""
 
     def __post_init__(self) -> None:
-        all_at_once(*(partial(_check_place, key, getattr(self, key)) for key in ("train", "eval")))
-
-
-def _check_place(key: str, value: str | None) -> None:
-    """Refuses what names no prompts."""
-    if value is None or (value.startswith("dataset:") and value.strip(":") != "dataset"):
-        return
-    if not value.endswith((".txt", ".jsonl", ".csv")):
-        raise ConfigError(
-            f"prompts.{key} must be a .txt, .jsonl or .csv file or dataset:ID_OR_FOLDER[:SPLIT], got '{value}'"
+        refuse(
+            *(
+                (
+                    place is not None
+                    and re.fullmatch(r"dataset:.*[^:].*|.*\.(txt|jsonl|csv)", place, re.DOTALL) is None,
+                    f"prompts.{key} must be a .txt, .jsonl or .csv file or dataset:ID_OR_FOLDER[:SPLIT], got '{place}'",
+                )
+                for key, place in (("train", self.train), ("eval", self.eval))
+            )
         )
 
 

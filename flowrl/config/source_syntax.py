@@ -41,7 +41,7 @@ def tree_of(module: str) -> ast.Module:
 
 
 @cache
-def located(module: str, name: str) -> tuple[str, ast.AST] | None:
+def find_definition(module: str, name: str) -> tuple[str, ast.AST] | None:
     """The module and node that define a name which stands in a module, followed through its imports; None elsewhere."""
     tree = tree_of(module)
     for node in tree.body:
@@ -57,7 +57,7 @@ def located(module: str, name: str) -> tuple[str, ast.AST] | None:
             for alias in inner.names:
                 if (alias.asname or alias.name) == name:
                     whole = f"{inner.module}.{alias.name}"
-                    return (whole, tree_of(whole)) if module_path(whole) else located(inner.module, alias.name)
+                    return (whole, tree_of(whole)) if module_path(whole) else find_definition(inner.module, alias.name)
     return None
 
 
@@ -67,7 +67,7 @@ def value_of(module: str, name: str) -> ast.expr:
     Raises:
         ValueError: there is none.
     """
-    found = located(module, name)
+    found = find_definition(module, name)
     if found is not None and isinstance(found[1], ast.Assign | ast.AnnAssign) and found[1].value is not None:
         return found[1].value
     raise ValueError(f"{module} assigns nothing to {name}")
@@ -79,7 +79,7 @@ def class_of(module: str, name: str) -> tuple[str, ast.ClassDef]:
     Raises:
         ValueError: there is none.
     """
-    found = located(module, name)
+    found = find_definition(module, name)
     if found is None or not isinstance(found[1], ast.ClassDef):
         raise ValueError(f"{module} has no class {name}")
     return found[0], found[1]

@@ -51,6 +51,16 @@ def all_at_once(*checks: Callable[[], object]) -> None:
         raise ConfigError(*found)
 
 
+def refuse(*wrong: tuple[object, str]) -> None:
+    """Refuses what is wrong: each a condition, which settings that can work do not meet, and what is said of it.
+
+    Raises:
+        ConfigError: all that is said of conditions that are met.
+    """
+    if found := [said for condition, said in wrong if condition]:
+        raise ConfigError(*found)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Override:
     """The value of one ``key=value`` argument: the text as typed and what YAML makes of it."""
@@ -65,6 +75,21 @@ class Override:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Elsewhere:
+    """What other programs call our keys and values.
+
+    Attributes:
+        keys: their key, by its last part -> ours, or a sentence about it.
+        absent: their key for what there is not here -> a sentence that says so.
+        values: our dotted key -> their value -> ours.
+    """
+
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """Where values come from, for messages, and what other programs call our keys."""
 
@@ -72,12 +97,8 @@ class Source:
     """Path of the configuration file as given."""
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Dotted key -> the override argument as typed."""
-    foreign_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Key of another toolkit (last component) -> our dotted key."""
-    foreign_values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """Our dotted key -> value of another toolkit -> our value."""
-    absent_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Key of another toolkit for what there is not here -> a sentence that says so."""
+    elsewhere: Callable[[], Elsewhere] = Elsewhere
+    """What other programs call our keys; asked only where one is unknown or a value wrong."""
     remedy: str = ""
     """What helps where required keys are missing, as a sentence."""
     own_keys: tuple[str, ...]
@@ -274,23 +295,23 @@ def dotted_items(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", value
 
 
-def described(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """An annotation in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(described(choice) for choice in arguments)
+        return " or ".join(describe_type(choice) for choice in arguments)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple:
         inner = arguments[0]
         if arguments[-1] is Ellipsis:
-            return "a list of mappings" if dataclasses.is_dataclass(inner) else f"a list ({described(inner)} each)"
-        return f"a list of {len(arguments)} values ({described(inner)} each)"
+            return "a list of mappings" if dataclasses.is_dataclass(inner) else f"a list ({describe_type(inner)} each)"
+        return f"a list of {len(arguments)} values ({describe_type(inner)} each)"
     words = {int: "an integer", float: "a finite number", bool: "true or false", str: "text", type(None): "null"}
     return words.get(hint, "a mapping of keys to values")
 
 
-def shown(value: Any) -> str:
+def write_value(value: Any) -> str:
     """A value as Python writes it, cut where it is long."""
     try:
         text = repr(value)
@@ -302,6 +323,11 @@ def shown(value: Any) -> str:
 def kind(value: Any) -> str:
     """What a YAML value is, in words."""
     words = {
-        dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "an integer", float: "a number",
-    }  # fmt: skip
+        dict: "a mapping",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+    }
     return words.get(type(value), "nothing" if value is None else type(value).__name__)

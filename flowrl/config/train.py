@@ -7,7 +7,6 @@ other are refused with the numbers and with what to change. Derived quantities a
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from flowrl.config.base import SETTINGS, find_config, read_with_base
 from flowrl.config.bounds import IMAGES, check_most
 from flowrl.config.building import build
+from flowrl.config.foreign import foreign_words
 from flowrl.config.methods import (
     BudgetConfig,
     CreditConfig,
@@ -44,8 +44,7 @@ from flowrl.config.sections import (
     share,
 )
 from flowrl.config.spelling import closest
-from flowrl.config.strict_yaml import ConfigError, Source, all_at_once, apply_override, dotted_keys, dump
-from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
+from flowrl.config.strict_yaml import ConfigError, Source, all_at_once, apply_override, dotted_keys, dump, refuse
 
 __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
@@ -193,84 +192,80 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_most(self)  # alone, for what is said of a number beyond all bounds may take forever to find
+        best, (low, high) = self.best_of, self.clip_bounds
         all_at_once(
             lambda: at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every"),
             lambda: at_least(1, self, "keep_checkpoints micro_batch_size rollout_batch_size threads kl_reference"),
             lambda: at_least(0, self, "seed eval_every kl_coef adv_eps adv_min_std"),
             lambda: positive(self, "adv_clip_range"),
             lambda: share("max_invalid_ratio", self.max_invalid_ratio),
-            self._check_groups,
-            self._check_clip,
-            self._check_average,
-            self._check_reference,
+            lambda: refuse(
+                (
+                    self.adv_correction not in (0, 1),
+                    f"adv_correction is 0 (population) or 1 (sample standard deviation), got {self.adv_correction}",
+                ),
+                (
+                    self.group_size < 2,
+                    f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt",
+                ),
+                (
+                    best is not None and (best % 2 or not 2 <= best <= self.group_size),
+                    f"best_of ({best}) must be even, at least 2 and at most group_size ({self.group_size}): half of it "
+                    "are the best images of a group, half the worst",
+                ),
+                (
+                    self.num_images > IMAGES,
+                    f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = "
+                    f"{self.num_images:,} images of one iteration are more than {IMAGES:,}: lower one of the two",
+                ),
+                (
+                    low <= 0 or high <= 0 or low >= 1,
+                    f"clip_range must lie above 0, its lower part below 1, got [{low:g}, {high:g}]; published: 1e-4",
+                ),
+                (
+                    self.kl_reference == "ema" and self.policy.ema_decay == 0,
+                    "kl_reference is ema, but there is no average: set policy.ema_decay, 0.99 say",
+                ),
+                (
+                    self.kl_reference != "base" and self.kl_coef == 0,
+                    f"kl_reference is {self.kl_reference}, but kl_coef is 0, so no KL is taken to it: set kl_coef "
+                    "above 0, or remove kl_reference",
+                ),
+            ),
             self._check_workers,
             lambda: check_rewards(self.rewards),
-            self._check_evaluation,
+            lambda: refuse(
+                (
+                    (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None,
+                    f"eval_every is {self.eval_every} and budget.evals {self.budget.evals}, but prompts.eval is not "
+                    "set: name a prompt file, or set both to 0",
+                )
+            ),
             lambda: self.num_images > 0 and self.updates_per_rollout > 0 and self.resolve_batch(1),
         )
-
-    def _check_groups(self) -> None:
-        """Refuses groups, and numbers of images, that cannot be compared."""
-        if self.adv_correction not in (0, 1):
-            raise ConfigError(
-                f"adv_correction is 0 (population) or 1 (sample standard deviation), got {self.adv_correction}"
-            )
-        if self.group_size < 2:
-            raise ConfigError(
-                f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt"
-            )
-        if self.best_of is not None and (self.best_of % 2 or not 2 <= self.best_of <= self.group_size):
-            raise ConfigError(
-                f"best_of ({self.best_of}) must be even, at least 2 and at most group_size ({self.group_size}): half "
-                "of it are the best images of a group, half the worst"
-            )
-        if self.num_images > IMAGES:
-            raise ConfigError(
-                f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {self.num_images:,} "
-                f"images of one iteration are more than {IMAGES:,}: lower one of the two"
-            )
-
-    def _check_clip(self) -> None:
-        low, high = self.clip_bounds
-        if low <= 0 or high <= 0 or low >= 1:
-            raise ConfigError(
-                f"clip_range must lie above 0, its lower part below 1, got [{low:g}, {high:g}]; published: 1e-4"
-            )
-
-    def _check_average(self) -> None:
-        if self.kl_reference == "ema" and self.policy.ema_decay == 0:
-            raise ConfigError("kl_reference is ema, but there is no average: set policy.ema_decay, 0.99 say")
-
-    def _check_reference(self) -> None:
-        if self.kl_reference != "base" and self.kl_coef == 0:
-            raise ConfigError(
-                f"kl_reference is {self.kl_reference}, but kl_coef is 0, so no KL is taken to it: set kl_coef above 0, "
-                "or remove kl_reference"
-            )
-
-    def _check_evaluation(self) -> None:
-        if (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None:
-            raise ConfigError(
-                f"eval_every is {self.eval_every} and budget.evals {self.budget.evals}, but prompts.eval is not set: "
-                "name a prompt file, or set both to 0"
-            )
 
     def _check_workers(self) -> None:
         """Refuses settings of workers that there are none of."""
         workers, default = self.workers, WorkersConfig()
-        if workers.staleness and not workers.rollouts:
-            raise ConfigError("workers.staleness is 1, but workers.rollouts is 0: name a number of workers that draw")
-        for key, number, what in (("rollout_gpus", "rollouts", "draw"), ("reward_gpus", "rewards", "score")):
-            if (given := getattr(workers, key)) != getattr(default, key) and not getattr(workers, number):
-                raise ConfigError(
+        refuse(
+            (
+                workers.staleness and not workers.rollouts,
+                "workers.staleness is 1, but workers.rollouts is 0: name a number of workers that draw",
+            ),
+            *(
+                (
+                    (given := getattr(workers, key)) != getattr(default, key) and not getattr(workers, number),
                     f"workers.{key} is {given:g}, but workers.{number} is 0: name a number of workers that {what}, or "
-                    f"remove workers.{key}"
+                    f"remove workers.{key}",
                 )
-        if workers.address is not None and not (workers.rollouts or workers.rewards):
-            raise ConfigError(
+                for key, number, what in (("rollout_gpus", "rollouts", "draw"), ("reward_gpus", "rewards", "score"))
+            ),
+            (
+                workers.address is not None and not (workers.rollouts or workers.rewards),
                 f"workers.address is {workers.address}, but nobody works there: name a number of workers that draw in "
-                "workers.rollouts, or that score in workers.rewards, or remove workers.address"
-            )
+                "workers.rollouts, or that score in workers.rewards, or remove workers.address",
+            ),
+        )
 
     @property
     def num_images(self) -> int:
@@ -305,9 +300,11 @@ class TrainConfig:
         rollout = largest_fitting(self.rollout_batch_size, own)
         micro = largest_fitting(self.micro_batch_size, own // updates)
         return Geometry(
-            images_per_process=own, rollout_batch_size=rollout, micro_batch_size=micro,
+            images_per_process=own,
+            rollout_batch_size=rollout,
+            micro_batch_size=micro,
             micro_batches_per_update=own // micro // updates,
-        )  # fmt: skip
+        )
 
 
 def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
@@ -322,17 +319,18 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     """
     data = read_with_base(path)
     origins = {apply_override(data, argument): argument for argument in overrides}
-    config: TrainConfig = build(TrainConfig, data, Source(
-        file=SETTINGS if isinstance(path, Mapping) else str(path), overrides=origins,
-        foreign_keys=FOREIGN_KEYS, foreign_values=FOREIGN_VALUES,
-        absent_keys=ABSENT_KEYS, own_keys=_own_keys(), remedy=REMEDY,
-    ))  # fmt: skip
+    config: TrainConfig = build(
+        TrainConfig,
+        data,
+        Source(
+            file=SETTINGS if isinstance(path, Mapping) else str(path),
+            overrides=origins,
+            elsewhere=foreign_words,
+            own_keys=tuple(dotted_keys(TrainConfig)),
+            remedy=REMEDY,
+        ),
+    )
     return config
-
-
-@functools.cache
-def _own_keys() -> tuple[str, ...]:
-    return tuple(dotted_keys(TrainConfig))
 
 
 def to_yaml(config: TrainConfig) -> str:

@@ -36,7 +36,7 @@ class TrainedRun:
         folder: of the run.
         finished: whether it came to its end; False where it was stopped, which `resume` continues.
         config: every setting of the run.
-        metrics: columns of the iterations, "iteration" among them (docs/methods.md names the others).
+        metrics: columns of the iterations, "iteration" among them (docs/research/methods.md names the others).
         evaluations: columns of the evaluations, likewise.
         scores: of a finished run that was evaluated before and after: "geneval" and each reward.
         warnings: kind -> iterations at which the run warned of it.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.config.base import read_with_base
+from flowrl.config.base import config_files, read_with_base
 from flowrl.config.train import is_here, resolve_path
-from flowrl.planning.catalogue import config_files
 
 EVERYDAY, EVERYDAY_EVAL = "asset:prompts/everyday.txt", "asset:prompts/everyday_eval.txt"
 """Prompts that ship and are of no benchmark."""

@@ -45,7 +45,7 @@ def read_foreign(given: str) -> Foreign:
     file, _, function = given.partition(".py:")
     path = Path(f"{file}.py" if function else given)
     if not path.is_file():
-        raise ValueError(f"there is no file {path}: --from takes FILE, or FILE.py:FUNCTION")
+        raise ValueError(f"there is no file {path}: `source` is FILE, or FILE.py:FUNCTION")
     if path.suffix == ".py":
         reader = Reader(path)
         tree = reader.call(path, chosen(path, function or None))
@@ -60,7 +60,7 @@ def read_foreign(given: str) -> Foreign:
     try:
         text = path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
-        raise ValueError(f"{path} is no text that can be read; --from reads {SIGNS}") from None
+        raise ValueError(f"{path} is no text that can be read; `source` reads {SIGNS}") from None
     lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]
     for line in lines:
         if "verl_omni" in line and re.search(r"\s\+*[\w.]+=", line):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from flowrl.config.foreign import foreign_words
 from flowrl.migrating.foreign_files import Foreign, Kind
-from flowrl.migrating.foreign_tables import MODELS, REWARDS
 
 Made = dict[str, Any] | str
 """Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
@@ -47,11 +47,17 @@ def _flow_grpo(given: Foreign) -> dict[str, Made]:
     found["train.ema"] = averaged if keys.get("train.ema") else {"policy.ema_decay": 0.0}
     beta = keys.get("train.beta")
     found["train.beta"] = {"kl_coef": beta, "kl_type": "no_dt"} if beta else {"kl_coef": 0.0}
-    if "sample.eval_guidance_scale" in said:
-        found["sample.eval_guidance_scale"] = {"eval.guidance_scale": keys["sample.eval_guidance_scale"]}
-    else:
-        found["sample.eval_guidance_scale"] = "! only its default: sample.guidance_scale is taken"
-    window = "sample.sde_window_size" in said
+    found["sample.eval_guidance_scale"] = (
+        {"eval.guidance_scale": keys["sample.eval_guidance_scale"]}
+        if "sample.eval_guidance_scale" in said
+        else "! only its default: sample.guidance_scale is taken"
+    )
+    return found | _flow_grpo_steps(given) | _flow_grpo_prompts(keys)
+
+
+def _flow_grpo_steps(given: Foreign) -> dict[str, Made]:
+    """Which steps are trained: those of a window that the file names, else the leading share."""
+    keys, found, window = given.keys, dict[str, Made](), "sample.sde_window_size" in given.said
     for key, ours in (("size", "sde_window_size"), ("range", "sde_window_range")):
         found[f"sample.sde_window_{key}"] = (
             {f"sampler.{ours}": keys.get(f"sample.sde_window_{key}")} if window
@@ -61,14 +67,16 @@ def _flow_grpo(given: Foreign) -> dict[str, Made]:
         "! the window says which steps are trained" if window
         else _leading(_count(keys, "sample.num_steps"), keys.get("train.timestep_fraction"))
     )  # fmt: skip
+    return found
+
+
+def _flow_grpo_prompts(keys: dict[str, Any]) -> dict[str, Made]:
     folder, names = str(keys.get("dataset") or ""), {"general_ocr": "{}.txt", "geneval": "{}_metadata.jsonl"}
     file = names.get(str(keys.get("prompt_fn")))
-    if folder and file:
-        found["dataset"] = {f"prompts.{ours}": f"{folder}/{file.format(theirs)}"
-                            for ours, theirs in (("train", "train"), ("eval", "test"))}  # fmt: skip
-    else:
-        found["dataset"] = f"- prompts of another kind than its text and GenEval files, {_STAYS}"
-    return found
+    if not (folder and file):
+        return {"dataset": f"- prompts of another kind than its text and GenEval files, {_STAYS}"}
+    places = {"prompts.train": "train", "prompts.eval": "test"}
+    return {"dataset": {ours: f"{folder}/{file.format(theirs)}" for ours, theirs in places.items()}}
 
 
 def _flow_factory(given: Foreign) -> dict[str, Made]:
@@ -95,7 +103,11 @@ def _flow_factory(given: Foreign) -> dict[str, Made]:
     found["log.save_freq"] = _often(keys.get("log.save_freq"))
     for key, ours in (("clip_range", "clip_range"), ("adv_clip_range", "adv_clip_range")):
         found[f"train.{key}"] = _clip(ours, keys.get(f"train.{key}"))
-    off = not keys.get("train.kl_beta")
+    return found | _flow_factory_kl_and_steps(keys)
+
+
+def _flow_factory_kl_and_steps(keys: dict[str, Any]) -> dict[str, Made]:
+    off, found = not keys.get("train.kl_beta"), dict[str, Made]()
     other = "- the KL here is of transitions (kl_coef), theirs a square of velocities or latents: another number"
     found["train.kl_beta"] = {"kl_coef": 0.0} if off else other
     found["train.kl_type"] = "! there is no KL: kl_beta is 0" if off else "- the KL here is of transitions: kl_type"
@@ -151,7 +163,7 @@ def _dance(given: Foreign) -> dict[str, Made]:
     found = _rewards(given, [(key, key, 1.0, ()) for key in keys if key.startswith("use_") and key[4:] not in (
         "group", "ema", "cpu_offload")])  # fmt: skip
     folder = keys.get("pretrained_model_name_or_path")
-    model = MODELS.get(given.script) if folder else None
+    model = foreign_words().models.get(given.script) if folder else None
     found["pretrained_model_name_or_path"] = {"pipeline.model": model or folder}
     each, group = _count(keys, "train_batch_size"), _count(keys, "num_generations")
     shared = max(1, _count(keys, "sp_size"))
@@ -182,15 +194,13 @@ def _rewards(
         named: for each reward its key, its name, its weight, and further keys that say the weight.
         ours: our key.
     """
-    table, listed, found = REWARDS[given.kind], list[dict[str, Any]](), dict[str, Made]()
+    table, listed, found = foreign_words().toolkits[given.kind].rewards, list[dict[str, Any]](), dict[str, Made]()
     for key, name, weight, beside in named:
         known = table.get(name.lower())
         if known is not None:
             listed.append({**known, "weight": float(weight)} if isinstance(weight, (int, float)) else {**known})
         for own in (key, *beside):
-            found[own] = (
-                {ours: listed} if known else f"- no reward here is known to be its {name}: name one with --reward"
-            )
+            found[own] = {ours: listed} if known else f"- no reward here is known to be its {name}: choose rewards"
     return found
 
 

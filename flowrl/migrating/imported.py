@@ -1,4 +1,4 @@
-"""`flowrl init --from`: our YAML of another toolkit's configuration, and what became of each of its keys."""
+"""Our YAML of another toolkit's configuration, and what became of each of its keys."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.config.base import read_with_base
+from flowrl.config.base import config_files, read_with_base
 from flowrl.migrating.bases import Wish, base_for
 from flowrl.migrating.foreign_files import read_foreign
-from flowrl.migrating.foreign_tables import Fate
-from flowrl.migrating.translated import Line, Translated, translate
+from flowrl.migrating.translated import Fate, Line, Translated, translate
 from flowrl.migrating.written import WIDTH, written_keys
-from flowrl.planning.catalogue import config_files
 from flowrl.rendering.terminal_text import COLUMNS
 
 FATES: tuple[Fate, ...] = ("translated", "without counterpart", "dropped")
@@ -54,7 +52,7 @@ class Import:
                 for key, what in left.items() if key not in self.done.keys]  # fmt: skip
 
 
-def imported(given: str, model: str | None, reward: str | None) -> Import:
+def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
     """What a file asks for in our keys, and the configuration that these build on.
 
     Raises:
@@ -66,19 +64,19 @@ def imported(given: str, model: str | None, reward: str | None) -> Import:
         done = translate(foreign)
     except ValueError as error:
         raise ValueError(f"{given}: {error}") from None
-    for key, flag, value in (("pipeline.model", "--model", model), ("rewards", "--reward", reward)):
+    for key, value in (("pipeline.model", model), ("rewards", reward)):
         if value is not None:
-            done = done.without(key, f"{flag} says it")
+            done = done.without(key, "it was said otherwise")
             done.always[key] = value if key == "pipeline.model" else [{"name": value}]
     keys = done.keys
     if "pipeline.model" not in keys:
-        raise ValueError(f"{given} names no model: say it with --model")
+        raise ValueError(f"{given} names no model: say it with `model`")
     wish = Wish(model=keys["pipeline.model"], card=0, reward=keys["rewards"][0]["name"] if "rewards" in keys else None,
                 train=keys.get("policy.train", "lora"), kernel=keys.get("sampler.kernel", "flow_sde"))  # fmt: skip
     try:
         base = base_for(wish)
     except ValueError as error:
-        raise ValueError(f"{given}: {error}; or say with --model which published model it is") from None
+        raise ValueError(f"{given}: {error}; or say with `model` which published model it is") from None
     below = read_with_base(config_files()[base])
     if "prompts.eval" not in keys and below["prompts"].get("eval") is None:
         done = done.without("eval_every", "there are no held-out prompts: choose prompts.eval and eval_every")
@@ -91,7 +89,7 @@ def imported(given: str, model: str | None, reward: str | None) -> Import:
 def text_of_import(found: Import, overrides: Sequence[str]) -> str:
     """YAML of the keys, and behind it a comment for each key of the given file."""
     top = [
-        f"# Made by flowrl init --from {found.name}, a configuration of {found.kind}.",
+        f"# Made by flowrl init from {found.name}, a configuration of {found.kind}.",
         f"# What neither it nor the defaults of {found.kind} say is as in {found.base}.",
         *(f"# Look: {note}." for note in found.notes),
     ]
@@ -103,7 +101,7 @@ def text_of_import(found: Import, overrides: Sequence[str]) -> str:
     )
 
 
-def told(found: Import) -> str:
+def describe_import(found: Import) -> str:
     """In 80 columns: what was not taken over, by reasons, then what is to be looked at."""
     rows = []
     for fate in FATES[1:]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from flowrl.config.vocabulary import FOREIGN_KERNELS, FOREIGN_KEYS, FOREIGN_VALUES
+from flowrl.config.foreign import foreign_words
 from flowrl.migrating.foreign_files import Foreign
 from flowrl.migrating.foreign_rules import Made, ruled
-from flowrl.migrating.foreign_tables import DEFAULTS, ELSEWHERE, FATE_OF, MODELS, TABLES, Fate
+
+Fate = Literal["translated", "without counterpart", "dropped"]
+FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped"}
+"""Sign that an entry of `foreign_words.yaml` begins with -> what becomes of its key, for the reason behind the sign."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +72,9 @@ def translate(given: Foreign) -> Translated:
     Raises:
         ValueError: the file trains by an algorithm that is not translated.
     """
-    unsaid = {key: value for key, value in DEFAULTS[given.kind].items() if key not in given.keys}
+    unsaid = {
+        key: value for key, value in foreign_words().toolkits[given.kind].defaults.items() if key not in given.keys
+    }
     given = replace(given, keys=unsaid | given.keys)
     by_rule, lines = ruled(given), []
     for key, value in given.keys.items():
@@ -84,7 +89,7 @@ def translate(given: Foreign) -> Translated:
 
 
 def _by_table(given: Foreign, key: str, value: Any) -> Made:
-    table, name = TABLES[given.kind], re.sub(r"\[\d+\]", "[]", key)
+    table, name = foreign_words().toolkits[given.kind].keys, re.sub(r"\[\d+\]", "[]", key)
     entry = table.get(name)
     if entry is None:
         sections = [part for part in table if part.endswith(".") and name.startswith(part)]
@@ -99,7 +104,7 @@ def _by_table(given: Foreign, key: str, value: Any) -> Made:
 
 
 def _unlisted(key: str) -> str:
-    ours = FOREIGN_KEYS.get(key.rpartition(".")[2])
+    ours = foreign_words().keys.get(key.rpartition(".")[2])
     return f"! not known of this toolkit; elsewhere it is {ours}" if ours else "! not known of this toolkit"
 
 
@@ -110,14 +115,14 @@ def _value(ours: str, value: Any) -> Any:
         ValueError: an algorithm that is not translated.
     """
     if ours == "recipe" and value not in ("grpo", "flow_grpo"):
-        near = ELSEWHERE.get(str(value))
+        near = foreign_words().algorithms.get(str(value))
         hint = f"build on one that ships, base: {near}" if near else "'flowrl list configs' names those that ship"
-        raise ValueError(f"its algorithm is {value}, and --from translates Flow-GRPO and DanceGRPO alone: {hint}")
+        raise ValueError(f"its algorithm is {value}, and `source` translates Flow-GRPO and DanceGRPO alone: {hint}")
     if ours == "pipeline.model":
-        return MODELS.get(str(value), value)
+        return foreign_words().models.get(str(value), value)
     if ours == "sampler.kernel":
-        return FOREIGN_KERNELS.get(str(value), value)
-    return FOREIGN_VALUES.get(ours, {}).get(str(value), value)
+        return foreign_words().kernels.get(str(value), value)
+    return foreign_words().values.get(ours, {}).get(str(value), value)
 
 
 def _short(name: str, value: Any) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from flowrl.config.base import read_with_base
+from flowrl.config.base import config_files, read_with_base
 from flowrl.config.key_docs import first_sentence, key_docs
 from flowrl.config.strict_yaml import apply_override
 from flowrl.config.train import TrainConfig
 from flowrl.migrating.bases import Wish
-from flowrl.planning.catalogue import config_files, head_of
+from flowrl.planning.catalogue import head_of
 from flowrl.rendering.terminal_text import cut
 
 SHOWN = ("seed", "num_iterations", "prompts_per_step", "group_size", "policy.lora_rank", "sampler.num_steps",

@@ -6,29 +6,12 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from flowrl.rendering.document import POLICY
 from flowrl.rendering.markup import esc, table
 
-SCRIPT = """
-for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
-  const head = button.closest("th"), table = head.closest("table"), body = table.tBodies[0];
-  const down = head.getAttribute("aria-sort") !== "descending", place = head.cellIndex;
-  const key = (row) => {
-    const cell = row.cells[place], data = cell.querySelector("data");
-    return data ? (data.value === "" ? NaN : Number(data.value)) : cell.textContent;
-  };
-  const rows = [...body.rows].map((row) => [key(row), row]);
-  rows.sort(([a], [b]) => {
-    if (typeof a === "string") return (down ? -1 : 1) * a.localeCompare(b);
-    if (isNaN(a) || isNaN(b)) return isNaN(a) - isNaN(b);
-    return down ? b - a : a - b;
-  });
-  body.append(...rows.map(([, row]) => row));
-  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
-});
-"""
+SCRIPT = (Path(__file__).parent / "sorting.js").read_text(encoding="utf-8")
 ELEMENT = f"<script>{SCRIPT}</script>"
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode("ascii")
 SORTING_POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from flowrl.config.base import read_with_base
+from flowrl.config.base import config_files, read_with_base
 from flowrl.config.key_docs import fields_of, first_sentence, key_docs
 from flowrl.config.source_syntax import PACKAGE, class_of, classes_in, table_of, tree_of
 from flowrl.config.train import TrainConfig
@@ -63,10 +62,11 @@ METHODS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One line of a list: `more` is what is said of it when it is asked for by name."""
+    """One line of a list, its heading, and what is said of it when it is asked for by name."""
 
     name: str
     text: str
+    group: str = ""
     more: tuple[tuple[str, str], ...] = ()
 
 
@@ -75,11 +75,6 @@ def entries(kind: str) -> list[Entry]:
     makers = {"configs": _configs, "rewards": _rewards, "methods": _methods, "families": _families,
               "benchmarks": _benchmarks, "keys": _keys}  # fmt: skip
     return list(makers[kind]())
-
-
-def config_files() -> dict[str, Path]:
-    """The configurations that ship, by name."""
-    return {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.yaml"))}
 
 
 def head_of(text: str) -> str:
@@ -99,7 +94,8 @@ def _configs() -> Iterator[Entry]:
     for name, path in config_files().items():
         text = path.read_text(encoding="utf-8")
         model = read_with_base(path)["pipeline"]["model"]
-        yield Entry(name=name, text=first_sentence(head_of(text)), more=(("model", model), ("head", head_of(text))))
+        more = (("folder", path.parent.name), ("model", model), ("head", head_of(text)))
+        yield Entry(name=name, text=first_sentence(head_of(text)), group=path.parent.name, more=more)
 
 
 def _rewards() -> Iterator[Entry]:

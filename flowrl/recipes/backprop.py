@@ -1,4 +1,4 @@
-"""Gradients of a differentiable reward through the sampler: `flowrl train configs/tiny_draft.yaml [key=value ...]`
+"""Gradients of a differentiable reward through the sampler: `flowrl train tiny_draft [key=value ...]`
 
 An iteration samples G images for each of P prompts by the ODE, decodes and scores them with gradient, and updates the
 LoRA with the reward's own gradient: no density, no advantage. Methods differ in which network calls keep their gradient

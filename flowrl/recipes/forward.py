@@ -1,4 +1,4 @@
-"""Matching on noised images: `flowrl train configs/tiny_nft.yaml [key=value ...]`
+"""Matching on noised images: `flowrl train tiny_nft [key=value ...]`
 
 An iteration samples G images for each of P prompts, scores them and keeps nothing but the finished latents. Each is
 noised again at `times.count` levels, where the velocity that leads back to it is known, and the LoRA is updated with a

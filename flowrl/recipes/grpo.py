@@ -1,4 +1,4 @@
-"""Policy gradient on sampled paths: `flowrl train configs/tiny_grpo_geneval.yaml [key=value ...]`
+"""Policy gradient on sampled paths: `flowrl train tiny_grpo_geneval [key=value ...]`
 
 An iteration samples paths of G images for each of P prompts with a stochastic kernel, scores images, assigns credit to
 every stochastic step, turns it into group-relative advantages, and updates the LoRA with a clipped surrogate

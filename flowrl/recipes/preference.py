@@ -1,4 +1,4 @@
-"""Preference optimisation on pairs of images: `flowrl train configs/tiny_dpo.yaml [key=value ...]`
+"""Preference optimisation on pairs of images: `flowrl train tiny_dpo [key=value ...]`
 
 | objective | pairs | compared |
 |---|---|---|

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.rendering.charts import WIDE, dot, ends_of, legend, nice_ticks, responsive, svg, tick_text
@@ -57,27 +57,34 @@ def forest(
             parts.append(f'<path class="{style}" d="M{x(tick):.1f} {top}V{bottom}"/>')
             parts.append(f'<text class="tick mid" x="{x(tick):.1f}" y="{bottom + 16}">{tick_text(tick)}</text>')
         for index, (name, marks) in enumerate(rows):
-            y, room = top + step * (index + 0.5), (left - 19) // 7
-            fit = name if len(name) <= room else f"{name[: room - 1]}\u2026"
-            parts.append(f'<text class="name end" x="{left - 12}" y="{y + 4:.1f}">{esc(fit)}</text>')
-            places = [(x(mark.interval.mean), y + 6 * (2 * k - len(marks) + 1)) for k, mark in enumerate(marks)]
-            if len(marks) > 1:
-                parts.append(f'<path class="change" d="M{"L".join(f"{a:.1f} {b:.1f}" for a, b in places)}"/>')
-            for mark, place in zip(marks, places, strict=True):
-                if mark.interval.known:
-                    ends = f"M{x(mark.interval.low):.1f} {place[1]:.1f}H{x(mark.interval.high):.1f}"
-                    parts.append(f'<path class="whisker c{mark.color}" d="{ends}"/>')
-                said = estimate(mark.interval, sign=sign)
-                title = f"{name}{f' {mark.label}' if mark.label else ''}: {said}"
-                parts.append(dot(*place, title, mark.color, mark.shape))
-                if words and width > 400 and len(marks) == 1:
-                    beside = said.replace("95 % ", "")
-                    parts.append(f'<text class="label" x="{width - right + 12}" y="{y + 4:.1f}">{beside}</text>')
+            parts += _row(name, marks, top + step * (index + 0.5), left, x, sign=sign)
+            if words and width > 400 and len(marks) == 1:
+                beside, y = estimate(marks[0].interval, sign=sign).replace("95 % ", ""), top + step * (index + 0.5)
+                parts.append(f'<text class="label" x="{width - right + 12}" y="{y + 4:.1f}">{beside}</text>')
         middle = (left + width - right) / 2
         parts.append(f'<text class="label mid" x="{middle:.1f}" y="{bottom + 36}">{esc(x_label)}</text>')
         return svg(width, bottom + 42, description, "".join(parts))
 
     return responsive(draw, wide) if rows else ""
+
+
+def _row(
+    name: str, marks: Sequence[Mark], y: float, left: int, x: Callable[[float], float], *, sign: bool
+) -> list[str]:
+    """A name and its marks, whose dots lie over their intervals; `x` is the place of a number."""
+    room = (left - 19) // 7
+    fit = name if len(name) <= room else f"{name[: room - 1]}\u2026"
+    parts = [f'<text class="name end" x="{left - 12}" y="{y + 4:.1f}">{esc(fit)}</text>']
+    places = [(x(mark.interval.mean), y + 6 * (2 * k - len(marks) + 1)) for k, mark in enumerate(marks)]
+    if len(marks) > 1:
+        parts.append(f'<path class="change" d="M{"L".join(f"{a:.1f} {b:.1f}" for a, b in places)}"/>')
+    for mark, place in zip(marks, places, strict=True):
+        if mark.interval.known:
+            ends = f"M{x(mark.interval.low):.1f} {place[1]:.1f}H{x(mark.interval.high):.1f}"
+            parts.append(f'<path class="whisker c{mark.color}" d="{ends}"/>')
+        title = f"{name}{f' {mark.label}' if mark.label else ''}: {estimate(mark.interval, sign=sign)}"
+        parts.append(dot(*place, title, mark.color, mark.shape))
+    return parts
 
 
 def forest_of_two(

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_interval, score_rows
 from flowrl.runs.run_data import Row, RunData, column, keys_below
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.means import ScoreRow, claim, partners, task_scores, unknown_because
-from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_interval, score_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.base import SETTINGS
-from flowrl.config.source_syntax import PACKAGE
+from flowrl.config.base import SETTINGS, config_files
 from flowrl.config.strict_yaml import ConfigError
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.runtime.failures import Faults, found_by
@@ -76,7 +75,7 @@ def more_faults(
     Of one that ships nothing is: where every setting on top of it is refused already, nothing is looked at, so that a
     slip in a key is told at once and not after seconds of imports.
     """
-    shipped = not isinstance(path, Mapping) and Path(path).parent == PACKAGE / "configs"
+    shipped = not isinstance(path, Mapping) and Path(path) in config_files().values()
     if not error.rest or (shipped and all(text.partition("=")[0] in str(error) for text in overrides)):
         return []
     found = look(error.rest, here=here).faults

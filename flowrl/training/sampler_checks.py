@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flowrl.config.foreign import foreign_words
 from flowrl.config.sections import SamplerConfig
 from flowrl.config.spelling import closest
-from flowrl.config.vocabulary import FOREIGN_KERNELS
 from flowrl.samplers import KERNELS, Kernel
 
 
@@ -18,7 +18,7 @@ def kernel_of(settings: SamplerConfig) -> Kernel:
     """
     name = settings.kernel
     if name not in KERNELS:
-        near = FOREIGN_KERNELS.get(name) or closest(name, list(KERNELS))
+        near = foreign_words().kernels.get(name) or closest(name, list(KERNELS))
         hint = f": did you mean {near!r}?" if near else ""
         raise ValueError(f"sampler.kernel must be one of {', '.join(KERNELS)}, got {name!r}{hint}")
     kernel = KERNELS[name]

@@ -9,13 +9,14 @@ import torch
 from torch.nn.functional import avg_pool2d, interpolate
 
 from flowrl.cli import main
+from flowrl.config.base import find_config
 from flowrl.config.train import load_config, resolve_path, to_yaml
 from flowrl.media.images import save_png
 from flowrl.prompts.loading import eval_items, read_prompts
 from flowrl.rewards.embedded.realism import scene_images
 
 COUNT = 24
-CONFIG = Path(__file__).resolve().parents[2] / "configs" / "tiny_grpo_geneval.yaml"
+CONFIG = find_config("tiny_grpo_geneval")
 
 
 @pytest.fixture

@@ -13,12 +13,14 @@ import pytest
 import yaml
 from config_files import MINIMAL, minimal_file, refusal
 
+from flowrl.config.foreign import foreign_words
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.spelling import closest, edit_distance
 from flowrl.config.strict_yaml import MAX_CHARACTERS, MAX_TOLD, dotted_keys, dump, parse_yaml
 from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_path, to_yaml
-from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
+
+WORDS = foreign_words()
 
 
 @pytest.fixture
@@ -140,9 +142,9 @@ def test_every_single_typo_of_every_key_is_refused_with_the_right_name(monkeypat
     assert tried > 1500
 
 
-@pytest.mark.parametrize("term", sorted(FOREIGN_KEYS))
+@pytest.mark.parametrize("term", sorted(WORDS.keys))
 def test_terms_of_other_toolkits_are_answered_with_our_key(path: Path, term: str) -> None:
-    ours = FOREIGN_KEYS[term]
+    ours = WORDS.keys[term]
     assert ours.split(" ")[0] in own_keys()
     assert term not in {field.name for field in dataclasses.fields(TrainConfig)}
     message = refusal(path, f"{term}=1")
@@ -175,16 +177,16 @@ def test_habits_find_our_name(path: Path, override: str, ours: str) -> None:
     assert f"is called '{ours}" in refusal(path, override)
 
 
-@pytest.mark.parametrize("term", sorted(ABSENT_KEYS))
+@pytest.mark.parametrize("term", sorted(WORDS.absent))
 def test_what_there_is_not_here_is_said(path: Path, term: str) -> None:
     message = refusal(path, f"{term}=1")
-    assert message.endswith(f"unknown key '{term}': {ABSENT_KEYS[term]}")
+    assert message.endswith(f"unknown key '{term}': {WORDS.absent[term]}")
     assert "is called" not in message
-    assert term not in FOREIGN_KEYS
+    assert term not in WORDS.keys
 
 
 def test_our_own_keys_are_named_before_terms_of_other_toolkits(path: Path) -> None:
-    for term in FOREIGN_KEYS:
+    for term in WORDS.keys:
         own = [key for key in own_keys() if key.rpartition(".")[2] == term]
         assert not own or any(f"'{term}' is called '{key}'" in refusal(path, f"{term}=1") for key in own)
 
@@ -194,7 +196,7 @@ def test_unlike_anything_lists_the_keys_of_the_section(path: Path) -> None:
 
 
 def test_foreign_values_are_answered_with_ours(path: Path) -> None:
-    for key, values in FOREIGN_VALUES.items():
+    for key, values in WORDS.values.items():
         for theirs, ours in values.items():
             message = refusal(path, f"{key}={theirs}")
             assert f"did you mean '{ours}'" in message

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config.base import read_with_base
+from flowrl.config.base import config_files, read_with_base
 from flowrl.config.strict_yaml import ConfigError
 from flowrl.config.train import find_config, load_config, to_yaml
+from flowrl.planning.catalogue import families
 
 BELOW = """
 num_iterations: 4
@@ -95,6 +96,21 @@ def test_a_configuration_that_ships_is_a_base_from_anywhere(tmp_path: Path) -> N
     assert config == dataclasses.replace(load_config(find_config("tiny_g2rpo")), seed=5)
     write(tmp_path, tiny_g2rpo=BELOW)  # what lies beside the file is nearer
     assert load_config(folder / "mine.yaml").pipeline.model == "some/model"
+
+
+def test_every_name_that_ships_is_given_once_and_lies_in_the_folder_of_its_family() -> None:
+    files = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
+    assert sorted(file.resolve() for file in config_files().values()) == files
+    family_of = {model: name for name, known in families().items() for model in known["checkpoints"]}
+    for name, file in config_files().items():
+        model = read_with_base(file)["pipeline"]["model"]
+        folder = "embedded" if model.startswith("asset:") else family_of[model]
+        assert file.parent.name == folder, name
+
+
+def test_a_path_that_is_not_there_is_answered_with_the_name_at_its_end() -> None:
+    with pytest.raises(ValueError, match=r"no configuration 'configs/tiny_dpo\.yaml': did you mean tiny_dpo\?"):
+        find_config("configs/tiny_dpo.yaml")
 
 
 def test_a_base_that_is_nowhere_is_answered_with_the_places_and_the_nearest_name(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_keys_and_rewards_that_are_not_known_are_said_to_be(tmp_path: Path) -> N
     assert done["train.larning_rate"].why == "not known of this toolkit"
     assert "optim.name" in done["train.optimizer_type"].why
     assert done["train.kl_beta"].fate == done["rewards[0].reward_model"].fate == "without counterpart"
-    assert "--reward" in done["rewards[0].reward_model"].why
+    assert "choose rewards" in done["rewards[0].reward_model"].why
 
 
 def _python(text: str) -> Callable[[Path], str]:

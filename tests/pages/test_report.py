@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.commands.report.run import write_report
 from flowrl.media.images import save_png
 from flowrl.pages import achieved
+from flowrl.pages.report import report
 from flowrl.rendering.markup import DASH, MINUS, duration, number, signed
 from flowrl.runs.held_out_result import conclusion, held_out
 from flowrl.runs.run_data import read_run
+from flowrl.runtime.failures import FlowrlError
 from flowrl.statistics.means import ScoreRow, stratified_score, task_scores
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
@@ -169,7 +170,7 @@ def make_run(
 
 
 def page_of(folder: Path) -> str:
-    return write_report(folder).read_text(encoding="utf-8")
+    return report(folder).read_text(encoding="utf-8")
 
 
 def test_the_time_by_stage_is_that_of_the_iterations(tmp_path: Path) -> None:
@@ -408,18 +409,18 @@ def test_the_band_of_training_is_over_prompts(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="give the run folder"):
-        write_report(tmp_path / "absent")
+    with pytest.raises(FlowrlError, match="give the run folder"):
+        report(tmp_path / "absent")
     with pytest.raises(ValueError, match="this one holds nothing"):
-        write_report(tmp_path)
+        report(tmp_path)
     make_run(tmp_path / "demo", evaluate=False, sample=False)
     with pytest.raises(ValueError, match=r"did you mean .*demo\?"):
-        write_report(tmp_path)
+        report(tmp_path)
 
 
 def test_out_is_honoured_and_written_whole(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", sample=False)
-    out = write_report(folder, tmp_path / "pages" / "mine.html")
+    out = report(folder, tmp_path / "pages" / "mine.html")
     assert out == tmp_path / "pages" / "mine.html"
     assert [path.name for path in out.parent.iterdir()] == ["mine.html"]
     assert not (folder / "report.html").exists()

@@ -12,9 +12,9 @@ from urllib.parse import unquote
 import pytest
 import torch
 
-from flowrl.commands.report.run import write_report
 from flowrl.media.kept import write_samples
 from flowrl.pages import shown_samples
+from flowrl.pages.report import report
 from flowrl.rendering import embedded_images
 
 PROMPT = 'turn it <b>red</b> & "round"'
@@ -72,7 +72,7 @@ def clip_bytes(folder: Path, iteration: int, sample: int) -> bytes:
 
 def test_a_video_run_plays_its_first_and_last_clips_beside_their_frames(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", video=True, sources=0)
-    media, page = media_of(write_report(run))
+    media, page = media_of(report(run))
     assert media.figures == 2
     assert [clip["aria-label"] for clip in media.clips] == [f"{s} training: {PROMPT}" for s in ("before", "after")] * 2
     assert all({"muted", "loop", "autoplay", "controls", "playsinline"} <= set(clip) for clip in media.clips)
@@ -92,10 +92,10 @@ def test_clips_beyond_the_limit_are_linked_from_wherever_the_page_is(
     run = make_run(tmp_path / "a run", video=True, sources=0)
     total = sum(len(clip_bytes(run, mark, sample)) for mark in (0, 4) for sample in (0, 1))
     monkeypatch.setattr(embedded_images, "MAX_EMBEDDED", total)
-    assert str(media_of(write_report(run))[0].clips[0]["src"]).startswith("data:")
+    assert str(media_of(report(run))[0].clips[0]["src"]).startswith("data:")
     monkeypatch.setattr(embedded_images, "MAX_EMBEDDED", total - 1)
-    inside = write_report(run)
-    outside = write_report(run, tmp_path / "pages" / "other.html")
+    inside = report(run)
+    outside = report(run, tmp_path / "pages" / "other.html")
     for page in (inside, outside):
         media, text = media_of(page)
         found = [(page.parent / unquote(str(clip["src"]))).resolve() for clip in media.clips]
@@ -108,13 +108,13 @@ def test_clips_beyond_the_limit_are_linked_from_wherever_the_page_is(
 
 def test_only_the_first_clips_are_shown_and_the_rest_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_samples, "MAX_CLIPS", 1)
-    media, page = media_of(write_report(make_run(tmp_path / "r", video=True, sources=0)))
+    media, page = media_of(report(make_run(tmp_path / "r", video=True, sources=0)))
     assert (media.figures, len(media.clips)) == (1, 2)
     assert "1 more in samples/." in page
 
 
 def test_a_video_run_in_progress_shows_its_only_sampling(tmp_path: Path) -> None:
-    media, page = media_of(write_report(make_run(tmp_path / "r", video=True, sources=0, iterations=(0,))))
+    media, page = media_of(report(make_run(tmp_path / "r", video=True, sources=0, iterations=(0,))))
     assert len(media.clips) == 2
     assert ">Videos</h2>" in page
     assert "there is no later sampling yet" in page
@@ -122,7 +122,7 @@ def test_a_video_run_in_progress_shows_its_only_sampling(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("sources", [1, 2])
 def test_an_edit_run_shows_source_before_and_after(tmp_path: Path, sources: int) -> None:
-    media, page = media_of(write_report(make_run(tmp_path / "r", video=False, sources=sources)))
+    media, page = media_of(report(make_run(tmp_path / "r", video=False, sources=sources)))
     sides = ["source: "] * sources + ["before training: ", "after training: "]
     assert [image["alt"] for image in media.images] == [f"{side}{PROMPT}" for side in sides] * 2
     assert page.count("<span>source</span>") == 2 * sources
@@ -133,7 +133,7 @@ def test_an_edit_run_shows_source_before_and_after(tmp_path: Path, sources: int)
 
 
 def test_an_animated_source_stands_above_its_clips(tmp_path: Path) -> None:
-    media, page = media_of(write_report(make_run(tmp_path / "r", video=True, sources=1)))
+    media, page = media_of(report(make_run(tmp_path / "r", video=True, sources=1)))
     assert len(media.clips) == 4
     assert [str(image["alt"]).split()[0] for image in media.images] == ["source:", "frames", "frames"] * 2
     assert "First the source" in page
@@ -144,11 +144,11 @@ def test_a_damaged_image_hides_its_prompt_only(tmp_path: Path) -> None:
     (clips / "samples/iteration_000004/0000.png").write_bytes(b"\x89PNG broken")
     edits = make_run(tmp_path / "edits", video=False, sources=1)
     (edits / "samples/sources/0001.png").write_bytes(b"\x89PNG broken")
-    assert [media_of(write_report(run))[0].figures for run in (clips, edits)] == [1, 1]
+    assert [media_of(report(run))[0].figures for run in (clips, edits)] == [1, 1]
 
 
 def test_runs_of_images_load_nothing_as_before(tmp_path: Path) -> None:
-    media, page = media_of(write_report(make_run(tmp_path / "r", video=False, sources=0)))
+    media, page = media_of(report(make_run(tmp_path / "r", video=False, sources=0)))
     assert len(media.images) == 4
     assert not media.clips
     assert media.policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"

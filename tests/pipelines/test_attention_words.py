@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
 
+from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.attention_words import (
@@ -24,7 +23,7 @@ from flowrl.runtime.capabilities import Machine, at_least_version
 from flowrl.session.preflight import check_before_loading
 from flowrl.training.parts import attention_text
 
-TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_grpo_geneval.yaml"
+TINY = find_config("tiny_grpo_geneval")
 CPU = Machine(device="cpu")
 MPS = Machine(device="mps")
 AMPERE = Machine(device="cuda", capability=(8, 6))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 from flowrl import cli
+from flowrl.config.base import config_files
 from flowrl.config.key_docs import first_sentence, key_docs
 from flowrl.config.source_syntax import classes_in
 from flowrl.config.strict_yaml import dotted_keys
@@ -22,7 +23,7 @@ from flowrl.objectives.forward_losses import FORWARD
 from flowrl.objectives.gradient_paths import PATHS
 from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.pipelines import PIPELINES
-from flowrl.planning.catalogue import METHODS, config_files, entries
+from flowrl.planning.catalogue import METHODS, entries
 from flowrl.recipes.preference_settings import OBJECTIVES as PREFERENCES
 from flowrl.rewards import REWARDS
 
@@ -70,7 +71,10 @@ def test_one_in_full_and_all_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["list", "configs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert len(lines) == len(config_files()) + 2
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(config_files())
+    folders = [line for line in lines[:-2] if not line.startswith("  ")]
+    assert folders == list(dict.fromkeys(path.parent.name for path in config_files().values()))
+    assert folders[0] == "embedded"
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flowrl import cli
 from flowrl.commands.plan.run import run as plan
+from flowrl.config.base import config_files, find_config
 from flowrl.config.train import load_config
 from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.planning.memory import GIB
@@ -129,7 +130,7 @@ NAMES = (
 def test_shipped_configurations_have_a_plan(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The real ones on the small network: only the counting of its evaluations takes time."""
     text = printed(capsys, name, *(QUICK if name.startswith("sd35m") else ()))
-    config = load_config(ROOT / "configs" / f"{name}.yaml")
+    config = load_config(find_config(name))
     assert text.startswith(f"{name}: what this run will do and need fits 24 GB")
     assert f"recipe {config.recipe}, objective" in text
     assert f"{'CPU' if config.pipeline.device == 'cpu' else 'GPU'} time" in text
@@ -137,20 +138,20 @@ def test_shipped_configurations_have_a_plan(name: str, capsys: pytest.CaptureFix
     assert "licence none known for a folder" in text
     assert "family does not say" not in text
     for absent in ("data/geneval_train.jsonl", "data/references.json"):
-        uses = absent in (ROOT / "configs" / f"{name}.yaml").read_text()
+        uses = absent in find_config(name).read_text()
         assert not uses or absent in text
 
 
 @pytest.mark.slow
 def test_every_configuration_that_ships_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     """Those of embedded models; those of real ones are planned by `test_plan_cards.py`."""
-    for path in sorted((ROOT / "configs").glob("tiny_*.yaml")):
+    for path in (path for name, path in config_files().items() if name.startswith("tiny_")):
         assert run(path.stem, "--processes", str(_processes(path.stem))) == 0, path.stem
         assert capsys.readouterr().out.startswith(f"{path.stem}: what this run")
 
 
 def _processes(name: str) -> int:
-    parallel = load_config(ROOT / "configs" / f"{name}.yaml").parallel
+    parallel = load_config(find_config(name)).parallel
     return parallel.shard * parallel.context * (parallel.replicate or 1)
 
 
@@ -212,7 +213,7 @@ def test_what_makes_a_run_faster_is_named_where_it_is_set(capsys: pytest.Capture
 def test_tf32_on_a_cpu_is_refused_by_train_and_told_by_plan(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = (f"{key}=tf32", "pipeline.device=cpu")
     with pytest.raises(ValueError, match=rf"{key}=tf32 needs a CUDA device"):
-        check_before_loading(load_config(ROOT / "configs" / f"{TINY}.yaml", list(overrides)))
+        check_before_loading(load_config(find_config(TINY), list(overrides)))
     assert f"device {key}=tf32 needs a CUDA device" in printed(capsys, TINY, *overrides)
 
 

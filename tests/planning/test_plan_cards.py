@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowrl.config.base import config_files, find_config
 from flowrl.config.train import load_config
 from flowrl.pipelines import family as family_named
 from flowrl.planning import family_route
@@ -29,9 +30,8 @@ from flowrl.training.parts import model_family
 
 pytestmark = pytest.mark.slow
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-DOCS = CONFIGS.parent / "docs" / "cards.md"
-REAL = sorted(path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith("tiny_"))
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "cards.md"
+REAL = sorted(name for name in config_files() if not name.startswith("tiny_"))
 NAMED = re.compile(r"cards? of (\d+) GB")
 BYTES = re.compile(r"\d[\d.,]* ?(?:[KMGT]i?B|bytes)\b")
 USED = (
@@ -108,7 +108,7 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan_of(name: str, *overrides: str) -> Plan:
-    config = load_config(CONFIGS / f"{name}.yaml", list(overrides))
+    config = load_config(find_config(name), list(overrides))
     parallel = config.parallel
     processes = parallel.shard * parallel.context * (parallel.replicate or 1)
     own = model_family(config.pipeline)
@@ -117,7 +117,7 @@ def plan_of(name: str, *overrides: str) -> Plan:
 
 @cache
 def comments(name: str) -> str:
-    lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    lines = find_config(name).read_text(encoding="utf-8").splitlines()
     return " ".join(line.partition("#")[2].strip() for line in lines)
 
 
@@ -147,7 +147,7 @@ def test_no_comment_tells_bytes_by_heart(name: str) -> None:
 def test_every_family_that_users_run_has_a_configuration_for_small_and_large_cards() -> None:
     fitting: dict[str, set[int]] = {}
     for name in REAL:
-        found = load_config(CONFIGS / f"{name}.yaml").pipeline
+        found = load_config(find_config(name)).pipeline
         fitting.setdefault(model_family(found).name, set()).update(map(int, NAMED.findall(comments(name))))
     assert {name for name in USED if family_named(name).name in fitting} == set(USED)
     assert {name: min(fitting[name]) for name in USED} == dict.fromkeys(USED, 24)

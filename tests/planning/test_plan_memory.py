@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
+from flowrl.config.base import config_files, find_config
 from flowrl.config.sections import OptimConfig
 from flowrl.config.train import load_config, resolve_path
 from flowrl.pipelines import family
@@ -54,8 +55,7 @@ from flowrl.training.parts import model_family
 
 pytestmark = pytest.mark.slow
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml") if re.search(r"_\d+gb$", path.stem))
+PRESETS = sorted(name for name in config_files() if re.search(r"_\d+gb$", name))
 SD3, WAN = str(resolve_path("asset:tiny-sd3")), str(resolve_path("asset:tiny-wan"))
 RANK = 4
 FAMILY: Any = family("sd3")
@@ -286,7 +286,7 @@ def test_decoding_makes_what_it_makes_on_the_cpu(name: str, tmp_path: Path) -> N
     ("Qwen/Qwen-Image", 6.76), ("stabilityai/stable-diffusion-3.5-medium", 3.0),
 ])  # fmt: skip
 def test_decoding_an_image_of_1024_pixels(model: str, gib: float) -> None:
-    own: Any = model_family(replace(load_config(CONFIGS / "tiny_grpo_geneval.yaml").pipeline, name=None, model=model))
+    own: Any = model_family(replace(load_config(find_config("tiny_grpo_geneval")).pipeline, name=None, model=model))
     found = decode_peaks(own, model, (1024, 1024, None))
     assert found is not None
     assert found[0] / GIB == pytest.approx(gib, rel=0.01)
@@ -454,7 +454,7 @@ def test_copies_take_cards_of_their_own() -> None:
     (("eval.rewards=[{name: adversarial}]",), ("rewards",)),
 ])  # fmt: skip
 def test_what_train_refuses_is_not_advised(overrides: tuple[str, ...], lacking: tuple[str, ...]) -> None:
-    config = load_config(CONFIGS / "tiny_grpo_geneval.yaml", list(overrides))
+    config = load_config(find_config("tiny_grpo_geneval"), list(overrides))
     found = gathering._choices(config, FAMILY, facts(), 2)
     assert {name for name in ("splits", "forms", "rewards") if not getattr(found, name)} == set(lacking)
 

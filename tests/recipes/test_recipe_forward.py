@@ -16,11 +16,11 @@ from tiny_runs import TinyRuns, differences, lasting, lora, lora_tensors, metric
 from torch import Tensor
 
 from flowrl.cli import main
+from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.objectives.forward_losses import FORWARD, Matched
 from flowrl.recipes.forward import check
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 VALUES = [0.0, 1.0, 2.0, 7.0, 3.0, 3.0, 1.0, 0.0]  # of the two groups of four
 FIXED = f"def reward(images, prompts, metadata):\n    return {VALUES}\n"
 FAILED = """
@@ -398,7 +398,7 @@ def test_refused_before_a_model_loads(
 
 @pytest.mark.parametrize("name", sorted(FORWARD))
 def test_the_shipped_configuration_is_accepted(name: str) -> None:
-    config = load_config(CONFIGS / f"tiny_{name}.yaml")
+    config = load_config(find_config(f"tiny_{name}"))
     check(config)
     assert config.recipe == "forward"
     assert config.objective.name == name

@@ -12,8 +12,8 @@ from toy_pipeline import quick_run, toy_config, write_toy
 from flowrl.pipelines import PIPELINES
 from flowrl.prompts.identity import asked_for
 from flowrl.prompts.loading import Prompt
-from flowrl.statistics.means import partners
 from flowrl.runs.evaluation_rows import read_rows, score_rows
+from flowrl.statistics.means import partners
 
 METRIC = "eval/reward/brightness"
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flowrl.commands.train.run import _way_on
+from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.runtime.files import read_json
 from flowrl.session.summary import _try, print_summary
@@ -43,7 +44,7 @@ def summary(folder: Path) -> dict[str, Any]:
 def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_times(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
+    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     shown = capsys.readouterr().out
     assert "Held-out rewards, 6 samples" in shown
     row = next(line for line in shown.splitlines() if "brightness" in line)
@@ -64,7 +65,7 @@ def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(
     names = ("brightness", "brightness_low", "geneval", "geneval_low", "geneval/official")
     row = {"iteration": 0, "eval/geneval/score_low": 0.4} | {f"eval/reward/{name}": 0.5 for name in names}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
+    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"] in lines
     assert any(line[:1] == ["score"] for line in lines)
@@ -78,7 +79,7 @@ def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(
     (folder / "samples").mkdir()
     listed = [{"prompt": "make the cat's ball blue", "sample": 0, "seed": 1, "sources": ["an image.png"]}]
     (folder / "samples" / "prompts.json").write_text(json.dumps(listed), encoding="utf-8")
-    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
+    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     words = shlex.split(capsys.readouterr().out.split("Try       ")[1].replace("\\\n", " "))
     assert words[:2] == ["flowrl", "sample"]
     assert words[3:7] == ["--prompt", "make the cat's ball blue", "--source", "an image.png"]
@@ -86,7 +87,7 @@ def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(
 
 def test_a_reward_without_any_score_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluation(folder, 4, [None] * 6)
-    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=False)
+    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=False)
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "-", "-", "-", "(-)"]
@@ -99,7 +100,7 @@ def test_evaluations_of_one_image_have_dashes_and_a_readable_file(
 ) -> None:
     evaluation(folder, 0, [0.25])
     evaluation(folder, 4, [0.75])
-    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
+    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "0.25", "0.75", "+0.5", "(-)"]
@@ -126,7 +127,7 @@ def test_an_unknown_interval_is_told_with_its_reason(
         ]  # fmt: skip
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / "eval" / f"iteration_{iteration:06d}.jsonl").write_text(text, encoding="utf-8")
-    config = load_config(Path("configs/tiny_grpo_geneval.yaml"))
+    config = load_config(find_config("tiny_grpo_geneval"))
     print_summary(tmp_path, config, tmp_path / "report.html", finished=False)
     shown = capsys.readouterr().out
     assert told in shown
@@ -137,7 +138,7 @@ def test_an_unknown_interval_is_told_with_its_reason(
 def test_what_weights_and_biases_kept_is_sent_by_a_line_to_copy(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = Path("configs/tiny_grpo_geneval.yaml")
+    path = find_config("tiny_grpo_geneval")
     (folder / "wandb" / "offline-run-20260101_120000-abc").mkdir(parents=True)
     for mode in ("offline", "none"):
         print_summary(folder, load_config(path, [f"logging.wandb={mode}"]), folder / "report.html", finished=True)
@@ -149,9 +150,7 @@ def test_a_printed_command_can_be_pasted(tmp_path: Path) -> None:
     run = tmp_path / "a b; c"
     run.mkdir()
     words = shlex.split(
-        _try(run, load_config(Path(__file__).parents[2] / "configs" / "tiny_recommended.yaml"))
-        .replace("Try ", "")
-        .replace("\\\n", " ")
+        _try(run, load_config(find_config("tiny_recommended"))).replace("Try ", "").replace("\\\n", " ")
     )
     assert words[:3] == ["flowrl", "sample", str(run)]
     assert _way_on(run).count(shlex.quote(str(run))) == 1

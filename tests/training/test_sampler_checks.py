@@ -10,8 +10,8 @@ import torch
 from toy_pipeline import QuickRun, quick_run, toy_config, write_toy
 
 from flowrl.cli import main
+from flowrl.config.foreign import foreign_words
 from flowrl.config.train import find_config, load_config
-from flowrl.config.vocabulary import FOREIGN_KERNELS
 from flowrl.credit import CREDIT
 from flowrl.pipelines import PIPELINES
 from flowrl.recipes import grpo
@@ -94,7 +94,7 @@ def test_a_family_without_negative_prompts_has_no_such_half() -> None:
 
 
 def test_names_of_other_toolkits_are_answered_with_ours(toy: Path) -> None:
-    for theirs, ours in FOREIGN_KERNELS.items():
+    for theirs, ours in foreign_words().kernels.items():
         assert ours in KERNELS
         assert f"got {theirs!r}: did you mean {ours!r}?" in refusal(toy, f"sampler.kernel={theirs}")
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from toy_pipeline import QuickRun, Toy, toy_config, write_toy
 
 from flowrl.cli import main
-from flowrl.commands.report.run import write_report
 from flowrl.config.train import TrainConfig
+from flowrl.pages.report import report
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
 from flowrl.training.checkpoints import checkpoints
@@ -280,7 +280,7 @@ def test_a_run_says_what_is_wrong_in_its_log_on_the_terminal_and_on_its_report(
     assert "Warning   zero gradient: 4 times, from iteration 0 on (see the report)" in shown.out
     rows = metrics(out)
     assert [sorted(row["warnings"]) for row in rows] == [["vanishing_rewards", "zero_gradient"]] * 4
-    page = write_report(out).read_text()
+    page = report(out).read_text()
     assert "! vanishing rewards</span>" in page
     assert "0 to 3, 4 times" in page
     half = toy.parent / "half"

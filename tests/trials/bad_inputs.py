@@ -54,7 +54,7 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     for name in (
         "diffusers", "peft", "transformers", "tensorboard", "flowrl.training.loop", "flowrl.recipes.backprop",
-        "flowrl.recipes.forward", "flowrl.recipes.grpo", "flowrl.recipes.preference", "flowrl.commands.report.run",
+        "flowrl.recipes.forward", "flowrl.recipes.grpo", "flowrl.recipes.preference", "flowrl.pages.report",
         "flowrl.commands.train.run", "flowrl.pipelines.families.sd3",
     ):  # fmt: skip
         importlib.import_module(name)

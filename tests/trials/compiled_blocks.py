@@ -1,6 +1,6 @@
 """What compiling a denoiser's blocks does to numbers and to time, with generated code on this machine's CPU.
 
-    python tests/trials/compiled_blocks.py --out docs/trials/compiled_blocks.json
+    python tests/trials/compiled_blocks.py --out docs/research/trials/compiled_blocks.json
 
 Of a small SD3 network with a LoRA that acts: whether a forward pass without gradient equals one with gradient bit for
 bit, as the importance ratio needs; how far it and the gradient are from eager code; how many graphs were compiled; and

@@ -1,6 +1,6 @@
 """Whether a rollout's velocity equals an update's bit for bit, so that the importance ratio starts at exactly 1.
 
-    python tests/trials/exact_ratio.py --out docs/trials/exact_ratio.json
+    python tests/trials/exact_ratio.py --out docs/research/trials/exact_ratio.json
 
 Tiny networks of five families with a LoRA that acts, once without gradient and once with it: every attention word that
 a CPU has, eager and compiled blocks (traced, without generated code), guidance 1 and 3, every way of

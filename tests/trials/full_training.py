@@ -1,8 +1,8 @@
 """All weights of the embedded model beside a LoRA, at equal network evaluations.
 
-    python tests/trials/full_training.py --runs runs/full_training --out docs/trials/full_training.json
+    python tests/trials/full_training.py --runs runs/full_training --out docs/research/trials/full_training.json
 
-DRaFT on the embedded model (`configs/tiny_draft.yaml`), which learns within minutes: the LoRA at the rate that the
+DRaFT on the embedded model (`tiny_draft`), which learns within minutes: the LoRA at the rate that the
 configuration has, all weights at several. One run is evaluated before training too; the others share that evaluation,
 since all start as the same model. Runs that were evaluated at the end are not made again.
 """

@@ -1,6 +1,6 @@
 """Every stock class that was tried without a family of its own: test at load, LoRA in stock, a training iteration.
 
-    python tests/trials/generic_classes.py --out docs/trials/generic_classes.json
+    python tests/trials/generic_classes.py --out docs/research/trials/generic_classes.json
 
 Small random instances of the real classes, float32, CPU.
 """

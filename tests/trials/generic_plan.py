@@ -1,6 +1,6 @@
 """What `flowrl plan` counts of every stock class that was tried without a family, and what a real run of it counts.
 
-    python tests/trials/generic_plan.py --out docs/trials/generic_plan.json
+    python tests/trials/generic_plan.py --out docs/research/trials/generic_plan.json
 
 Small random instances of the real classes, float32, CPU; FLOPs by torch's own counter.
 """

@@ -1,6 +1,6 @@
 """What a guided velocity costs by a stock pipeline's own call, beside the family that is written for it.
 
-    python tests/trials/generic_speed.py --out docs/trials/generic_speed.json
+    python tests/trials/generic_speed.py --out docs/research/trials/generic_speed.json
 
 Tiny models, where what is done around the network weighs most: CPU milliseconds of one thread, the median of calls
 taken in turns, of two images of one prompt with guidance, without a gradient and with that of a LoRA.

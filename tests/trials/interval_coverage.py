@@ -1,6 +1,6 @@
 """How often 95 % intervals hold the truth, and how often `compare` finds a difference between methods that are one.
 
-    python tests/trials/interval_coverage.py --out docs/trials/interval_coverage.json
+    python tests/trials/interval_coverage.py --out docs/research/trials/interval_coverage.json
 
 Evaluations are drawn whose truth is known; their intervals are those of the pages and tables. A share of verdicts has
 steps: with ten images of one prompt each, no interval holds 0.98 in 95 of 100 evaluations, some do in 82 and the next

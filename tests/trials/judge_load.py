@@ -1,6 +1,6 @@
 """What the client of judges does to a server at full load, and what becomes of questions when servers fail.
 
-    python tests/trials/judge_load.py docs/trials/judge_load.json
+    python tests/trials/judge_load.py docs/research/trials/judge_load.json
 
 The server is `served_judge` of the tests' helpers, a process of its own that needs hardly any CPU. CPU times are of
 this process, so that they hold, if a little too high, on a machine that has other work too; requests per second and

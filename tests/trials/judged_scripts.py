@@ -1,6 +1,6 @@
 """The published scripts that add up judged benchmarks, on the files that `flowrl eval` writes: do they agree?
 
-    python tests/trials/judged_scripts.py --repositories DIR --out docs/trials/judged_scripts.json
+    python tests/trials/judged_scripts.py --repositories DIR --out docs/research/trials/judged_scripts.json
 
 DIR holds checkouts named WISE, GenEval2, ImgEdit, Step1X-Edit and TIIF-Bench (any part of its `eval-results`). Prompts
 and words are the published ones (of GEdit the words alone: its rows are made up in its layout), images are flat, and

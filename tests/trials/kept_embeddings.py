@@ -1,6 +1,6 @@
 """What kept embeddings cost: writing, looking whether one is there, reading; and two writers of the same files.
 
-    python tests/trials/kept_embeddings.py --out docs/trials/kept_embeddings.json
+    python tests/trials/kept_embeddings.py --out docs/research/trials/kept_embeddings.json
 
 Rows have the shapes of SD3.5's in bfloat16. Two processes write and read the same keys at once; every row that either
 reads must be the one that was written.

@@ -1,6 +1,6 @@
 """Kills training runs at random moments and compares what a resume makes of them with a run that was left alone.
 
-    python tests/trials/kills.py [--trials 30] [--seed 0] [--out docs/trials/kills.json]
+    python tests/trials/kills.py [--trials 30] [--seed 0] [--out docs/research/trials/kills.json]
 
 Runs are tiny (a random Stable Diffusion 3 pipeline, six iterations, three evaluations) and are killed by kill -9: a
 third of them at any moment, the others while they evaluate, write the LoRA, a checkpoint or the report; every second
@@ -35,7 +35,7 @@ from tiny_models import save_tiny_sd3  # noqa: E402
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs  # noqa: E402
 from warm_forks import Started, start_forks  # noqa: E402
 
-import flowrl.commands.report.run as report_module  # noqa: E402
+import flowrl.pages.report as report_module  # noqa: E402
 import flowrl.recipes.grpo  # noqa: E402, F401  what a run imports is imported once, here
 from flowrl.rendering.terminal_text import aligned  # noqa: E402
 from flowrl.runtime.files import LOCK, write_atomically  # noqa: E402
@@ -47,7 +47,7 @@ STAGES: dict[str, tuple[Any, str]] = {
     "evaluation": (loop_module, "evaluate"),
     "lora": (loop_module, "save_lora"),
     "checkpoint": (run_module, "write_checkpoint"),
-    "report": (report_module, "write_report"),
+    "report": (report_module, "render"),
 }
 """What a kill can be aimed at: the module whose name is called, and the name."""
 AIMS = ("anywhere", "evaluation", "lora", "anywhere", "checkpoint", "report")
@@ -272,7 +272,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--trials", type=int, default=30, help="kills (30)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "trials" / "kills.json", help="JSON file")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "research" / "trials" / "kills.json", help="JSON file"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:

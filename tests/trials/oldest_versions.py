@@ -6,7 +6,7 @@
 `make oldest` resolves the lowest direct versions, installs them into `.venv-oldest` and runs this there. What is
 asked is whether a user with old libraries gets the numbers that stock gives, so that one file of tests for each family
 is enough, and `tests/runtime/test_private_names.py`, which is whole whatever is chosen. The record goes into
-`docs/trials/oldest_versions.json`, which `tests/test_packaging.py` compares with the bounds.
+`docs/research/trials/oldest_versions.json`, which `tests/test_packaging.py` compares with the bounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from origin import origin
 from flowrl.runtime.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "docs" / "trials" / "oldest_versions.json"
+RECORD = ROOT / "docs" / "research" / "trials" / "oldest_versions.json"
 FAMILIES = sorted((ROOT / "tests" / "pipelines" / "families").glob("test_pipeline_*.py"))
 FIRST = ROOT / "tests" / "runtime/test_private_names.py"
 

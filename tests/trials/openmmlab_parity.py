@@ -2,7 +2,7 @@
 
     pip install --target DIR --no-deps mmdet==3.3.0 mmcv-lite==2.2.0 mmengine==0.10.7 addict yapf platformdirs \
         termcolor rich pycocotools terminaltables shapely scipy opencv-python-headless
-    python tests/trials/openmmlab_parity.py --library DIR --out docs/trials/openmmlab_parity.json
+    python tests/trials/openmmlab_parity.py --library DIR --out docs/research/trials/openmmlab_parity.json
 
 mmdet runs without its compiled operations: `mmcv._ext` is an empty module, and deformable attention takes the fallback
 in plain PyTorch. `--fixture` writes a small configuration's names, shapes and outputs, which the tests hold.

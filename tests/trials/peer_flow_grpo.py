@@ -1,6 +1,6 @@
 """flowrl against flow_grpo's published functions: seconds of an iteration on the embedded model, and equal gradients.
 
-    python tests/trials/peer_flow_grpo.py --checkout DIR --out docs/trials/peer_flow_grpo.json
+    python tests/trials/peer_flow_grpo.py --checkout DIR --out docs/research/trials/peer_flow_grpo.json
 
 flowrl's own recipe and an epoch of flow_grpo's training run in turns in one process, on one thread, from the same LoRA
 (its B perturbed), with the same prompts, reward, steps, sigmas and sizes. Each case is a process of its own. Before the

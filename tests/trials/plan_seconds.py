@@ -1,6 +1,6 @@
 """How long `flowrl plan` takes, in seconds of this process's CPU, beside the import of torch alone.
 
-    python tests/trials/plan_seconds.py --out docs/trials/plan_seconds.json
+    python tests/trials/plan_seconds.py --out docs/research/trials/plan_seconds.json
 
 Each plan is a process of its own on one thread, after one that is not counted; told is the median of so many.
 """

@@ -1,6 +1,6 @@
 """Cuts the power of training runs and compares what a resume makes of the disk with a run that was left alone.
 
-    python tests/trials/power_cuts.py [--seconds 1.4 14 45] [--images 22] [--out docs/trials/power_cuts.json]
+    python tests/trials/power_cuts.py [--seconds 1.4 14 45] [--images 22] [--out docs/research/trials/power_cuts.json]
 
 Runs are tiny (a random Stable Diffusion 3 pipeline, ten iterations, three evaluations, a checkpoint after each
 iteration, two of which are kept) and wait in their reward, so that checkpoints are some seconds apart. Each has an ext4
@@ -38,7 +38,7 @@ from tiny_models import save_tiny_sd3  # noqa: E402
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs  # noqa: E402
 from warm_forks import Started, start_forks  # noqa: E402
 
-import flowrl.commands.report.run  # noqa: E402
+import flowrl.pages.report  # noqa: E402
 import flowrl.recipes.grpo  # noqa: E402, F401  what a run imports is imported once, here
 from flowrl.rendering.terminal_text import aligned  # noqa: E402
 from flowrl.runtime.files import write_atomically  # noqa: E402
@@ -219,7 +219,9 @@ def main() -> int:
     )
     parser.add_argument("--images", type=int, default=22, help="of each series (22)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "trials" / "power_cuts.json", help="JSON file")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "research" / "trials" / "power_cuts.json", help="JSON file"
+    )
     asked = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("disks are mounted, which needs root")

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from flowrl.config.base import config_files
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
@@ -22,7 +24,7 @@ SCENE = 64  # pixels of the embedded model's images
 def main(kind: str = "cuda", *names: str) -> int:
     """Runs the configurations of these names, all without one, and says what is found."""
     faults = 0
-    for name in names or sorted(path.stem for path in (ROOT / "configs").glob("tiny_*.yaml")):
+    for name in names or sorted(name for name in config_files() if name.startswith("tiny_")):
         with tempfile.TemporaryDirectory() as folder:
             more = OTHERS.get(name) or more_overrides(name, Path(folder), SCENE)
             watched = watched_run(name, Path(folder), "mps" if kind == "mps" else "cuda", *more)

@@ -5,7 +5,7 @@
 The error is that of a velocity, relative, over 16 prompts at four times each; the deviation is that of velocities with
 gradient from those without. Times are medians of five calls of 8 rows, processor time of one thread, without gradient
 and with a backward pass through a LoRA of rank 16. Of published checkpoints the bytes are counted on networks without
-weights. Writes `docs/trials/quantised_bases.json`.
+weights. Writes `docs/research/trials/quantised_bases.json`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.quantize import LIBRARIES, large_layers
 from flowrl.runtime.randomness import counter_normal
 
-OUT = Path(__file__).resolve().parents[2] / "docs" / "trials" / "quantised_bases.json"
+OUT = Path(__file__).resolve().parents[2] / "docs" / "research" / "trials" / "quantised_bases.json"
 BYTES = {"int8": 1.0, "fp8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / (64 * 256), "int8_bnb": 1.0}  # of a weight
 MODELS = (
     "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-dev", "Qwen/Qwen-Image",

@@ -1,6 +1,6 @@
 """A reward server under load and under abuse: what is lost, what is cut off, and what a long clip costs.
 
-    python tests/trials/serving_load.py docs/trials/serving_load.json
+    python tests/trials/serving_load.py docs/research/trials/serving_load.json
 
 Three parts: 4,096 items that 64 clients offer at once to two replicas, whose queues hold half of them; 200 connections
 that never finish their headers and 100 that never finish their bodies, while a client asks; and a clip of 81 frames of

@@ -1,6 +1,6 @@
 """Requests per second of `flowrl serve --replicas 1` and `2`, and what is lost when a replica is killed meanwhile.
 
-    python tests/trials/serving_replicas.py docs/trials/serving_replicas.json
+    python tests/trials/serving_replicas.py docs/research/trials/serving_replicas.json
 
 Two rewards: one that waits 20 ms for each image, as for a device of its own, so that the count says what replicas share
 out; and one that computes on one core, so that it says what two cores give. One request holds one image; twelve

@@ -1,6 +1,6 @@
 """Runs whose weights are split over two processes (`parallel.shard`) against runs of one process, on gloo.
 
-    python tests/trials/sharded_runs.py --out docs/trials/sharded_runs.json
+    python tests/trials/sharded_runs.py --out docs/research/trials/sharded_runs.json
 
 Every family of `tests/helpers/split_runs.py` with every recipe, where the two processes have unequal work: the largest
 difference of metrics (relative where above 1), LoRA and optimizer state, the ratio before the first update, and the

@@ -1,6 +1,6 @@
 """Processes that share the tokens of every image (`parallel.context`) against one that has them all, on gloo.
 
-    python tests/trials/shared_tokens.py --out docs/trials/shared_tokens.json
+    python tests/trials/shared_tokens.py --out docs/research/trials/shared_tokens.json
 
 Of random pipelines of every family that can be split, with a LoRA that acts: how far the velocity of two processes lies
 from one's, and the LoRA's gradient summed over both, relative to the largest number; whether both processes have the

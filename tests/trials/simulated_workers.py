@@ -1,6 +1,6 @@
 """What it costs to give out pieces to 10, 100 and 1,000 workers that exist on paper, some of which die or are slow.
 
-    python tests/trials/simulated_workers.py --out docs/trials/simulated_workers.json
+    python tests/trials/simulated_workers.py --out docs/research/trials/simulated_workers.json
 
 The dispatcher is the one of real runs; its backend keeps a clock of its own and answers without drawing. Times of
 pieces, deaths and slow pieces follow from counters. An iteration has a number of pieces for each worker. What is

@@ -1,6 +1,6 @@
 """What a run scores whose rollouts are drawn one iteration ahead (`workers.staleness=1`), beside one that waits.
 
-    python tests/trials/stale_rollouts.py --out docs/trials/stale_rollouts.json
+    python tests/trials/stale_rollouts.py --out docs/research/trials/stale_rollouts.json
 
 Nothing is drawn elsewhere: the pieces are drawn in this process under the weights that workers would be sent, which
 gives the same bits (`tests/workers/test_rollouts.py`), so that Ray's start is not waited for. Subjects are the toy of

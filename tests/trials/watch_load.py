@@ -1,6 +1,6 @@
 """`flowrl watch` over 20 runs of 2,000 iterations: seconds until its page has everything, and with 10 clients.
 
-    python tests/trials/watch_load.py --folder DIR --out docs/trials/watch.json
+    python tests/trials/watch_load.py --folder DIR --out docs/research/trials/watch.json
 
 The folders are written with rows as long as those of a real run of GRPO with three rewards; one run goes on growing
 while it is watched. A page is what a browser asks for: page, script, list until no run waits, a run, log and samples.

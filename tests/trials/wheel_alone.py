@@ -1,6 +1,6 @@
 """A wheel in an environment that has nothing else: does `flowrl train` run there, and is its report whole?
 
-    python tests/trials/wheel_alone.py --out docs/trials/wheel_alone.json
+    python tests/trials/wheel_alone.py --out docs/research/trials/wheel_alone.json
 
 Builds the source archive and from it the wheel (or takes --wheel), makes an empty environment, installs the wheel with
 its own dependencies at the versions of requirements.lock, without any extra, and works from an empty folder that is no

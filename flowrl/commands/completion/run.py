@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 
+from flowrl.config.base import config_files
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
-from flowrl.planning.catalogue import config_files
 
 CONFIGURED = ("train", "plan", "bench", "compare")
 """Commands that take a configuration and key=value."""

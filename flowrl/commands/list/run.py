@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import textwrap
 
@@ -40,7 +41,12 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _lines(found: list[Entry]) -> str:
     width = min(max(len(entry.name) for entry in found), 34)
-    return "\n".join(cut(f"{entry.name:<{width}}  {entry.text}".rstrip(), COLUMNS) for entry in found)
+    lines = []
+    for group, inside in itertools.groupby(found, key=lambda entry: entry.group):
+        indent = "  " if group else ""
+        lines += [group] if group else []
+        lines += [cut(f"{indent}{entry.name:<{width}}  {entry.text}".rstrip(), COLUMNS) for entry in inside]
+    return "\n".join(lines)
 
 
 def _in_full(entry: Entry) -> str:

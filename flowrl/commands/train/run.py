@@ -147,7 +147,7 @@ def _run(
         raise ValueError(_failed(error, run, resumed=resumed, kept=kept)) from error
     run.finish(finished=finished)
     if run.main:
-        from flowrl.commands.report.run import write_report
+        from flowrl.pages.report import report as write_report
         from flowrl.session.summary import print_summary
 
         report = write_report(run.folder)
@@ -245,7 +245,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
         with suppress(Exception):  # on a full disk, say: what counts is the reason for the end
             run.trackers.close(failed=True)
             run.note(failed=time.strftime("%Y-%m-%dT%H:%M:%S%z"), error=explain(error))
-            from flowrl.commands.report.run import write_report
+            from flowrl.pages.report import report as write_report
 
             write_report(run.folder)
         way_on = "" if isinstance(error, Diverged) else _way_on(run.folder)

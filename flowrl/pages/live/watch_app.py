@@ -20,12 +20,12 @@ import json
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.pages.live.followed_runs import Followed, Watched
 from flowrl.pages.live.kept_samples import sample_file, samples_of
 from flowrl.pages.live.live_page import command_list, list_of, page
-from flowrl.pages.live.page_script import SCRIPT
 from flowrl.pages.live.run_view import commands, list_row, log_lines, traceback_of, view, waiting_row
 from flowrl.pages.live.two_runs import view_of_two
 from flowrl.rewards.serving.own_names import host_name
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+SCRIPT = Path(__file__).parent / "page.js"
+"""It asks every few seconds for what is new and puts it in place; texts never become HTML."""
 FIRST_LINES = 200
 """Rows of the log that a page begins with."""
 READING = 0.4
@@ -123,7 +125,7 @@ def _page(watched: Watched, request: Request) -> Response:
 def _script(watched: Watched, request: Request) -> Response:
     from starlette.responses import Response
 
-    return Response(SCRIPT, media_type="text/javascript")
+    return Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")
 
 
 def _list(watched: Watched, request: Request) -> Response:

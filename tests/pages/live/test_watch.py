@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -19,11 +18,11 @@ import requests
 import torch
 
 from flowrl.cli import main
-from flowrl.commands.watch.run import make_server, run
 from flowrl.media.images import save_png
 from flowrl.pages.live.followed_runs import Followed, Watched
-from flowrl.pages.live.page_script import SCRIPT
 from flowrl.pages.live.run_view import commands, log_lines, state
+from flowrl.pages.live.watch import make_server, watch
+from flowrl.pages.live.watch_app import SCRIPT
 from flowrl.runs.run_data import read_run
 from flowrl.runtime.files import LOCK, at_work
 
@@ -299,7 +298,7 @@ def test_the_address_stands_alone_to_be_copied(
 ) -> None:
     """Terminals take a sign that touches an address for a part of it, and the page of that is a 404."""
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
-    assert run(argparse.Namespace(runs=[write_run(tmp_path / "run")], port=0)) == 0
+    watch([write_run(tmp_path / "run")], port=0)
     (address,) = (line for line in capsys.readouterr().out.splitlines() if "http://" in line)
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]+/", address)
 
@@ -316,5 +315,5 @@ def test_refusals_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the script")
 def test_the_script_is_javascript(tmp_path: Path) -> None:
-    (tmp_path / "page.js").write_text(SCRIPT)
+    (tmp_path / "page.js").write_text(SCRIPT.read_text())
     subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=True)

@@ -20,13 +20,13 @@ from tiny_folders import SETTINGS, TINY, save_tiny
 from torch import Tensor
 
 from flowrl.commands.train.run import train
+from flowrl.config.base import config_files
 from flowrl.config.train import load_config
 from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.runtime.randomness import counter_normal
 from flowrl.trajectory import Conditioning
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 REWARDS = """
 def darkness(images, prompts, metadata):
     return -images.mean((1, 2, 3))
@@ -56,10 +56,10 @@ def test_published_checkpoints_pass_the_checks_with_the_default_targets(name: st
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_configuration_at_published_settings_is_shipped(name: str) -> None:
-    paths = [path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("tiny_")]
+    paths = [path for name, path in config_files().items() if not name.startswith("tiny_")]
     settings = [load_config(path).pipeline for path in paths]
     models = {found.model for found in settings if found.name == name or found.model in published(family(name))}
-    assert models & set(published(family(name))), f"write configs/<model>_....yaml for a published model of {name}"
+    assert models & set(published(family(name))), f"write configs/{name}/<model>_....yaml for a published model"
 
 
 # ---- which family a configuration means ------------------------------------------------------------------------------

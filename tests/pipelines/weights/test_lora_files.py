@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from tiny_folders import save_tiny
 from torch import Tensor, nn
 
+from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.generation.models import find_source, fingerprint
 from flowrl.pipelines.lora import add_saved_lora, refuse_other_network
@@ -346,7 +347,7 @@ def test_a_run_starts_from_what_the_file_says(models: dict[str, Path], tmp_path:
     pipeline = loaded("sd3", models["sd3"])
     pairs = pairs_of(pipeline, FORMS[0])
     place = single(lambda layer: f"diffusion_model.{layer}", pairs, tmp_path, alpha=ALPHA)
-    config = load_config(Path("configs/tiny_grpo_geneval.yaml"), [
+    config = load_config(find_config("tiny_grpo_geneval"), [
         f"pipeline.model={models['sd3']}", f"policy.init_lora={place}", "policy.lora_rank=null",
         "policy.lora_alpha=null", "policy.target_modules=null",
     ])  # fmt: skip
@@ -356,7 +357,7 @@ def test_a_run_starts_from_what_the_file_says(models: dict[str, Path], tmp_path:
     for layer, (down, up) in pairs.items():
         assert torch.equal(own[f"{layer}.lora_A.default.weight"], down)
         assert torch.equal(own[f"{layer}.lora_B.default.weight"], up)
-    other = load_config(Path("configs/tiny_grpo_geneval.yaml"), [
+    other = load_config(find_config("tiny_grpo_geneval"), [
         f"pipeline.model={models['sd3']}", f"policy.init_lora={place}", "policy.lora_rank=16",
     ])  # fmt: skip
     with pytest.raises(ValueError, match=r"policy\.lora_rank is 16, and the LoRA in .* has rank 2: remove"):

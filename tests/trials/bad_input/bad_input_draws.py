@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import os
 import random
 import types
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 from bad_input_folder import TRAIN
 
-from flowrl.cli import COMMANDS
+from flowrl.cli import COMMANDS, command_module
 from flowrl.config.train import TrainConfig
 
 
@@ -127,7 +126,7 @@ _POSITIONALS: dict[str, list[str]] = {
 
 def _flags(command: str) -> list[argparse.Action]:
     parser = argparse.ArgumentParser(prog=f"flowrl {command}")
-    module = importlib.import_module(f"flowrl.commands.{command.replace(' ', '.')}.arguments")
+    module = command_module(command, "arguments")
     module.add_arguments(parser)
     return [a for a in parser._actions if a.option_strings and a.nargs != 0]
 

@@ -1,6 +1,6 @@
 """What the noise of stochastic steps leaves in an image: Flow-SDE against Flow-CPS (arXiv 2509.05952), untrained.
 
-    python tests/trials/claims/cps_noise.py --out docs/claims/cps_noise.json
+    python tests/trials/claims/cps_noise.py --out docs/research/claims/cps_noise.json
 
 120 held-out prompts, spread, by `asset:tiny-sd3` at guidance 3 from the same start noise: every step but the last
 stochastic, noise level 0.7, in 6, 10 and 20 steps, three seeds of start noise and noise. Decided before any of it was

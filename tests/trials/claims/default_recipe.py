@@ -1,12 +1,12 @@
 """What the default recipe needs to Flow-GRPO's final score, and where it ends: five seeds.
 
-    python tests/trials/claims/default_recipe.py runs/default --out docs/claims/default_recipe.json
+    python tests/trials/claims/default_recipe.py runs/default --out docs/research/claims/default_recipe.json
 
 Trains `tiny_recommended` as shipped, measured on the held-out prompts at every ninth iteration, and sets it beside the
-five trainings of Flow-GRPO in docs/methods/recipe.json. These were timed on another machine, so Flow-GRPO's first
-iterations are timed here, in float32 as the default trains, and its curves' seconds are taken in proportion. The effect
-for docs/claims.md is the score after nine iterations, 27,000 evaluations, less Flow-GRPO's after nine, 41,000, seeds
-taken in order; it was fixed when three of the five trainings were known.
+five trainings of Flow-GRPO in docs/research/methods/recipe.json. These were timed on another machine, so
+Flow-GRPO's first iterations are timed here, in float32 as the default trains, and its curves' seconds are taken in
+proportion. The effect for docs/research/claims.md is the score after nine iterations, 27,000 evaluations, less
+Flow-GRPO's after nine, 41,000, seeds taken in order; it was fixed when three of the five trainings were known.
 
 Several processes with one folder share the trainings, as in `recipe_search.py`.
 """
@@ -24,7 +24,7 @@ from flowrl.runtime.files import write_atomically
 
 NAME, SEEDS = "tiny_recommended", (101, 102, 103, 104, 105)
 PACE = ["tiny_flow_grpo", "optim.lr=2e-3", "num_iterations=6", "eval_every=0", "threads=1"]
-FORMER = Path("docs/methods/recipe.json")
+FORMER = Path("docs/research/methods/recipe.json")
 
 
 def main() -> None:

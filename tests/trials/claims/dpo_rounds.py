@@ -1,6 +1,6 @@
 """Does DPO learn more in more rounds, each from a new reference (arXiv 2505.17017, iterative DPO)?
 
-    python tests/trials/claims/dpo_rounds.py runs/dpo_rounds --out docs/claims/dpo_rounds.json
+    python tests/trials/claims/dpo_rounds.py runs/dpo_rounds --out docs/research/claims/dpo_rounds.json
 
 `tiny_dpo` for 18 iterations with three seeds: its reference draws the images, and becomes a copy of the policy at every
 sixth iteration, where 240 held-out images are scored. Decided before any was trained: `three_over_one` is the score

@@ -1,6 +1,6 @@
 """One score of an edit, or principles checked one by one (Edit-R1 with a reasoning verifier, arXiv 2604.27505)?
 
-    python tests/trials/claims/edit_principles.py --out docs/claims/edit_principles.json
+    python tests/trials/claims/edit_principles.py --out docs/research/claims/edit_principles.json
 
 The judge is scripted, so this is about the mechanism, given its flaw: asked how good an edit is (`edit_score`), it
 looks whether the instruction was followed and not at the rest of the image; asked about one principle

@@ -1,6 +1,6 @@
 """Does foresight see what moves as nothing moves (MIND-V's reward, arXiv 2512.06628)?
 
-    python tests/trials/claims/foresight.py runs/foresight --out docs/claims/foresight.json
+    python tests/trials/claims/foresight.py runs/foresight --out docs/research/claims/foresight.json
 
 No V-JEPA 2 has seen the embedded world, so one is made for each of three seeds: `VJEPA2Model` itself, of a million
 weights, learns from even clips of the training prompts by guessing, from the tokens that are shown, the features that a

@@ -1,6 +1,6 @@
 """A rubric learned from pairs, or a judge's plain word (AutoRubric-T2I, arXiv 2605.17602)?
 
-    python tests/trials/claims/learned_rubric.py --out docs/claims/learned_rubric.json
+    python tests/trials/claims/learned_rubric.py --out docs/research/claims/learned_rubric.json
 
 The judge is scripted, so this is about the mechanism, given its flaw: asked whether an image matches its prompt, its
 log-odds are what is right of three things (both objects, their number, their colours) and 20 times the saturation;

@@ -1,6 +1,6 @@
 """DPO and GRPO on prompts of a kind that neither trained on: is GRPO the one that generalises (arXiv 2505.17017)?
 
-    python tests/trials/claims/out_of_domain.py runs/methods --out docs/claims/out_of_domain.json
+    python tests/trials/claims/out_of_domain.py runs/methods --out docs/research/claims/out_of_domain.json
 
 RUNS is a finished `flowrl compare` with tiny_flow_grpo and tiny_dpo. Training asks for a colour, or for a place, or for
 two colours; here every prompt asks for two things with a colour each, one beside the other: 96 of the 288, spread, two

@@ -1,17 +1,18 @@
 """The recipe of the embedded model: which reaches Flow-GRPO's final score with the fewest network evaluations?
 
-    python tests/trials/claims/recipe_search.py runs/search --out docs/methods/recipe.json
+    python tests/trials/claims/recipe_search.py runs/search --out docs/research/methods/recipe.json
 
 Three rungs of successive halving, each training of about `BUDGET` network evaluations and judged by the verdict on
 prompts that are taken out of the training prompts by what they ask for, so that the held-out ones choose nothing. Then,
-on all training prompts and measured on the held-out ones as they go: Flow-GRPO at the rate of `docs/methods.md`, the
-search's winner as it was chosen, and the `tiny_recommended` of that time. What counts is how many times less they
-cost, in network evaluations and in seconds of training, until the mean of the seeds reaches the final score of the mean
-of Flow-GRPO's, with the interval of `flowrl compare` (`flowrl.statistics.crossed.speed_up`).
+on all training prompts and measured on the held-out ones as they go: Flow-GRPO at the rate of
+`docs/research/methods.md`, the search's winner as it was chosen, and the `tiny_recommended` of that time. What counts
+is how many times less they cost, in network evaluations and in seconds of training, until the mean of the seeds
+reaches the final score of the mean of Flow-GRPO's, with the interval of `flowrl compare`
+(`flowrl.statistics.crossed.speed_up`).
 
-Earlier searches, with the commits that made them: docs/methods/recipe_first.json, whose prompts for choosing differed
-in wording alone, and docs/methods/recipe_second.json. Flow-GRPO's first four trainings and `tiny_recommended`'s are
-those of the first.
+Earlier searches, with the commits that made them, in docs/research/methods: recipe_first.json, whose prompts for
+choosing differed in wording alone, and recipe_second.json. Flow-GRPO's first four trainings and `tiny_recommended`'s
+are those of the first.
 
 Several processes with one folder share the work: each takes trainings that no other has begun, and the last rung waits
 for all. A training that was cut off is resumed by its own command after its folder's `begun` file is removed.

@@ -1,6 +1,6 @@
 """RLG on three trainings of one method: does a scale above 1 help, and is a scale below 1 a weaker training?
 
-    python tests/trials/claims/rlg_scale.py runs/methods --out docs/claims/rlg_scale.json
+    python tests/trials/claims/rlg_scale.py runs/methods --out docs/research/claims/rlg_scale.json
 
 RUNS is a finished `flowrl compare` with tiny_g2rpo. `flowrl sweep` draws 120 held-out prompts twice at scales 0, 0.5,
 1, 1.5 and 2 from the same start noise (arXiv 2508.21016). Decided before: `above_one` is the verdict at 1.5 less that

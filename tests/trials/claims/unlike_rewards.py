@@ -1,7 +1,7 @@
 """What is left of a verdict's say when it is added to a reward of another scale: sum, GDPO, log-taming. Nothing is
 trained.
 
-    python tests/trials/claims/unlike_rewards.py --out docs/claims/unlike_rewards.json
+    python tests/trials/claims/unlike_rewards.py --out docs/research/claims/unlike_rewards.json
 
 `asset:tiny-sd3` draws 12 images for each of 24 training prompts from five seeds of start noise, at its default
 sampling; GenEval's verdict is one reward, what comes of the JPEG file's bytes the other. Decided before any was

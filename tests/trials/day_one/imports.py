@@ -1,6 +1,6 @@
 """`flowrl init --from` on files of other toolkits: what becomes of their keys, whether `flowrl plan` takes it.
 
-    python tests/trials/day_one/imports.py --out docs/trials/imports.json FILE...
+    python tests/trials/day_one/imports.py --out docs/research/trials/imports.json FILE...
 
 A .py file is tried with each of its functions. Every import and every plan is a process of its own.
 """

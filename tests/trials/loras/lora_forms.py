@@ -1,6 +1,6 @@
 """LoRA files of many programs: what a network says with each as flowrl reads it, against stock and the formula.
 
-    python tests/trials/loras/lora_forms.py --out docs/trials/lora_forms.json
+    python tests/trials/loras/lora_forms.py --out docs/research/trials/lora_forms.json
 
 Small random instances of the real classes, float32, CPU. A row is right where no difference is above 1e-5, which is
 float32's rounding through a whole network, and the LoRA changes what the network says by more than 0.1.

@@ -1,0 +1,22 @@
+"""`flowrl report`: one self-contained page about a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flowrl.runtime.scrubbing import say as print
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl report` takes."""
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder, finished or not")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="file to write (default: RUN/report.html)")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Writes the report and says where it lies."""
+    import flowrl
+
+    print(f"wrote {flowrl.report(**vars(parsed))}")
+    return 0

@@ -1,1 +1,0 @@
-"""`flowrl report`: one self-contained page about a run."""

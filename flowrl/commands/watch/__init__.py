@@ -1,1 +1,0 @@
-"""`flowrl watch`: a local page over running and finished runs, read-only."""
