@@ -10,7 +10,7 @@ In the subject's folder: `dpg_bench/<item>.png`, and the journal of the answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,11 +170,12 @@ def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[
         {"index": place, "item": item.id, "prompt": item.prompt, "score": by_item[0].get(item.id)}
         for place, item in enumerate(plan.items)
     ]
+    listed: list[Sequence[Mapping[str, Any]]] = [rows, ()]
     return result_of(
         settings.benchmark, f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} images each.",
         [
             SideResult(rows=own, metrics=numbers, intervals=bounded)
-            for own, numbers, bounded in zip(([rows, ()])[: len(parts)], metrics, intervals, strict=True)
+            for own, numbers, bounded in zip(listed[: len(parts)], metrics, intervals, strict=True)
         ], changes=changes,
         tables=(_table([part.label for part in parts], scores),),
         notes=(
@@ -197,7 +198,7 @@ def _table(labels: Sequence[str], scores: Sequence[Scores]) -> Table:
     return Table(title="Scores", head=("", *labels[::-1]), rows=rows, note=note)
 
 
-RULES = Rules(
+RULES: Rules[GridPlan, Any, Answers] = Rules(
     plan=plan_of,
     prompts=lambda settings, subject, plan: [
         Prompt(text=item.prompt, metadata={"item_id": item.id}) for item in plan.items

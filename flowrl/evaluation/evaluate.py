@@ -166,8 +166,10 @@ def evaluate(
         check_count(name, value)
     folder, added = _path(images), _path(lora)
     if folder is not None:
-        alone = {} if baseline is not None else {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
-        _refuse_beside_images({"models": models, "lora": lora, **alone})
+        beside: dict[str, object] = {"models": models, "lora": lora}
+        if baseline is None:
+            beside |= {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
+        _refuse_beside_images(beside)
     named = _named(models, known, folder, added)
     home = _path(out) or Path("evaluations") / f"{benchmark}-{next(iter(named))}"
     plans = []
@@ -250,8 +252,10 @@ def _named(
     """Models by label; the folder's label for None, where images exist."""
     if images is not None:
         return {_folder_label(images): None}
-    several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-    given = [_place(model) for model in several]
+    if isinstance(models, str) or not isinstance(models, Sequence):
+        given = [_place(models)]
+    else:
+        given = [_place(model) for model in models]
     listed = given or [EMBEDDED_VIDEO if known.videos else EMBEDDED]
     labels = [label_of(model, lora) for model in listed]
     if twice := [label for label, count in Counter(labels).items() if count > 1]:
@@ -274,7 +278,8 @@ def _base(
 
     `homes` are the folder of the subject, and the one that all subjects share.
     """
-    images, source, name = Path(baseline), None, BASE
+    images, name = Path(baseline), BASE
+    source: Source | None = None
     if baseline == BASE:
         if own is None or not own.tuned:
             raise ValueError(

@@ -169,7 +169,7 @@ def published_text(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
     )  # fmt: skip
 
 
-RULES = Rules(
+RULES: Rules[GenevalPlan, Detector, list[Row]] = Rules(
     plan=plan_of,
     prompts=lambda settings, subject, plan: plan.prompts,
     judge=lambda settings, plan: plan.options.build(torch.device(settings.device)),

@@ -39,7 +39,7 @@ EXAMPLES = 6
 
 
 def geneval_result(
-    settings: Settings, plan: Any, judge: Detector, parts: Sequence[SubjectVerdicts[list[Row]]]
+    settings: Settings, plan: Any, judge: Detector, parts: Sequence[SubjectVerdicts[list[dict[str, Any]]]]
 ) -> Result:
     """The result of one subject, or of a subject and a base."""
     rows, names = [part.found for part in parts], [part.label for part in parts]

@@ -155,7 +155,7 @@ def result(settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequenc
     return panel_result(settings, plan.panel, parts, spread, versions, own_scorers=plan.own_scorers)
 
 
-RULES = Rules(
+RULES: Rules[PanelPlan, Scorers, Scored] = Rules(
     plan=plan_of,
     prompts=prompts_of,
     existing=existing,

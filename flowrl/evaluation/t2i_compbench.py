@@ -210,7 +210,7 @@ def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], ends: En
     return mean_interval(list(scores.values()), units, ends=ends)
 
 
-RULES = Rules(
+RULES: Rules[ScenePlan, Scorers, Scores] = Rules(
     plan=plan_of,
     prompts=lambda settings, subject, plan: [Prompt(text=prompt, metadata={}) for prompt in plan.prompts],
     place=place,

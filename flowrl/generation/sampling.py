@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from flowrl.config.bounds import GUIDANCE, SIDE, STEPS
@@ -40,13 +40,13 @@ class Sampling:
     @property
     def given(self) -> list[str]:
         """Names of what is not None."""
-        return [name for name in self.__slots__ if getattr(self, name) is not None]
+        return [name for name, value in asdict(self).items() if value is not None]
 
     @property
     def of_source(self) -> dict[str, Any]:
         """The same under the names of `flowrl.generation.models.find_source`."""
         renamed = {"steps": "num_steps", "guidance": "guidance_scale"}
-        return {renamed.get(name, name): getattr(self, name) for name in self.__slots__}
+        return {renamed.get(name, name): value for name, value in asdict(self).items()}
 
 
 def check_count(name: str, value: int | None, most: int = MOST) -> None:

@@ -212,7 +212,7 @@ def prepare(settings: Settings, plan: JudgedPlan) -> JudgedPlan:
     return replace(plan, cases=with_sources(plan.cases, settings.out / SOURCES))
 
 
-RULES = Rules(
+RULES: Rules[JudgedPlan, Any, CaseVerdicts] = Rules(
     plan=plan_of,
     prompts=prompts_of,
     existing=existing,

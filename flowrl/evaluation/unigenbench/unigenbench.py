@@ -203,7 +203,7 @@ def ask(settings: Settings, plan: PointPlan, chat: Chat, subject: Subject, image
     return Judging(rows=tuple(rows), answers=tuple(answers))
 
 
-RULES = Rules(
+RULES: Rules[PointPlan, Chat, Judging] = Rules(
     plan=plan_of,
     prompts=lambda settings, subject, plan: [
         Prompt(text=item.prompt, metadata={"index": item.index}) for item in plan.items

@@ -247,7 +247,7 @@ def _notes(
     return [*notes, READ_AS]
 
 
-RULES = Rules(
+RULES: Rules[VBenchPlan, None, Measures] = Rules(
     plan=plan_of,
     prompts=lambda settings, subject, plan: [Prompt(text=text, metadata={"prompt": text}) for text in plan.texts],
     suffix=PLAYED,

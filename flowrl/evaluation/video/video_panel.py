@@ -129,7 +129,7 @@ def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVe
     ]
 
 
-RULES = Rules(
+RULES: Rules[PanelPlan, Scorers, ClipScores] = Rules(
     plan=plan_of,
     prompts=video_prompts,
     suffix=LOSSLESS,
