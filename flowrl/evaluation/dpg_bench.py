@@ -52,7 +52,7 @@ Answers = dict[str, list[dict[int, float]] | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridOptions:
-    """What `--option` sets."""
+    """What `options` sets."""
 
     all_rows: bool = False
     """Keep the first row of the file, which the published loader leaves out."""

@@ -57,7 +57,7 @@ RESULTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SceneOptions:
-    """What `--option` sets."""
+    """What `options` sets."""
 
     clip_model: str = "openai/clip-vit-base-patch32"
     """CLIP model of `non_spatial`."""

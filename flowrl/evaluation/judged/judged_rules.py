@@ -42,7 +42,7 @@ _VERSION = 1  # of questions and rows in the journal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeOptions:
-    """What `--option` sets."""
+    """What `options` sets."""
 
     template_dir: str | None = None
     """Folder with the judge's words: the user's copy of the benchmark's repository, or NAME.txt for some of them."""

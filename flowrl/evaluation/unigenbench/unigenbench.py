@@ -64,7 +64,7 @@ _VERSION = 1  # of questions and rows in the journal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointOptions:
-    """What `--option` sets."""
+    """What `options` sets."""
 
     en_variant: EnVariant = "head"
     """Which version of the English file is meant, see `flowrl.benchmarks.unigenbench.items`."""

@@ -54,7 +54,7 @@ from flowrl.statistics.bootstrap import Interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VBenchOptions:
-    """What `--option` sets."""
+    """What `options` sets."""
 
     python: str = ""
     """The Python of the environment that has the package vbench."""
