@@ -182,7 +182,7 @@ def evaluate(
                 benchmark=benchmark, subject=Subject(label=label, folder=own / "model", source=source, images=folder),
                 base=base, out=own, prompts=None if prompts is None else str(prompts), num_prompts=num_prompts,
                 samples=samples or _samples(known, folder), seed=seed,
-                batch_size=batch_size or _batch_size(known, source, base and base.source),
+                batch_size=batch_size or _batch_size(known, source, None if base is None else base.source),
                 judge=judge_text(judge), options=_texts(options or {}, dry_run=dry_run),
                 train_prompts=_train_prompts(train_prompts, source), device=str(find_device(device)),
             )

@@ -133,6 +133,7 @@ def _scores(
     samples: float,
 ) -> Table:  # fmt: skip
     """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
+    sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
     listed = [
         {
             **part.tasks,
@@ -140,7 +141,7 @@ def _scores(
             "overall, micro": part.micro,
             f"pass@{samples:g}": part.any_correct,
         }
-        for part in (*summaries, *([change] if change is not None else []))
+        for part in sides
     ]
     lines: list[Line] = [
         (name, [part[name] for part in listed[: len(names)]], listed[-1][name] if change is not None else None)

@@ -119,14 +119,15 @@ def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVe
             ):
                 for found, side in zip(columns, sides, strict=True):
                     found[key] = side
-    for found, part in zip(columns, parts, strict=True):
-        found |= part.found.faults
-        for place, row in enumerate(part.found.scored.rows):
-            row["values"] |= {name: float(column[place]) for name, column in part.found.faults.items()}
+    for found, one in zip(columns, parts, strict=True):
+        found |= one.found.faults
+        for place, row in enumerate(one.found.scored.rows):
+            row["values"] |= {name: float(column[place]) for name, column in one.found.faults.items()}
     return [
-        replace(part, found=replace(part.found.scored, values=found))
-        for part, found in zip(parts, columns, strict=True)
-    ]
+        SubjectVerdicts(subject=one.subject, images=one.images, found=replace(one.found.scored, values=found),
+                        seconds=one.seconds)
+        for one, found in zip(parts, columns, strict=True)
+    ]  # fmt: skip
 
 
 RULES: Rules[PanelPlan, Scorers, ClipScores] = Rules(
