@@ -19,12 +19,19 @@ from flowrl.runtime.versions import version_of
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
-    **dict.fromkeys(("evaluate", "plan", "read_run", "train"), "flowrl.interface.python_calls"),
+    **dict.fromkeys(("plan", "read_run", "train"), "flowrl.interface.python_calls"),
     "compare": "flowrl.comparing.compare",
     **{name: f"flowrl.publishing.{name}" for name in ("export", "merge", "push")},
     "sample": "flowrl.generation.sample",
     "serve": "flowrl.serving.serve",
     "sweep": "flowrl.comparing.sweep.sweep",
+    "evaluate": "flowrl.evaluation.evaluate",
+    "leaderboard": "flowrl.evaluation.board.board",
+    "model_card": "flowrl.publishing.model_card",
+    "realism": "flowrl.evaluation.realism",
+    "reward_card": "flowrl.evaluation.reward_card.reward_card",
+    "rubric": "flowrl.evaluation.rubric",
+    "score": "flowrl.evaluation.score",
     "init": "flowrl.migrating.init",
     "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
@@ -33,6 +40,9 @@ _PLACES: dict[str, str] = {
 _PAGES: dict[str, tuple[str, str]] = {
     "compare": ("flowrl.pages.comparison_page", "write_page"),
     "sweep": ("flowrl.pages.sweep_page", "write_page"),
+    "evaluate": ("flowrl.pages.evaluation_page", "render"),
+    "leaderboard": ("flowrl.pages.board_page", "render"),
+    "reward_card": ("flowrl.pages.reward_card_page", "render"),
 }
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""
 

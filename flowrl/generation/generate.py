@@ -72,7 +72,7 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], s
     folder = subject.folder / "images"
     draw_folder(
         subject.source, prompts, folder, label=subject.label, samples=settings.samples, seed=settings.seed,
-        batch_size=settings.batch_size, device=settings.device, show=settings.show, suffix=suffix,
+        batch_size=settings.batch_size, device=settings.device, suffix=suffix,
     )  # fmt: skip
     return read_folder(folder, kinds)
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flowrl.media.reading import read_rgb
 from flowrl.rendering.markup import bounds, code, number, signed
-from flowrl.rendering.notebook import curve, heading, images_row, rows_table, scores_table
+from flowrl.rendering.notebook import curve, heading, images_row, rows_table
 from flowrl.statistics.bootstrap import Interval
 
 Columns = Mapping[str, tuple[float, ...]]
@@ -81,50 +81,6 @@ class TrainedRun:
             + rows_table(("", "before", "after", "change", "95 %"), rows)
             + images_row([image for image, _ in pairs], [words for _, words in pairs])
         )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Evaluation:
-    """What a benchmark found.
-
-    Attributes:
-        benchmark: its name.
-        headline: the result in a sentence or two.
-        metrics: `eval/<benchmark>/<metric>` -> number; over several models their mean.
-        scores: the main ones with 95 % intervals.
-        differences: to the baseline, paired by prompts; empty without one.
-        claim: what the intervals speak of.
-        notes: without which the numbers mislead.
-        rows: one mapping per image, with its prompt and verdict; empty over several models.
-        folder: with `page.html`, `result.json` and the images.
-    """
-
-    benchmark: str
-    headline: str
-    metrics: Mapping[str, float]
-    scores: Mapping[str, Interval]
-    differences: Mapping[str, Interval]
-    claim: str
-    notes: tuple[str, ...]
-    rows: tuple[Mapping[str, Any], ...] = field(repr=False)
-    folder: Path
-    files: tuple[Path, ...] = field(repr=False)
-    """Images of the model that were judged, in their order; empty of videos and over several models."""
-
-    @property
-    def images(self) -> list[Image.Image]:
-        """The images of the model that were judged."""
-        return [read_rgb(path) for path in self.files]
-
-    def _repr_html_(self) -> str:
-        notes = rows_table(("note",), [(note,) for note in self.notes])
-        first = self.files[:8]
-        return (
-            heading(self.headline, f"page: {self.folder / 'page.html'}")
-            + scores_table(self.scores, self.differences)
-            + notes
-            + images_row([read_rgb(path) for path in first], [path.parent.parent.name for path in first])
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

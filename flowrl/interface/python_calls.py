@@ -18,7 +18,7 @@ from flowrl.runtime.failures import FlowrlError, describe_error
 from flowrl.runtime.process_settings import before_libraries_load
 
 if TYPE_CHECKING:
-    from flowrl.interface.call_results import Evaluation, RunPlan, TrainedRun
+    from flowrl.interface.call_results import RunPlan, TrainedRun
     from flowrl.training.run import Watcher
 
 Config = str | Path | Mapping[str, Any]
@@ -26,7 +26,7 @@ Config = str | Path | Mapping[str, Any]
 Words = str | Path | Sequence[str | Path]
 """One or several."""
 
-__all__ = ["evaluate", "plan", "read_run", "train"]
+__all__ = ["plan", "read_run", "train"]
 
 
 def train(
@@ -75,64 +75,6 @@ def read_run(folder: str | Path) -> TrainedRun:
         from flowrl.interface.run_reading import run_result
 
         return run_result(Path(folder))
-
-
-def evaluate(
-    models: str | Path | TrainedRun | Sequence[str | Path] = "asset:tiny-sd3", benchmark: str = "geneval", *,
-    baseline: str | Path | None = None, images: str | Path | None = None, out: str | Path | None = None,
-    lora: str | Path | None = None, prompts: str | Path | None = None, num_prompts: int | None = None,
-    samples: int | None = None, judge: str | None = None, options: Mapping[str, object] | None = None, seed: int = 0,
-    steps: int | None = None, guidance: float | None = None, height: int | None = None, width: int | None = None,
-    dtype: str | None = None, max_sequence_length: int | None = None, batch_size: int | None = None,
-    device: str | None = None, show: bool = True,
-) -> Evaluation:  # fmt: skip
-    """Measures models on a benchmark, as `flowrl eval` does; the same call continues where it stopped.
-
-    Args:
-        models: run folder or what `train` returned, LoRA or model folder, hub id or `asset:NAME`; several count as
-            trainings of one method.
-        benchmark: its name (docs/benchmarks.md).
-        baseline: what the model is compared to; "base" is the run's model before training.
-        images: a folder of images to judge instead of `models`.
-        out: folder to write; None is `evaluations/BENCHMARK-MODEL`.
-        lora: folder of a LoRA to add.
-        prompts: file of prompts, or "published" or "world".
-        num_prompts: spread evenly over the file.
-        samples: images per prompt.
-        judge: that the benchmark knows by name, or a mapping as text.
-        options: of the benchmark, its judge or a reward.
-        seed: of all random draws.
-        steps: denoising steps.
-        guidance: scale.
-        height: pixels.
-        width: pixels.
-        dtype: "float32", "bfloat16" or "float16".
-        max_sequence_length: text tokens that are read.
-        batch_size: images drawn or scored at once.
-        device: "cpu", "cuda" or "cuda:N".
-        show: print what the command prints, and show progress.
-
-    Raises:
-        FlowrlError: before weights load for what can be known then.
-
-    >>> flowrl.evaluate(benchmark="genevil", show=False)
-    Traceback (most recent call last):
-    flowrl.runtime.failures.FlowrlError: --benchmark genevil: unknown benchmark 'genevil' ... allowed: diversity, ...
-    """
-    with _as_own_error(), _shown(show):
-        several = models if isinstance(models, list | tuple) else [models]
-        given = [] if images is not None else [_place(model) for model in several]
-        parsed = parsed_words("eval", given, {
-            "benchmark": benchmark, "baseline": baseline, "images": images, "out": out, "lora": lora,
-            "prompts": prompts, "num_prompts": num_prompts, "samples": samples, "judge": judge, "seed": seed,
-            "option": [f"{key}={value}" for key, value in (options or {}).items()], "steps": steps,
-            "guidance": guidance, "height": height, "width": width, "dtype": dtype,
-            "max_sequence_length": max_sequence_length, "batch_size": batch_size, "device": device,
-        })  # fmt: skip
-        from flowrl.commands.eval.run import evaluated
-        from flowrl.interface.run_reading import evaluation_of
-
-        return evaluation_of(evaluated(parsed), benchmark)
 
 
 def plan(

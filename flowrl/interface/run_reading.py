@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.eval.run import Evaluated
-from flowrl.generation.folders import is_folder_of_images, read_folder
 from flowrl.interface.call_results import (
     Change,
-    Evaluation,
     TrainedRun,
     columns,
 )
@@ -34,18 +31,6 @@ def run_result(folder: Path, *, finished: bool | None = None) -> TrainedRun:
         warnings={kind: tuple(iteration for iteration, _ in said) for kind, said in run.warnings.items()},
         report=report if report.is_file() else None, lora=lora if lora.is_dir() else None,
         shots=tuple((pair.prompt, pair.before, pair.after) for pair in run.pairs),
-    )  # fmt: skip
-
-
-def evaluation_of(found: Evaluated, benchmark: str) -> Evaluation:
-    """What a benchmark found."""
-    whole, subject = found.whole, found.plans[0].subject
-    folder = subject.images or subject.folder / "images"
-    files = len(found.plans) == 1 and is_folder_of_images(folder)
-    return Evaluation(
-        benchmark=benchmark, headline=whole.headline, metrics=dict(whole.metrics), scores=dict(whole.intervals),
-        differences=dict(whole.differences), claim=whole.claim, notes=whole.notes, rows=whole.rows, folder=found.out,
-        files=tuple(image.path for image in read_folder(folder)) if files else (),
     )  # fmt: skip
 
 

@@ -32,7 +32,8 @@ def public(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
             with answering(show=show):
                 return function(*args, **kwargs)
         before_libraries_load()
-        given = {name: value for name, value in signature.bind(*args, **kwargs).arguments.items() if name != "page"}
+        given = signature.bind(*args, **kwargs).arguments
+        given.pop("page", None)  # is handed in by the package, not by who calls
         with answering(call_text(function.__name__, given), show=show), errors_in_one_paragraph():
             return function(*args, **kwargs)
 

@@ -18,6 +18,7 @@ from tiny_runs import TinyRuns, lora, metrics, tiny_runs
 
 import flowrl
 from flowrl.config import building
+from flowrl.evaluation import evaluate
 from flowrl.generation import models
 from flowrl.generation import sample as drawing
 from flowrl.interface import argument_words, call_results, python_calls
@@ -39,7 +40,7 @@ def test_importing_and_asking_for_a_function_is_light() -> None:
         _ = flowrl.trian  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("module", [argument_words, building, call_results, drawing, models, python_calls])
+@pytest.mark.parametrize("module", [argument_words, building, call_results, drawing, evaluate, models, python_calls])
 def test_examples_in_docstrings(module: Any) -> None:
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     found = doctest.testmod(module, extraglobs={"flowrl": flowrl}, optionflags=flags)
