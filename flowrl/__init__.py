@@ -21,6 +21,7 @@ __version__ = version_of("flowrl-toolkit") or "0.0"
 _PLACES: dict[str, str] = {
     **dict.fromkeys(("compare", "evaluate", "plan", "sample"), "flowrl.interface.python_calls"),
     "FlowrlError": "flowrl.runtime.failures",
+    "doctor": "flowrl.health.doctor",
     "read_run": "flowrl.runs.trained_run",
     "train": "flowrl.session.train",
 }
