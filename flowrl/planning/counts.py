@@ -87,8 +87,5 @@ def graph_rows(config: TrainConfig, passes: Passes) -> int:
 
 def negative_again(config: TrainConfig, passes: Passes) -> float:
     """Forward passes that `sampler.train_negative: recompute` costs for a row of the backward pass."""
-    return (
-        0.5
-        if config.sampler.train_negative == "recompute" and passes(recipe_of(config).trained_scale(config)) == 2
-        else 0.0
-    )
+    twice = passes(recipe_of(config).trained_scale(config)) == 2
+    return 0.5 if config.sampler.train_negative == "recompute" and twice else 0.0

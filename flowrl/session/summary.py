@@ -67,8 +67,8 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
     if finished:
         lines.append(_try(folder, config))
         if config.eval_every and _still_rising(rows):
-            more = 2 * config.num_iterations
-            lines.append(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={more}")
+            longer = 2 * config.num_iterations
+            lines.append(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={longer}")
     return "\n".join(["", *lines])
 
 
