@@ -24,9 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is 1 where something would stop a run, or has made it worthless."
     )
     add = parser.add_argument
-    add("arguments", nargs="*", default=[], metavar="[CONFIG|RUN] key=value",
-        help="a YAML file, the name of a shipped configuration, or a run folder; then settings that replace a file's"
-    )  # fmt: skip
+    add(
+        "arguments",
+        nargs="*",
+        default=[],
+        metavar="[CONFIG|RUN] key=value",
+        help="a YAML file, the name of a shipped configuration, or a run folder; then settings that replace a file's",
+    )
     add("--no-step", dest="step", action="store_false", help="of a configuration, load no model and train no step")
     add("--offline", action="store_true", help="do not ask the hub")
     add("--json", action="store_true", help="print JSON instead of text")
@@ -50,9 +54,12 @@ def run(parsed: argparse.Namespace) -> int:
     named = bool(words) and "=" not in words[0]
     taken = ("config_or_run", "step", "offline", "on_examination", "show")
     found = flowrl.doctor(
-        words[0] if named else None, step=parsed.step, offline=parsed.offline, on_examination=show,
+        words[0] if named else None,
+        step=parsed.step,
+        offline=parsed.offline,
+        on_examination=show,
         **typed_settings(words[1:] if named else words, taken),
-    )  # fmt: skip
+    )
     if parsed.json:
         print(_in_flags(json.dumps(plain(as_data(found)), indent=1)))
     elif not found.of_run:

@@ -17,10 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'flowrl list configs' the configurations that ship."
     )
     parser.add_argument(
-        "arguments", nargs="*", default=[], metavar="[CONFIG] key=value",
+        "arguments",
+        nargs="*",
+        default=[],
+        metavar="[CONFIG] key=value",
         help="CONFIG: a YAML file, or the name of one that ships with flowrl; key=value: a setting that replaces the "
         "file's, such as num_iterations=10",
-    )  # fmt: skip
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -72,9 +72,10 @@ def diagnose_configuration(
     checks = [*_prompts(config, prompts), *_settings(found)]
     checks += [*_model(config, offline=offline)]
     checks += [
-        check for check in _rewards(config, () if prompts is None else prompts.train, offline=offline)
+        check
+        for check in _rewards(config, () if prompts is None else prompts.train, offline=offline)
         if check.state != "fault" or not any(sentence.startswith(check.found) for sentence in told)
-    ]  # fmt: skip
+    ]
     if config.out is not None:
         checks.append(disk_check(Path(config.out), name="disk of out"))
     if step:
@@ -100,14 +101,16 @@ def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]
         said += f"; {again} of the first are there more than once"
     texts = list({row.text: None for row in (*prompts.train, *prompts.held_out)})
     for line in cut_lines(_right_rewards(config), texts):
-        yield Check(name="cut prompts", state="note", found=line)
+        yield Check("cut prompts", "note", line)
     if shared.exact:
         yield Check(
-            name="prompts", state="warning", found=f"{said}; {shared_words(len(shared.exact), shared.total)}",
-            cure="take other prompts for prompts.eval: scores on those say nothing about new prompts",
-        )  # fmt: skip
+            "prompts",
+            "warning",
+            f"{said}; {shared_words(len(shared.exact), shared.total)}",
+            "take other prompts for prompts.eval: scores on those say nothing about new prompts",
+        )
     else:
-        yield Check(name="prompts", state="ok", found=said)
+        yield Check("prompts", "ok", said)
 
 
 def _right_rewards(config: TrainConfig) -> list[CheckedReward]:
@@ -125,7 +128,7 @@ def _settings(found: Obstacles) -> Iterator[Check]:
         for sentence in sentences:
             yield faulty("prompts" if sentence in found.of_prompts else name, sentence)
     if not (found.refused or found.absent or found.device):
-        yield Check(name="settings", state="ok", found="flowrl train would take them")
+        yield Check("settings", "ok", "flowrl train would take them")
 
 
 # ---- model and licences ----------------------------------------------------------------------------------------------
@@ -138,16 +141,20 @@ def _model(config: TrainConfig, *, offline: bool) -> Iterator[Check]:
         yield faulty("model", str(error))
         return
     if Path(location).exists():
-        yield Check(name="model", state="ok", found=f"{location} is here")
+        yield Check("model", "ok", f"{location} is here")
     elif in_cache(location):
-        yield Check(name="model", state="ok", found=f"{location} is in the hub's cache")
+        yield Check("model", "ok", f"{location} is in the hub's cache")
     elif offline:
-        yield Check(name="model", state="warning", found=f"{location} is not here, and the hub not asked (`offline`)",
-                    cure="have it downloaded first, or set pipeline.model to a folder")  # fmt: skip
+        yield Check(
+            "model",
+            "warning",
+            f"{location} is not here, and the hub not asked (`offline`)",
+            "have it downloaded first, or set pipeline.model to a folder",
+        )
     else:
         asked = ask(location)
         if asked.why == "found":
-            yield Check(name="model", state="note", found=f"{location} is on the hub: the first run downloads it")
+            yield Check("model", "note", f"{location} is on the hub: the first run downloads it")
         else:
             yield faulty("model", _unreachable(location, refusal(location, asked, sorted(PIPELINES)), asked.why))
     yield from _licences([location, *_reward_models(config)], offline=offline)
@@ -174,12 +181,14 @@ def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
             gated.append(model)
     if gated:
         yield Check(
-            name="licences", state="warning", found="; ".join(said),
-            cure=f"accept the licence of {', '.join(gated)} on its page of the hub, and set HF_TOKEN to a token of the "
+            "licences",
+            "warning",
+            "; ".join(said),
+            f"accept the licence of {', '.join(gated)} on its page of the hub, and set HF_TOKEN to a token of the "
             "account that did",
-        )  # fmt: skip
+        )
     elif said:
-        yield Check(name="licences", state="note", found="; ".join(said))
+        yield Check("licences", "note", "; ".join(said))
 
 
 def _reward_models(config: TrainConfig) -> Iterator[str]:
@@ -200,24 +209,34 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
             if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
                 yield _reached(name, checked, prompts)
                 continue
-            away = [model.name for model in models_of(checked.options) or ()
-                    if not (Path(model.name).exists() or in_cache(model.name))]  # fmt: skip
+            away = [
+                model.name
+                for model in models_of(checked.options) or ()
+                if not (Path(model.name).exists() or in_cache(model.name))
+            ]
         except CANNOT as error:
             yield faulty(name, explain(error))
             continue
         if away and offline:
-            yield Check(name=name, state="warning", found=f"{', '.join(away)} is not here (`offline`)",
-                        cure="have it downloaded first, or move the reward to a server (flowrl serve)")  # fmt: skip
+            yield Check(
+                name,
+                "warning",
+                f"{', '.join(away)} is not here (`offline`)",
+                "have it downloaded first, or move the reward to a server (flowrl serve)",
+            )
         elif away:
             lost = [model for model in away if ask(model, "config.json").why in ("offline", "gated", "no repository")]
             yield Check(
-                name=name, state="fault" if lost else "note", found=f"{', '.join(away)} is not in the hub's cache"
+                name,
+                "fault" if lost else "note",
+                f"{', '.join(away)} is not in the hub's cache"
                 f"{', and the hub does not give it' if lost else ': the first run downloads it'}",
-                cure="download it where there is a net, or move the reward to a server that has it (flowrl serve)"
-                if lost else "",
-            )  # fmt: skip
+                "download it where there is a net, or move the reward to a server that has it (flowrl serve)"
+                if lost
+                else "",
+            )
         else:
-            yield Check(name=name, state="ok", found="its options are right, and what it loads is here")
+            yield Check(name, "ok", "its options are right, and what it loads is here")
 
 
 def _asks_judge(options: Any) -> bool:
@@ -232,7 +251,7 @@ def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Ch
     reward = checked.build(torch.device("cpu"), {})
     reached = time.perf_counter() - begun
     if not prompts or reward.needs & {"videos", "sounds", "source_images", "reference_images"}:
-        return Check(name=name, state="ok", found=f"its server is ready, in {reached:.2g} s; it was asked for no score")
+        return Check(name, "ok", f"its server is ready, in {reached:.2g} s; it was asked for no score")
     begun = time.perf_counter()
     output = reward(_two_images(reward, prompts[0]))
     seconds = time.perf_counter() - begun
@@ -242,15 +261,17 @@ def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Ch
             f"its server is ready and gives no score for two images of noise ({words}): look at the server's log, and "
             "try the reward on images with flowrl reward score"
         )
-        return Check(name=name, state="fault", found=said, cure=cure)
-    return Check(name=name, state="ok",
-                 found=f"its server is ready in {reached:.2g} s, and scores two images in {seconds:.2g} s")  # fmt: skip
+        return Check(name, "fault", said, cure)
+    return Check(name, "ok", f"its server is ready in {reached:.2g} s, and scores two images in {seconds:.2g} s")
 
 
 def _two_images(reward: Reward, prompt: Prompt) -> RewardInputs:
     """Noise, which every scorer gives some score: two images of one prompt, since some compare."""
     images = counter_normal((2, 3, _SIZE, _SIZE), "doctor", reward.version).mul(0.2).add(0.5).clamp(0, 1)
     return RewardInputs(
-        prompts=[prompt.text] * 2, images=images, metadata=[dict(prompt.metadata)] * 2,
-        group_ids=torch.zeros(2, dtype=torch.int64), sample_ids=torch.arange(2),
-    )  # fmt: skip
+        prompts=[prompt.text] * 2,
+        images=images,
+        metadata=[dict(prompt.metadata)] * 2,
+        group_ids=torch.zeros(2, dtype=torch.int64),
+        sample_ids=torch.arange(2),
+    )

@@ -9,7 +9,7 @@ State = Literal["ok", "note", "warning", "fault"]
 """`fault` would stop a run or has made one worthless; a `note` says what was not looked at, or need not be there."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at: what was found, and what to change; `cure` is empty where nothing is."""
 

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 @public
 def doctor(
-    config_or_run: str | Path | Mapping[str, Any] | TrainedRun | None = None, *, step: bool = True,
-    offline: bool = False, on_examination: Callable[[Examination], object] | None = None, show: bool = True,
+    config_or_run: str | Path | Mapping[str, Any] | TrainedRun | None = None,
+    *,
+    step: bool = True,
+    offline: bool = False,
+    on_examination: Callable[[Examination], object] | None = None,
+    show: bool = True,
     **settings: Any,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """Looks at this machine, and at a configuration where one is given; or at a run, finished or not.
 
     Args:
@@ -80,9 +84,14 @@ def _machine(*, offline: bool) -> Examination:
     cuda = "a CPU build" if facts.build is None else f"built for CUDA {facts.build}"
     checks: tuple[Check, ...] = (
         driver_check(facts),
-        Check(name="torch", state="ok", found=f"{torch.__version__}, {cuda}"),
-        kernel_check(facts), attention_check(), *version_checks(), disk_check(RUNS), shared_memory_check(),
-        processes_check("gloo", len(facts.names)), processes_check("nccl", len(facts.names)),
+        Check("torch", "ok", f"{torch.__version__}, {cuda}"),
+        kernel_check(facts),
+        attention_check(),
+        *version_checks(),
+        disk_check(RUNS),
+        shared_memory_check(),
+        processes_check("gloo", len(facts.names)),
+        processes_check("nccl", len(facts.names)),
         hub_check(offline=offline),
-    )  # fmt: skip
+    )
     return Examination(about=f"This machine ({platform.node()}, Python {platform.python_version()})", checks=checks)

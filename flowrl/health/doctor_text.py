@@ -43,7 +43,7 @@ def last_words(checks: Sequence[Check]) -> str:
 def _filled(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
         text, COLUMNS, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )  # fmt: skip
+    )
 
 
 def _writes(encoding: str | None) -> bool:

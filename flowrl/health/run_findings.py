@@ -37,9 +37,7 @@ def diagnose_run(folder: Path) -> Examination:
     found = [*_error(run), *_checkpoint(folder), *_warnings(run), *_signs(run), *_reward(run), *_notes(run)]
     if not any(check.state in ("fault", "warning") for check in found):
         checked = [sign.title.lower() for sign in SIGNS if len(column(run.train, sign.key)[1])]
-        found.insert(
-            0, Check(name="healthy", state="ok", found=f"nothing is wrong by {', '.join(checked) or 'its log'}")
-        )
+        found.insert(0, Check("healthy", "ok", f"nothing is wrong by {', '.join(checked) or 'its log'}"))
     return Examination(about=_about(run), checks=tuple(found))
 
 
@@ -55,7 +53,7 @@ def _about(run: RunData) -> str:
 def _error(run: RunData) -> Iterator[Check]:
     if error := run.manifest.get("error"):
         said, cure = divided(str(error))
-        yield Check(name="stopped", state="fault", found=f"{said} ({run.manifest.get('failed')})", cure=cure)
+        yield Check("stopped", "fault", f"{said} ({run.manifest.get('failed')})", cure)
 
 
 def _checkpoint(folder: Path) -> Iterator[Check]:
@@ -75,7 +73,7 @@ def _warnings(run: RunData) -> Iterator[Check]:
         when = f"iteration {first}" if first == last else f"iterations {first} to {last}, {len(said)} times"
         words, cure = divided(said[first])
         state: State = "fault" if name in ALARMS and ALARMS[name].ruins else "warning"
-        yield Check(name=name.replace("_", " "), state=state, found=f"{when}: {words}", cure=cure)
+        yield Check(name.replace("_", " "), state, f"{when}: {words}", cure)
 
 
 def _seen_again(run: RunData) -> dict[str, list[tuple[int, str]]]:
@@ -106,9 +104,11 @@ def _signs(run: RunData) -> Iterator[Check]:
             found = f"{found}{_reasons(run)}"
         ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1
         yield Check(
-            name=sign.title.lower(), state="fault" if ruined else "warning", cure=sign.cure,
+            name=sign.title.lower(),
+            state="fault" if ruined else "warning",
+            cure=sign.cure,
             found=f"{found}; healthy: {_first_words(sign)}",
-        )  # fmt: skip
+        )
 
 
 def _first_words(sign: Sign) -> str:
@@ -145,15 +145,16 @@ def _reward(run: RunData) -> Iterator[Check]:
     error = math.hypot(float(errors[0]), float(np.linalg.norm(errors[-late:])) / late)
     if fall > _FALL * error:
         yield Check(
-            name="reward", state="warning",
-            found=f"training made it lower: {number(rewards[0])} before the first update, {number(rewards[0] - fall)} "
+            "reward",
+            "warning",
+            f"training made it lower: {number(rewards[0])} before the first update, {number(rewards[0] - fall)} "
             f"over the last {late} iterations, {fall / error if error else math.inf:.1f} standard errors",
-            cure="lower optim.lr, by ten if nothing else was changed; a rate that falls (optim.schedule=cosine) and a "
+            "lower optim.lr, by ten if nothing else was changed; a rate that falls (optim.schedule=cosine) and a "
             "kl_coef above 0 hold a policy too",
-        )  # fmt: skip
+        )
 
 
 def _notes(run: RunData) -> Iterator[Check]:
     for note in run.notes:
         if not note.startswith("An error stopped"):
-            yield Check(name="log", state="note", found=note)
+            yield Check("log", "note", note)

@@ -101,9 +101,13 @@ def sample(loop: Loop, batch: Batch, index: range, schedule: Schedule, path: Pat
     """Latents `[b, *latent]` of some images of this process, with the graph of the path's network calls."""
     group = batch.group[index.start : index.stop]
     return backprop_sample(
-        loop.velocity(batch.asked.cond_of(group)), loop.start_noise(batch, batch.own[index.start : index.stop]),
-        schedule, train_steps=path.train_steps, last_step=path.last_step, stop_input=path.stop_input,
-    )  # fmt: skip
+        loop.velocity(batch.asked.cond_of(group)),
+        loop.start_noise(batch, batch.own[index.start : index.stop]),
+        schedule,
+        train_steps=path.train_steps,
+        last_step=path.last_step,
+        stop_input=path.stop_input,
+    )
 
 
 def detached(output: RewardOutput) -> RewardOutput:
@@ -122,14 +126,18 @@ def counts(config: TrainConfig) -> RecipeCounts:
     def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
         own, scale = path(iteration), sampler.guidance_scale
         return Counts(
-            rollout=images * passes(scale) * (own.last_step + 1), images=images,
+            rollout=images * passes(scale) * (own.last_step + 1),
+            images=images,
             backward=images * walked(sampler.train_negative, scale, passes) * len(own.train_steps),
-        )  # fmt: skip
+        )
 
     return RecipeCounts(
-        objective=config.objective.name or "draft", of_iteration=of_iteration, exact=True, through_rewards=True,
+        objective=config.objective.name or "draft",
+        of_iteration=of_iteration,
+        exact=True,
+        through_rewards=True,
         graphs=lambda: max(len(path(iteration).train_steps) for iteration in range(config.num_iterations)),
-    )  # fmt: skip
+    )
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

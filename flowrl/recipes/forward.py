@@ -72,9 +72,20 @@ THROUGH_REWARDS = False
 
 _METRICS = {"ratio": "ratio_mean", "clipped": "clip_fraction"}  # names that the log has already
 _MEANS = (
-    "policy_loss", "kl", "old_kl", "velocity_norm_ratio", "optimality", "positive_error", "negative_error", "error",
-    "ratio_mean", "gate", "clip_fraction", "implicit_reward", "weight",
-)  # fmt: skip
+    "policy_loss",
+    "kl",
+    "old_kl",
+    "velocity_norm_ratio",
+    "optimality",
+    "positive_error",
+    "negative_error",
+    "error",
+    "ratio_mean",
+    "gate",
+    "clip_fraction",
+    "implicit_reward",
+    "weight",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -234,9 +245,16 @@ def match(
     columns = (images.advantage, images.reward, images.group)
     advantage, reward, group = (sent(column[index], clean.device) for column in columns)
     return Matched(
-        clean=clean, noise=noise, sigma=sigma, velocity=predicted, old=old, reference=reference,
-        advantage=advantage, reward=reward, group=group,
-    )  # fmt: skip
+        clean=clean,
+        noise=noise,
+        sigma=sigma,
+        velocity=predicted,
+        old=old,
+        reference=reference,
+        advantage=advantage,
+        reward=reward,
+        group=group,
+    )
 
 
 def loss_of(matched: Matched, objective: Objective, kl_coef: float, stats: Statistics) -> Tensor:

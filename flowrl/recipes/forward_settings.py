@@ -99,15 +99,20 @@ def counts(config: TrainConfig) -> RecipeCounts:
         others += passes(reference) if method.needs_reference or config.kl_coef > 0 else 0
         return Counts(
             rollout=config.num_images * sampler.num_steps * passes(sampler.guidance_scale),
-            update=trained * passes(scale), backward=trained * walked(sampler.train_negative, scale, passes),
-            reference=trained * others, images=config.num_images,
-        )  # fmt: skip
+            update=trained * passes(scale),
+            backward=trained * walked(sampler.train_negative, scale, passes),
+            reference=trained * others,
+            images=config.num_images,
+        )
 
     return RecipeCounts(
-        objective=objective.name, of_iteration=of_iteration, exact=True, slots=len(slot_decays(config)),
+        objective=objective.name,
+        of_iteration=of_iteration,
+        exact=True,
+        slots=len(slot_decays(config)),
         multiple=config.group_size if objective.whole_groups else 1,
         micro_batch_size=lambda ranks: micro_batch_size(config, ranks),
-    )  # fmt: skip
+    )
 
 
 def decay_of(config: TrainConfig, kind: str, updates: int) -> float:

@@ -190,9 +190,8 @@ def sample_rounds(
 
 
 def update(
-    record: Record, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor,
-    stats: Statistics,
-) -> None:  # fmt: skip
+    record: Record, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor, stats: Statistics
+) -> None:
     """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted.
 
     The share of rows whose gradient the objective cuts is noted as `cut_name`.
@@ -255,11 +254,18 @@ def rows_of(
     """The training table."""
     ones = torch.ones_like(sampled.log_prob)
     return Rows(
-        source=sampled.source, produced=sampled.produced, step=sampled.step, sample=sampled.sample, group=sampled.group,
-        old_log_prob=sampled.log_prob, advantage=advantage_M.to(ones.dtype),
+        source=sampled.source,
+        produced=sampled.produced,
+        step=sampled.step,
+        sample=sampled.sample,
+        group=sampled.group,
+        old_log_prob=sampled.log_prob,
+        advantage=advantage_M.to(ones.dtype),
         weight=ones if credit.weight is None else credit.weight.to(ones.dtype),
-        clip_low=ones * clip_range_M[0], clip_high=ones * clip_range_M[1], keep=keep_M,
-    )  # fmt: skip
+        clip_low=ones * clip_range_M[0],
+        clip_high=ones * clip_range_M[1],
+        keep=keep_M,
+    )
 
 
 def micro_batches(rows: Rows, size: int, parts: int, *, wanted_M: Tensor | None = None) -> list[list[Tensor]]:

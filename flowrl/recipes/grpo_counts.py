@@ -17,9 +17,11 @@ def counts(config: TrainConfig) -> RecipeCounts:
     """What a run counts before it starts."""
     graphs = (lambda: len(stochastic_steps(config.sampler, config.seed, 0))) if config.keep_graphs else (lambda: 1)
     return RecipeCounts(
-        objective=config.objective.name or "clip", credit=config.credit.method, graphs=graphs,
+        objective=config.objective.name or "clip",
+        credit=config.credit.method,
+        graphs=graphs,
         of_iteration=lambda iteration, passes, geometry: _iteration(config, iteration, passes, geometry),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +56,13 @@ def _iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Ge
     rows = passes(sampler.guidance_scale)
     replayed = 0 if config.keep_graphs else again + trained
     return Counts(
-        rollout=paths.rollout * rows, completion=paths.completion * rows, update=replayed * rows,
-        reference=trained * rows if config.kl_coef > 0 else 0, images=paths.images,
+        rollout=paths.rollout * rows,
+        completion=paths.completion * rows,
+        update=replayed * rows,
+        reference=trained * rows if config.kl_coef > 0 else 0,
+        images=paths.images,
         backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
-    )  # fmt: skip
+    )
 
 
 def _trained(config: TrainConfig, iteration: int, sources: dict[int, int]) -> int:
@@ -87,9 +92,11 @@ def _paths(config: TrainConfig, method: Method, iteration: int, steps: tuple[int
         each = {"full": [num_steps - step - 1 for step in steps], "clean": [0 for _ in steps]}
         completion = images * sum(each[mode] if isinstance(mode, str) else [mode - 1 for _ in steps])
     return _Paths(
-        rollout=images * num_steps, completion=completion, images=images * (1 + len(steps) * method.values),
+        rollout=images * num_steps,
+        completion=completion,
+        images=images * (1 + len(steps) * method.values),
         sources=dict.fromkeys(steps, images),
-    )  # fmt: skip
+    )
 
 
 def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _Paths:
@@ -103,9 +110,11 @@ def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _P
             paths = sum(step in own for own in evaluated)
             completion += min(paths, 1) if step <= branched + 2 else paths
     return _Paths(
-        rollout=anchors * (max(steps) + 1 + width * completion), completion=0,
-        images=anchors * width * len(steps) * len(strides), sources=dict.fromkeys(steps, anchors),
-    )  # fmt: skip
+        rollout=anchors * (max(steps) + 1 + width * completion),
+        completion=0,
+        images=anchors * width * len(steps) * len(strides),
+        sources=dict.fromkeys(steps, anchors),
+    )
 
 
 def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int, ...]) -> _Paths:

@@ -102,9 +102,12 @@ def main(ready: Ready, run: Run) -> bool:
             pairs = pairs_of_rollout(batch, trajectory, output)
             group = batch.group[:1]
             idle = Pairs(
-                pool=pairs.pool, winner=torch.arange(1), loser=torch.arange(1), group=group,
+                pool=pairs.pool,
+                winner=torch.arange(1),
+                loser=torch.arange(1),
+                group=group,
                 cond=batch.asked.cond_of(group),
-            )  # fmt: skip
+            )
             row = pair_row(loop, batch, pairs, output)
             if not loop.trains_policy(iteration):  # only a jointly trained reward learns
                 loop.log(iteration, row)
@@ -157,8 +160,11 @@ def pairs_of_rollout(batch: Batch, trajectory: Trajectory, output: RewardOutput)
     group = batch.group[winner]
     return Pairs(
         pool=trajectory.states if trajectory.steps else trajectory.final,
-        winner=winner, loser=loser, group=group, cond=batch.asked.cond_of(group),
-    )  # fmt: skip
+        winner=winner,
+        loser=loser,
+        group=group,
+        cond=batch.asked.cond_of(group),
+    )
 
 
 def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
@@ -169,9 +175,12 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
     own, negative = [records[chosen[int(number)]] for number in group], loop.config.prompts.negative
     images = load_images([pair.winner for pair in own] + [pair.loser for pair in own])
     return Pairs(
-        pool=loop.pipeline.encode_images(images), winner=torch.arange(count), loser=torch.arange(count) + count,
-        group=group, cond=encode_prompts(loop.pipeline, [prompt_of(pair, negative) for pair in own]),
-    )  # fmt: skip
+        pool=loop.pipeline.encode_images(images),
+        winner=torch.arange(count),
+        loser=torch.arange(count) + count,
+        group=group,
+        cond=encode_prompts(loop.pipeline, [prompt_of(pair, negative) for pair in own]),
+    )
 
 
 def prompt_of(pair: Pair, negative: str) -> Prompt:
@@ -202,9 +211,7 @@ def noised_loss(
     """Diffusion-DPO on rows: both images of a pair get the same noise at the same level."""
     config, times = loop.config, loop.config.times
     keys = [(config.seed, "pair", iteration, int(pairs.group[i])) for i in pair]
-    drawn = training_times(
-        times.kind, schedule, keys, count=times.count, fraction=times.fraction, shift=times.shift
-    )  # fmt: skip
+    drawn = training_times(times.kind, schedule, keys, count=times.count, fraction=times.fraction, shift=times.shift)
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     sigma, timestep = drawn.sigma[place, draw][twice], drawn.timestep[place, draw][twice]
     numbers = [(*key, int(number)) for key, number in zip(keys, draw, strict=True)]
@@ -220,9 +227,15 @@ def noised_loss(
 
 
 def step_loss(
-    loop: Loop, trajectory: Trajectory, kernel: Kernel, schedule: Schedule, options: Steps, pairs: Pairs, pair: Tensor,
+    loop: Loop,
+    trajectory: Trajectory,
+    kernel: Kernel,
+    schedule: Schedule,
+    options: Steps,
+    pairs: Pairs,
+    pair: Tensor,
     draw: Tensor,
-) -> PairLoss:  # fmt: skip
+) -> PairLoss:
     """D3PO on rows: the stored transitions of both images at one step, under policy and reference."""
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     step = torch.tensor(trajectory.steps)[draw][twice]

@@ -102,9 +102,12 @@ def counts(config: TrainConfig) -> RecipeCounts:
         drawn = 0 if isinstance(options, Offline) else config.num_images
         rows, compared = passes(sampler.guidance_scale), 2 * config.prompts_per_step * draws
         return Counts(
-            rollout=drawn * num_steps * rows, update=compared * rows, reference=compared * rows, images=drawn,
+            rollout=drawn * num_steps * rows,
+            update=compared * rows,
+            reference=compared * rows,
+            images=drawn,
             backward=compared * walked(sampler.train_negative, sampler.guidance_scale, passes),
-        )  # fmt: skip
+        )
 
     return RecipeCounts(objective=config.objective.name or "dpo", of_iteration=of_iteration, slots=1, multiple=2)
 

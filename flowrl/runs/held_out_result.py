@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_interval, score_rows
 from flowrl.runs.run_data import Row, RunData, column, keys_below
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.means import ScoreRow, claim, partners, task_scores, unknown_because
-from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_interval, score_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +97,9 @@ def _interval(row: Row, metric: str, rows: Sequence[ScoreRow]) -> Interval:
 
 def _tasks(row: Row, rows: Sequence[ScoreRow]) -> dict[str, Interval]:
     """Scores of the tasks, GenEval's own first and easy to hard: of the image rows, else the logged means alone."""
-    found = task_scores(rows) if rows else {
-        task: point(float(row[GENEVAL + task])) for task in TASKS if column([row], GENEVAL + task)[0].size
-    }  # fmt: skip
+    found = (
+        task_scores(rows)
+        if rows
+        else {task: point(float(row[GENEVAL + task])) for task in TASKS if column([row], GENEVAL + task)[0].size}
+    )
     return {task: found[task] for task in (*TASKS, *(name for name in found if name not in TASKS)) if task in found}

@@ -108,12 +108,18 @@ def run_in(folder: Path, *, finished: bool | None = None, summary: str = "") -> 
     run = read_data(folder)
     report, lora = folder / "report.html", folder / "lora"
     return TrainedRun(
-        folder=folder, finished=run.finished if finished is None else finished, config=run.config,
-        metrics=columns(run.train), evaluations=columns(run.evaluations), scores=dict(_changes(folder)),
+        folder=folder,
+        finished=run.finished if finished is None else finished,
+        config=run.config,
+        metrics=columns(run.train),
+        evaluations=columns(run.evaluations),
+        scores=dict(_changes(folder)),
         warnings={kind: tuple(iteration for iteration, _ in said) for kind, said in run.warnings.items()},
-        report=report if report.is_file() else None, lora=lora if lora.is_dir() else None, summary=summary,
+        report=report if report.is_file() else None,
+        lora=lora if lora.is_dir() else None,
+        summary=summary,
         shots=tuple((pair.prompt, pair.before, pair.after) for pair in run.pairs),
-    )  # fmt: skip
+    )
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> Columns:

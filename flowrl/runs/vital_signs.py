@@ -15,7 +15,6 @@ from jaxtyping import Float
 
 from flowrl.rendering.markup import number
 
-
 Values = Float[np.ndarray, " n"]
 RECENT = 10
 """Iterations that a shown value averages."""
@@ -153,47 +152,60 @@ COMPARED = (
 )
 ALARMS = {
     "constant_images": Alarm(
-        test=lambda share: share > MOSTLY, ruins=True, cure=_SLOWER,
+        test=lambda share: share > MOSTLY,
+        ruins=True,
+        cure=_SLOWER,
         words="{share:.0%} of the images have one colour: the policy has left what the model can draw; ",
     ),
     "collapse": Alarm(
-        test=lambda steady, narrow: steady and narrow >= COLLAPSED_FOR, ruins=True,
+        test=lambda steady, narrow: steady and narrow >= COLLAPSED_FOR,
+        ruins=True,
         words="images of one prompt differ by {now:.3g}, {share:.0%} of what they did in the first iterations: the "
-        "policy draws one image again and again; ", cure=_AGAIN.format("lower optim.lr or a "),
+        "policy draws one image again and again; ",
+        cure=_AGAIN.format("lower optim.lr or a "),
     ),
     "exploding_rewards": Alarm(
-        test=lambda largest, usual: largest > HUGE or (usual > 0 and largest > JUMP * usual), ruins=True, cure=_BOUND,
+        test=lambda largest, usual: largest > HUGE or (usual > 0 and largest > JUMP * usual),
+        ruins=True,
+        cure=_BOUND,
         words="a reward reaches {largest:.3g}{before}: ",
     ),
     "one_image": Alarm(
-        test=lambda largest, second: largest > JUMP * max(second, 1.0), cure=_BOUND,
+        test=lambda largest, second: largest > JUMP * max(second, 1.0),
+        cure=_BOUND,
         words="one image of {count} holds {share:.0%} of the rewards' variance (image {place}: {value:.3g}, the others "
         "{second:.3g} at most), so its group learns from it alone: ",
     ),
     "vanishing_rewards": Alarm(
-        test=lambda spread, eps: 0 < spread < eps, cure="scale the reward up with its weight, or lower adv_eps",
+        test=lambda spread, eps: 0 < spread < eps,
+        cure="scale the reward up with its weight, or lower adv_eps",
         words="the rewards of a prompt have a standard deviation of {spread:.1e} at most, below adv_eps ({eps:g}), so "
         "advantages vanish: ",
     ),
     "large_weights": Alarm(
-        test=lambda largest: largest > LARGE_WEIGHT, cure="start again with a lower optim.lr",
+        test=lambda largest: largest > LARGE_WEIGHT,
+        cure="start again with a lower optim.lr",
         words="{reach}, and those of a useful policy stay below {limit:g}: ",
     ),
     "zero_gradient": Alarm(
-        test=lambda norm, live, equal: norm == 0 and live > 0 and equal < 1, ruins=True,
+        test=lambda norm, live, equal: norm == 0 and live > 0 and equal < 1,
+        ruins=True,
         words="the gradient is exactly 0 though there are rows to learn from, so nothing is learned: ",
         cure="check the scale of the reward against adv_eps, and the clip range",
     ),
     "reward_hacking": Alarm(
-        test=bool, ruins=True, cure=f"{_AGAIN.format('')} or a second reward",
+        test=bool,
+        ruins=True,
+        cure=f"{_AGAIN.format('')} or a second reward",
         words="{said}: the policy learns to please the reward, not to draw better; ",
     ),
     "equal_groups": Alarm(
         test=lambda iterations, values: iterations >= EQUAL_LIMIT - 1 and len(values) > 1,
-        words=EQUAL + " for {iterations} iterations in a row, so nothing is learned: ", cure=COMPARED,
+        words=EQUAL + " for {iterations} iterations in a row, so nothing is learned: ",
+        cure=COMPARED,
     ),
     "diverged": Alarm(test=bool, ruins=True, words="{what}", cure=""),
-}  # fmt: skip
+}
 """Name of a warning -> what it is."""
 
 

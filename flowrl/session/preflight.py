@@ -129,11 +129,19 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
         return tuple(found.rewards.get(id(entry)) or checked_reward(entry) for entry in entries)
 
     return Ready(
-        config=config, recipe=recipe, prompts=prompts, family=found.family or model_family(config.pipeline),
-        location=location_of(config.pipeline), rewards=checked(config.rewards), measured=checked(config.eval.rewards),
-        kernel=kernel_of(config.sampler), method=CREDIT[config.credit.method], objective=recipe.objective_of(config),
-        layout=layout_of(parallel, max(num_launched(), copy)), lora=found.lora,
-    )  # fmt: skip
+        config=config,
+        recipe=recipe,
+        prompts=prompts,
+        family=found.family or model_family(config.pipeline),
+        location=location_of(config.pipeline),
+        rewards=checked(config.rewards),
+        measured=checked(config.eval.rewards),
+        kernel=kernel_of(config.sampler),
+        method=CREDIT[config.credit.method],
+        objective=recipe.objective_of(config),
+        layout=layout_of(parallel, max(num_launched(), copy)),
+        lora=found.lora,
+    )
 
 
 def look(

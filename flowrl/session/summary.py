@@ -26,9 +26,11 @@ from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score,
 from flowrl.training.model_files import MODEL
 
 _WORDS = {
-    "established improvement": "Better", "established loss": "Worse", "not established": "Not established",
+    "established improvement": "Better",
+    "established loss": "Worse",
+    "not established": "Not established",
     "not testable": "Not testable",
-}  # fmt: skip
+}
 
 OFFLINE = "wandb/offline-run-*"
 """What W&B keeps in a run folder and sends later."""
@@ -175,9 +177,11 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
         lines.append(_line(task, tasks[task].mean, later[task].mean))
     lines += [_line("score", start.mean, end.mean), "", *(f"  {line}" for line in _verdict(change, pair[0])), ""]
     return lines, {
-        "before": start, "after": end, "change": change,
+        "before": start,
+        "after": end,
+        "change": change,
         "tasks": {task: {"before": tasks[task].mean, "after": later[task].mean} for task in tasks if task in later},
-    }  # fmt: skip
+    }
 
 
 def _line(name: str, before: float, after: float) -> str:

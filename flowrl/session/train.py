@@ -45,9 +45,13 @@ Page = Callable[[Path], object]
 
 @public
 def train(
-    config: str | Path | Mapping[str, Any] | None = None, *, on_iteration: Watcher | None = None, show: bool = True,
-    page: Page | None = None, **settings: Any,
-) -> TrainedRun:  # fmt: skip
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    on_iteration: Watcher | None = None,
+    show: bool = True,
+    page: Page | None = None,
+    **settings: Any,
+) -> TrainedRun:
     """Trains a model, as `flowrl train` does, and returns what came out.
 
     Args:
