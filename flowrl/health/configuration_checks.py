@@ -21,14 +21,14 @@ from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
 from flowrl.planning.published_models import in_cache, licence_of
-from flowrl.planning.refusals import Obstacles, obstacles
+from flowrl.planning.refusals import obstacles
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
 from flowrl.rewards.judges.chat import is_server
 from flowrl.rewards.specs import CheckedReward, checked_reward
-from flowrl.runtime.failures import explain, faults_of
+from flowrl.runtime.failures import Faults, explain, faults_of
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import more_faults
 from flowrl.training.model_files import location_of
@@ -54,23 +54,22 @@ def diagnose_configuration(
     about = f"The configuration {SETTINGS if isinstance(given, Mapping) else given}"
     try:
         path, name = named_config(given)
-        about_it = about if isinstance(path, Mapping) else f"{about} ({path})"
-        config = load_config(path, overrides)
-    except ConfigError as error:
-        faults = [*error.faults, *more_faults(path, overrides, error)]
-        return Examination(about=about, checks=tuple(faulty("settings", fault) for fault in faults))
-    except ValueError as error:
-        return Examination(about=about, checks=(faulty("settings", str(error)),))
-    try:
-        family = model_family(config.pipeline)
+        config = _loaded(path, overrides)
+        about = about if isinstance(path, Mapping) else f"{about} ({path})"
         copy = config.parallel.shard * config.parallel.context
-        found = obstacles(config, family, copy * (config.parallel.replicate or 1))
+        found = obstacles(config, model_family(config.pipeline), copy * (config.parallel.replicate or 1))
     except CANNOT as error:
-        return Examination(about=about_it, checks=tuple(faulty("settings", one) for one in faults_of(error)))
+        return Examination(about=about, checks=tuple(faulty("settings", one) for one in faults_of(error)))
     told = {*found.refused, *found.absent, *found.device}
-    prompts = _read(config)
-    checks = [*_prompts(config, prompts), *_settings(found)]
-    checks += [*_model(config, offline=offline)]
+    prompts = None  # where they cannot be read, which is told with what stands in the way
+    with suppress(ValueError, OSError):
+        prompts = read_run_prompts(config.prompts)
+    checks = [*_prompts(config, prompts)]
+    for kind, sentences in (("settings", found.refused), ("missing", found.absent), ("device", found.device)):
+        checks += [faulty("prompts" if said in found.of_prompts else kind, said) for said in sentences]
+    if not told:
+        checks.append(Check("settings", "ok", "flowrl train would take them"))
+    checks += _model(config, offline=offline)
     checks += [
         check
         for check in _rewards(config, () if prompts is None else prompts.train, offline=offline)
@@ -80,15 +79,14 @@ def diagnose_configuration(
         checks.append(disk_check(Path(config.out), name="disk of out"))
     if step:
         checks += step_checks(config, name, hindered=any(check.state == "fault" for check in checks))
-    return Examination(about=about_it, checks=tuple(checks))
+    return Examination(about=about, checks=tuple(checks))
 
 
-def _read(config: TrainConfig) -> RunPrompts | None:
-    """The prompts of a run; None where they cannot be read, which is told with what stands in the way."""
+def _loaded(path: Path | Mapping[str, Any], overrides: Settings) -> TrainConfig:
     try:
-        return read_run_prompts(config.prompts)
-    except (ValueError, OSError):
-        return None
+        return load_config(path, overrides)
+    except ConfigError as error:
+        raise Faults(*error.faults, *more_faults(path, overrides, error)) from error
 
 
 def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]:
@@ -120,15 +118,6 @@ def _right_rewards(config: TrainConfig) -> list[CheckedReward]:
         with suppress(*CANNOT):
             found.append(checked_reward(entry))
     return found
-
-
-def _settings(found: Obstacles) -> Iterator[Check]:
-    """What `flowrl train` would refuse, each thing by itself."""
-    for name, sentences in (("settings", found.refused), ("missing", found.absent), ("device", found.device)):
-        for sentence in sentences:
-            yield faulty("prompts" if sentence in found.of_prompts else name, sentence)
-    if not (found.refused or found.absent or found.device):
-        yield Check("settings", "ok", "flowrl train would take them")
 
 
 # ---- model and licences ----------------------------------------------------------------------------------------------
@@ -208,35 +197,26 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
             checked = checked_reward(entry)
             if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
                 yield _reached(name, checked, prompts)
-                continue
-            away = [
-                model.name
-                for model in models_of(checked.options) or ()
-                if not (Path(model.name).exists() or in_cache(model.name))
-            ]
+            else:
+                yield _kept(name, checked, offline=offline)
         except CANNOT as error:
             yield faulty(name, explain(error))
-            continue
-        if away and offline:
-            yield Check(
-                name,
-                "warning",
-                f"{', '.join(away)} is not here (`offline`)",
-                "have it downloaded first, or move the reward to a server (flowrl serve)",
-            )
-        elif away:
-            lost = [model for model in away if ask(model, "config.json").why in ("offline", "gated", "no repository")]
-            yield Check(
-                name,
-                "fault" if lost else "note",
-                f"{', '.join(away)} is not in the hub's cache"
-                f"{', and the hub does not give it' if lost else ': the first run downloads it'}",
-                "download it where there is a net, or move the reward to a server that has it (flowrl serve)"
-                if lost
-                else "",
-            )
-        else:
-            yield Check(name, "ok", "its options are right, and what it loads is here")
+
+
+def _kept(name: str, checked: CheckedReward, *, offline: bool) -> Check:
+    """Whether the models of a reward are here, or can be."""
+    models = [model.name for model in models_of(checked.options) or ()]
+    away = [model for model in models if not (Path(model).exists() or in_cache(model))]
+    if not away:
+        return Check(name, "ok", "its options are right, and what it loads is here")
+    missing = ", ".join(away)
+    if offline:
+        cure = "have it downloaded first, or move the reward to a server (flowrl serve)"
+        return Check(name, "warning", f"{missing} is not here (`offline`)", cure)
+    if any(ask(model, "config.json").why in ("offline", "gated", "no repository") for model in away):
+        cure = "download it where there is a net, or move the reward to a server that has it (flowrl serve)"
+        return Check(name, "fault", f"{missing} is not in the hub's cache, and the hub does not give it", cure)
+    return Check(name, "note", f"{missing} is not in the hub's cache: the first run downloads it")
 
 
 def _asks_judge(options: Any) -> bool:

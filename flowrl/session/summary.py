@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +39,8 @@ OFFLINE = "wandb/offline-run-*"
 
 def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finished: bool) -> str:
     """What came out in words, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
-    rows, quoted = _rows(folder), shlex.quote(str(folder))
+    path, quoted = folder / "metrics.jsonl", shlex.quote(str(folder))
+    rows = read_json_lines(path) if path.exists() else []
     rewards = [row["reward"] for row in rows if "reward" in row]
     word, shared = held_out_or_shared(read_manifest(folder).get("eval_prompts"))
     numbers = evaluations(folder)
@@ -50,22 +52,16 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
         lines, scores = [*lines, *table, *more], scores | found
     if rewards:  # training on pairs of files has none
         lines = [*lines, f"Mean training reward {_number(rewards[0])} -> {_number(rewards[-1])}"]
-    lines += _warnings(rows)
+    for name, said in warnings_by_kind(rows).items():
+        times = f"{plural(len(said), 'time')}, from iteration {said[0][0]} on (see the report)"
+        lines.append(f"Warning   {name.replace('_', ' ')}: {times}")
     if finished:
         ends = {"reward": {"first": rewards[0], "last": rewards[-1]}} if rewards else {}
         summary: dict[str, Any] = {"iterations": config.num_iterations, **ends, **scores}
         write_atomically(folder / "summary.json", json.dumps(plain(summary), indent=1) + "\n")
     else:
         lines += ["", "Stopped before the end. Continue with:", f"  flowrl train resume={quoted}"]
-    lines += ["", *([] if report is None else [f"Report    {report}"])]
-    if (folder / "samples").exists():
-        lines.append(f"Samples   {folder / 'samples'}")
-    if (folder / "lora").exists():
-        lines.append(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
-    if (folder / MODEL).exists():
-        lines.append(f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)")
-    if config.logging.wandb == "offline" and any(folder.glob(OFFLINE)):
-        lines.append(f"W&B       wandb sync {quoted}/{OFFLINE}")  # the shell finds those of a resumed run
+    lines += ["", *_places(folder, config, report)]
     if finished:
         lines.append(_try(folder, config))
         if config.eval_every and _still_rising(rows):
@@ -74,20 +70,24 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
     return "\n".join(["", *lines])
 
 
+def _places(folder: Path, config: TrainConfig, report: Path | None) -> list[str]:
+    """Where what a run has made lies."""
+    offline = config.logging.wandb == "offline" and any(folder.glob(OFFLINE))  # the shell finds those of a resumed run
+    places = {
+        f"Report    {report}": report is not None,
+        f"Samples   {folder / 'samples'}": (folder / "samples").exists(),
+        f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)": (folder / "lora").exists(),
+        f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)": (folder / MODEL).exists(),
+        f"W&B       wandb sync {shlex.quote(str(folder))}/{OFFLINE}": offline,
+    }
+    return [line for line, there in places.items() if there]
+
+
 def _number(value: float | None) -> str:
     """Three decimals where they tell something, else scientific; an unknown value is a dash."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
-def _warnings(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for every kind of warning that the run gave."""
-    return [
-        f"Warning   {name.replace('_', ' ')}: {plural(len(said), 'time')}, from iteration {said[0][0]} on (see the "
-        "report)"
-        for name, said in warnings_by_kind(rows).items()
-    ]
 
 
 def _held_out_rewards(
@@ -100,7 +100,7 @@ def _held_out_rewards(
         for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
         if key.startswith("eval/reward/")
         and key.endswith("_low")
-        and not (besides_geneval and _of_geneval(rows, key.removesuffix("_low")))
+        and not (besides_geneval and any(f"{key.removesuffix('_low')}/official" in row for row in rows))
     ]
     if not names:
         return [], {}
@@ -125,10 +125,6 @@ def _cell(value: float, form: str) -> str:
     return f"{value:{form}}" if math.isfinite(value) else "-"
 
 
-def _of_geneval(rows: list[dict[str, Any]], key: str) -> bool:
-    return any(f"{key}/official" in row for row in rows)
-
-
 def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval, str]:
     """Means of a reward and its mean difference over the samples with a score both times, and why it has no interval
     ("" where it has)."""
@@ -143,7 +139,11 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
 def _try(folder: Path, config: TrainConfig) -> str:
     """A command that samples from the run, with a prompt that it was evaluated on, or trained on where it was not."""
     first = shown_prompts(folder / "samples", [])[:1]
-    asked = first[0] if first else _first_trained(config)
+    asked: Mapping[str, Any] = first[0] if first else {}
+    if not first and config.prompts.train is not None:
+        with suppress(ValueError, OSError):  # it cannot be read any more
+            prompt = load_prompts(config.prompts.train, resolve=resolve_path)[0]
+            asked = {"prompt": prompt.text, "sources": [*prompt.sources]}
     images = [f"--source {shlex.quote(str(path))}" for path in asked.get("sources", [])]
     words = [
         f"Try       flowrl sample {shlex.quote(str(folder))}",
@@ -151,16 +151,6 @@ def _try(folder: Path, config: TrainConfig) -> str:
         *images,
     ]
     return " \\\n            ".join(words)
-
-
-def _first_trained(config: TrainConfig) -> dict[str, Any]:
-    """The first prompt that was trained on, with the images to be edited; nothing where it cannot be read any more."""
-    if config.prompts.train is None:
-        return {}
-    with suppress(ValueError, OSError):
-        prompt = load_prompts(config.prompts.train, resolve=resolve_path)[0]
-        return {"prompt": prompt.text, "sources": [*prompt.sources]}
-    return {}
 
 
 def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], dict[str, Any]]:
@@ -196,11 +186,6 @@ def _verdict(change: Interval, rows: list[ScoreRow]) -> list[str]:
     said = f"{_WORDS[word]}: {change.mean:+.3f}, 95 % interval {change.low:+.3f} to {change.high:+.3f}"
     said += " includes 0" if word == "not established" else ""
     return [said, f"The interval speaks of {claim(rows)}, not of another training."]
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    return read_json_lines(path) if path.exists() else []
 
 
 def _still_rising(rows: list[dict[str, Any]]) -> bool:

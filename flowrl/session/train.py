@@ -91,15 +91,7 @@ def _train(
     """Starts or continues a run; returns its folder, whether it came to its end, and what came out in words."""
     resumed = _resume_folder(given, settings)
     if resumed is None:
-        path, name = named_config(DEFAULT_CONFIG if given in (None, "") else given)
-        config = load_checked(path, settings)
-        _refuse_resume(config, name if isinstance(path, Mapping) else str(path))
-        _refuse_secrets(config)
-        wanted, text = None if config.out is None else Path(config.out).expanduser(), to_yaml(config)
-        if wanted is not None:
-            refuse_taken(wanted, text)
-        if os.environ.get("RANK", "0") == "0":  # the main process alone writes
-            refuse_unwritable(wanted or RUNS, flag="out=")  # now, not after seconds of imports
+        config, name, wanted, text = _new_run(given, settings)
     else:
         others = {key: value for key, value in settings.items() if key != "resume"}
         config = load_checked(resumed / "config.yaml", others)
@@ -141,14 +133,26 @@ def _train(
         return folder, finished, summary
 
 
-def _refuse_resume(config: TrainConfig, place: str) -> None:
-    """Refuses what continues a run among the settings of a new one."""
+def _new_run(
+    given: str | Mapping[str, Any] | None, settings: Mapping[str, Any]
+) -> tuple[TrainConfig, str, Path | None, str]:
+    """Settings, name, folder and text of the configuration of a new run; what needs no heavy import is checked."""
+    path, name = named_config(DEFAULT_CONFIG if given in (None, "") else given)
+    config = load_checked(path, settings)
     if config.resume is not None:
         raise ValueError(
-            f"{place}: resume belongs on the command line: flowrl train resume={shlex.quote(str(config.resume))}"
+            f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
+            f"flowrl train resume={shlex.quote(str(config.resume))}"
         )
     if config.resume_changed:
         raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
+    _refuse_secrets(config)
+    wanted, text = None if config.out is None else Path(config.out).expanduser(), to_yaml(config)
+    if wanted is not None:
+        refuse_taken(wanted, text)
+    if os.environ.get("RANK", "0") == "0":  # the main process alone writes
+        refuse_unwritable(wanted or RUNS, flag="out=")  # now, not after seconds of imports
+    return config, name, wanted, text
 
 
 def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
@@ -349,16 +353,24 @@ def _resume_folder(given: str | Mapping[str, Any] | None, settings: Mapping[str,
         return None
     if not str(run):
         raise ValueError("resume= names no run: write resume=RUN, or leave it out to start a run")
-    others = {key: value for key, value in dotted_items(settings) if key not in RESUME_KEYS}
-    other = [] if ALLOW in others else [key for key in others if not MOVED.fullmatch(key)]
-    if given is not None or other:
-        words = [str(others[key]) if isinstance(others[key], Typed) else f"{key}={others[key]}" for key in other]
+    beside = {key: value for key, value in dotted_items(settings) if key not in RESUME_KEYS}
+    _refuse_beside(str(run), given, {} if ALLOW in beside else beside)
+    folder = Path(run).expanduser()
+    refuse_no_run(folder, ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else "")
+    return folder
+
+
+def _refuse_beside(run: str, given: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> None:
+    """Refuses a configuration, or settings that are a run's own, beside a run to continue."""
+    words = [
+        str(value) if isinstance(value, Typed) else f"{key}={value}"
+        for key, value in settings.items()
+        if not MOVED.fullmatch(key)
+    ]
+    if given is not None or words:
         what = "a mapping of settings" if isinstance(given, Mapping) else given
         raise ValueError(
             f"resume={run} continues a run with its own configuration, so {what or words[0]!r} has no "
             f"place beside it; allowed are {', '.join(key + '=' for key in RESUME_KEYS[1:])}"
             + (f"; with {ALLOW}=true any setting, which the manifest will tell" if given is None else "")
         )
-    folder = Path(run).expanduser()
-    refuse_no_run(folder, ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else "")
-    return folder
