@@ -21,7 +21,7 @@ from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.known_checkpoints import published
 from flowrl.pipelines.places.hub_files import ask, refusal
 from flowrl.planning.published_models import in_cache, licence_of
-from flowrl.planning.refusals import obstacles
+from flowrl.planning.refusals import Obstacles, obstacles
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
@@ -60,6 +60,11 @@ def diagnose_configuration(
         found = obstacles(config, model_family(config.pipeline), copy * (config.parallel.replicate or 1))
     except CANNOT as error:
         return Examination(about=about, checks=tuple(faulty("settings", one) for one in faults_of(error)))
+    return Examination(about=about, checks=_checks(config, name, found, step=step, offline=offline))
+
+
+def _checks(config: TrainConfig, name: str, found: Obstacles, *, step: bool, offline: bool) -> tuple[Check, ...]:
+    """Everything but the reading of the settings, in order; `found` stands in the way of a run."""
     told = {*found.refused, *found.absent, *found.device}
     prompts = None  # where they cannot be read, which is told with what stands in the way
     with suppress(ValueError, OSError):
@@ -79,7 +84,7 @@ def diagnose_configuration(
         checks.append(disk_check(Path(config.out), name="disk of out"))
     if step:
         checks += step_checks(config, name, hindered=any(check.state == "fault" for check in checks))
-    return Examination(about=about, checks=tuple(checks))
+    return tuple(checks)
 
 
 def _loaded(path: Path | Mapping[str, Any], overrides: Settings) -> TrainConfig:
