@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrl.config.train import TrainConfig, load_config
+from flowrl.config.train import load_config
 from flowrl.health.diagnosis import Check, Examination, State
 from flowrl.health.spoken import divided, faulty
 from flowrl.rendering.markup import number
@@ -33,34 +33,25 @@ def diagnose_run(folder: Path) -> Examination:
     Raises:
         ValueError: the folder is not a run.
     """
-    run = read_run(folder)
-    found = [*_error(run), *_checkpoint(folder), *_warnings(run), *_signs(run), *_reward(run), *_notes(run)]
+    run, found = read_run(folder), list[Check]()
+    if error := run.manifest.get("error"):
+        said, cure = divided(str(error))
+        found.append(Check("stopped", "fault", f"{said} ({run.manifest.get('failed')})", cure))
+    try:
+        check_newest(folder)
+    except ValueError as damage:
+        found.append(faulty("checkpoint", str(damage)))
+    found += [*_warnings(run), *_signs(run), *_reward(run)]
+    found += [Check("log", "note", note) for note in run.notes if not note.startswith("An error stopped")]
     if not any(check.state in ("fault", "warning") for check in found):
         checked = [sign.title.lower() for sign in SIGNS if len(column(run.train, sign.key)[1])]
         found.insert(0, Check("healthy", "ok", f"nothing is wrong by {', '.join(checked) or 'its log'}"))
-    return Examination(about=_about(run), checks=tuple(found))
-
-
-def _about(run: RunData) -> str:
-    done, wanted = len(run.train), run.config.get("num_iterations", "?")
-    error = run.manifest.get("error")
     ended = "stopped by an error" if error else "finished" if run.finished else "not finished: at work, or stopped"
     rewards = column(run.train, "reward")[1]
     change = f", training reward {number(rewards[0])} to {number(rewards[-1])}" if len(rewards) else ""
-    return f"{run.folder}: {ended}, {done} of {wanted} iterations logged{change}"
-
-
-def _error(run: RunData) -> Iterator[Check]:
-    if error := run.manifest.get("error"):
-        said, cure = divided(str(error))
-        yield Check("stopped", "fault", f"{said} ({run.manifest.get('failed')})", cure)
-
-
-def _checkpoint(folder: Path) -> Iterator[Check]:
-    try:
-        check_newest(folder)
-    except ValueError as error:
-        yield faulty("checkpoint", str(error))
+    done, wanted = len(run.train), run.config.get("num_iterations", "?")
+    about = f"{run.folder}: {ended}, {done} of {wanted} iterations logged{change}"
+    return Examination(about=about, checks=tuple(found))
 
 
 def _warnings(run: RunData) -> Iterator[Check]:
@@ -78,19 +69,15 @@ def _warnings(run: RunData) -> Iterator[Check]:
 
 def _seen_again(run: RunData) -> dict[str, list[tuple[int, str]]]:
     """What the watchdog says of a log without warnings, as far as rows tell: single rewards are not in them."""
-    config = _config(run)
-    if config is None or run.warned:
+    try:
+        config = load_config(run.folder / "config.yaml", ())
+    except (ValueError, OSError):  # of another release, or gone
+        return {}
+    if run.warned:
         return {}
     history = new_history()
     again = ({**row, "warnings": iteration_warnings(history, row, None, config)} for row in run.train)
     return warnings_by_kind(list(again))
-
-
-def _config(run: RunData) -> TrainConfig | None:
-    try:
-        return load_config(run.folder / "config.yaml", ())
-    except (ValueError, OSError):  # of another release, or gone
-        return None
 
 
 def _signs(run: RunData) -> Iterator[Check]:
@@ -101,20 +88,14 @@ def _signs(run: RunData) -> Iterator[Check]:
         since = _since(sign, values)
         found = f"{sign.key} is {sign.tested(values)}, unhealthy since iteration {int(at[since])}"
         if sign.key == "invalid_ratio":
-            found = f"{found}{_reasons(run)}"
+            keys = keys_below(run.train, "reward_errors/")
+            counts = {key.partition("/")[2]: int(column(run.train, key)[1].sum()) for key in keys}
+            reasons = ", ".join(f"{word} {count}" for word, count in Counter(counts).most_common())
+            found += f" ({reasons})" if reasons else ""
         ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1
-        yield Check(
-            name=sign.title.lower(),
-            state="fault" if ruined else "warning",
-            cure=sign.cure,
-            found=f"{found}; healthy: {_first_words(sign)}",
-        )
-
-
-def _first_words(sign: Sign) -> str:
-    """The first sentence on what is healthy, within another one."""
-    first = sign.healthy.partition(". ")[0].rstrip(".")
-    return first[:1].lower() + first[1:]
+        healthy = sign.healthy.partition(". ")[0].rstrip(".")
+        found = f"{found}; healthy: {healthy[:1].lower()}{healthy[1:]}"
+        yield Check(sign.title.lower(), "fault" if ruined else "warning", found, sign.cure)
 
 
 def _since(sign: Sign, values: Values) -> int:
@@ -123,13 +104,6 @@ def _since(sign: Sign, values: Values) -> int:
     while place > 1 and not sign.is_healthy(values[: place - 1]):
         place -= 1
     return place - 1
-
-
-def _reasons(run: RunData) -> str:
-    counts: Counter[str] = Counter()
-    for key in keys_below(run.train, "reward_errors/"):
-        counts[key.removeprefix("reward_errors/")] = int(column(run.train, key)[1].sum())
-    return f" ({', '.join(f'{word} {count}' for word, count in counts.most_common())})" if counts else ""
 
 
 def _reward(run: RunData) -> Iterator[Check]:
@@ -152,9 +126,3 @@ def _reward(run: RunData) -> Iterator[Check]:
             "lower optim.lr, by ten if nothing else was changed; a rate that falls (optim.schedule=cosine) and a "
             "kl_coef above 0 hold a policy too",
         )
-
-
-def _notes(run: RunData) -> Iterator[Check]:
-    for note in run.notes:
-        if not note.startswith("An error stopped"):
-            yield Check("log", "note", note)

@@ -123,7 +123,7 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
     from flowrl.training.sampler_checks import kernel_of
 
     found, recipe, parallel = looked or Looked(lora=init_lora(config)), recipe_of(config), config.parallel
-    copy = parallel.shard * parallel.context
+    world = max(num_launched(), parallel.shard * parallel.context * (parallel.replicate or 1))
 
     def checked(entries: Sequence[RewardConfig]) -> tuple[CheckedReward, ...]:
         return tuple(found.rewards.get(id(entry)) or checked_reward(entry) for entry in entries)
@@ -139,7 +139,7 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
         kernel=kernel_of(config.sampler),
         method=CREDIT[config.credit.method],
         objective=recipe.objective_of(config),
-        layout=layout_of(parallel, max(num_launched(), copy)),
+        layout=layout_of(parallel, world),
         lora=found.lora,
     )
 
@@ -174,6 +174,7 @@ def look(
 
 def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks of sections that need no other."""
+    from flowrl.rewards.specs import checked_reward
     from flowrl.training.parts import check_pipeline
     from flowrl.training.processes.devices import check_device
     from flowrl.training.sampler_checks import check_sampler
@@ -182,6 +183,9 @@ def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Ite
     def family() -> None:
         looked.family = check_pipeline(given["pipeline"])
 
+    def reward(entry: RewardConfig) -> None:
+        looked.rewards[id(entry)] = checked_reward(entry)
+
     if "pipeline" in given:
         yield family
         if here:
@@ -189,7 +193,7 @@ def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Ite
     if here and "logging" in given:
         yield lambda: check_trackers(given["logging"].wandb, given["logging"].trackio)
     for entry in _entries(given):
-        yield partial(_check_reward, entry, looked)
+        yield partial(reward, entry)
     if "sampler" in given:
         yield lambda: check_sampler(given["sampler"])
 
@@ -198,12 +202,6 @@ def _entries(given: Mapping[str, Any], *, trained: bool = False) -> tuple[Reward
     """The rewards of a configuration; with `trained` those of training alone."""
     own: tuple[RewardConfig, ...] = given.get("rewards", ())
     return own if trained or "eval" not in given else (*own, *given["eval"].rewards)
-
-
-def _check_reward(entry: RewardConfig, looked: Looked) -> None:
-    from flowrl.rewards.specs import checked_reward
-
-    looked.rewards[id(entry)] = checked_reward(entry)
 
 
 def _read(settings: PromptsConfig, looked: Looked, *, only_here: bool) -> None:

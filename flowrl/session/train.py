@@ -166,7 +166,7 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
     )
     print(f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {what}", flush=True)
     set_sizes = config.rollout_batch_size is not None or config.micro_batch_size is not None
-    for line in filter(None, (set_sizes and sizes_line(config, run.world), untested_line(versions()))):
+    for line in filter(None, (set_sizes and sizes_line(config, ready.layout.data), untested_line(versions()))):
         print(f"Note: {line}.", flush=True)
     if not resumed:
         _note_overlap(run, ready.prompts, evaluated=config.eval_every > 0)
