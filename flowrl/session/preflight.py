@@ -268,7 +268,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     yield lambda: _check_number(config, looked)
     yield lambda: check_rewards(config.rewards, config.eval.rewards, config.reward_aggregation, config.reward_partial)
     if len(looked.rewards) == len((*config.rewards, *config.eval.rewards)):
-        if config.workers.rewards:
+        if config.workers.rewards or config.workers.reward_env is not None:
             yield lambda: check_reward_workers(config.workers, config.rewards, config.recipe)
         yield lambda: recipe.check(config)
     if config.workers.rollouts:
