@@ -64,7 +64,8 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
     lines += ["", *_places(folder, config, report)]
     if finished:
         lines.append(_try(folder, config))
-        if config.eval_every and _still_rising(rows):
+        official = [row["eval/geneval/score"] for row in rows if "eval/geneval/score" in row]
+        if config.eval_every and len(official) > 1 and official[-1] == max(official):  # it still rises
             longer = 2 * config.num_iterations
             lines.append(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={longer}")
     return "\n".join(["", *lines])
@@ -186,9 +187,3 @@ def _verdict(change: Interval, rows: list[ScoreRow]) -> list[str]:
     said = f"{_WORDS[word]}: {change.mean:+.3f}, 95 % interval {change.low:+.3f} to {change.high:+.3f}"
     said += " includes 0" if word == "not established" else ""
     return [said, f"The interval speaks of {claim(rows)}, not of another training."]
-
-
-def _still_rising(rows: list[dict[str, Any]]) -> bool:
-    """Whether the last evaluation was the best one."""
-    scores = [row["eval/geneval/score"] for row in rows if "eval/geneval/score" in row]
-    return len(scores) > 1 and scores[-1] == max(scores)

@@ -33,7 +33,6 @@ from flowrl.training.trackers.tracker import FOLDERS
 
 if TYPE_CHECKING:
     from flowrl.runs.trained_run import TrainedRun
-    from flowrl.training.prompting import RunPrompts
     from flowrl.training.ready import Ready
     from flowrl.training.run import Run, Watcher
 
@@ -168,8 +167,14 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
     set_sizes = config.rollout_batch_size is not None or config.micro_batch_size is not None
     for line in filter(None, (set_sizes and sizes_line(config, ready.layout.data), untested_line(versions()))):
         print(f"Note: {line}.", flush=True)
-    if not resumed:
-        _note_overlap(run, ready.prompts, evaluated=config.eval_every > 0)
+    if resumed:
+        return
+    from flowrl.prompts.overlap import overlap_of_rows, shared_words
+
+    shared = overlap_of_rows(ready.prompts.train, ready.prompts.held_out)
+    run.note(eval_prompts={"number": shared.total, "trained_on": len(shared.exact)})
+    if shared.exact and config.eval_every > 0:
+        print(f"Note: {shared_words(len(shared.exact), shared.total)}.", flush=True)
 
 
 @contextmanager
@@ -233,16 +238,6 @@ def _refuse_secrets(config: TrainConfig) -> None:
     look(asdict(config), "")
 
 
-def _note_overlap(run: Run, prompts: RunPrompts, *, evaluated: bool) -> None:
-    """Says, here and in the manifest, how many prompts of the evaluations are trained on too."""
-    from flowrl.prompts.overlap import overlap_of_rows, shared_words
-
-    found = overlap_of_rows(prompts.train, prompts.held_out)
-    run.note(eval_prompts={"number": found.total, "trained_on": len(found.exact)})
-    if found.exact and evaluated:
-        print(f"Note: {shared_words(len(found.exact), found.total)}.", flush=True)
-
-
 def _failed(error: BaseException, run: Run, page: Page | None, *, resumed: bool, kept: bool) -> str:
     """Leaves the folder of a run that an error stopped in order, and says what happened and how to go on.
 
@@ -252,7 +247,9 @@ def _failed(error: BaseException, run: Run, page: Page | None, *, resumed: bool,
     from flowrl.training.watchdog import Diverged
 
     error = _of_another(error)
-    begun = run.begun if resumed else _has_begun(run.folder)
+    first = {"config.yaml", "manifest.json", LOCK, *FOLDERS}  # what every run starts with
+    there = {path.name for path in run.folder.iterdir()} if run.folder.is_dir() else set()
+    begun = run.begun if resumed else bool(there - first)
     said = describe_error(error, run.folder if begun else None)
     if not run.main or (resumed and not begun):
         return said
@@ -285,13 +282,6 @@ def _of_another(error: BaseException) -> BaseException:
         return error
     ended = ValueError("; ".join(f"process {rank} ended: {said}" for rank, said in words.items()))
     return ended.with_traceback(error.__traceback__)
-
-
-def _has_begun(folder: Path) -> bool:
-    """Whether a run folder holds more than what every run starts with."""
-    return folder.is_dir() and bool(
-        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, *FOLDERS}
-    )
 
 
 def _way_on(folder: Path) -> str:
