@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import re
@@ -13,7 +12,7 @@ from collections import defaultdict
 
 import pytest
 
-from flowrl.cli import COMMANDS, FORMER, main, parse
+from flowrl.cli import COMMANDS, FORMER, _module, main, parse
 from flowrl.runtime.process_settings import before_libraries_load
 
 EXACTLY_ALIKE = (
@@ -44,7 +43,7 @@ assert not {"torch", "numpy", "diffusers", "transformers"} & set(sys.modules)
 def flags_of(name: str) -> dict[str, argparse.Action]:
     """The flags of a command."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"flowrl.commands.{name.replace(' ', '.')}.arguments").add_arguments(parser)
+    _module(name, "arguments").add_arguments(parser)
     return {flag: action for flag, action in parser._option_string_actions.items() if flag not in ("-h", "--help")}
 
 
