@@ -54,11 +54,6 @@ class Diagnosis:
         """Whether something would stop a run, or has made one worthless."""
         return any(one.code for one in self.examinations)
 
-    def __str__(self) -> str:
-        from flowrl.health.doctor_text import as_text
-
-        return "\n\n".join(map(as_text, self.examinations))
-
     def _repr_html_(self) -> str:
         from flowrl.rendering.notebook import heading, rows_table
 
