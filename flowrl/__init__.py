@@ -19,7 +19,7 @@ from flowrl.runtime.versions import version_of
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
-    **dict.fromkeys(("plan", "read_run", "train"), "flowrl.interface.python_calls"),
+    "plan": "flowrl.interface.python_calls",
     "compare": "flowrl.comparing.compare",
     **{name: f"flowrl.publishing.{name}" for name in ("export", "merge", "push")},
     "sample": "flowrl.generation.sample",
@@ -35,6 +35,9 @@ _PLACES: dict[str, str] = {
     "init": "flowrl.migrating.init",
     "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
+    "doctor": "flowrl.health.doctor",
+    "read_run": "flowrl.runs.trained_run",
+    "train": "flowrl.session.train",
 }
 """Name -> the module that it is imported from when it is first asked for."""
 _PAGES: dict[str, tuple[str, str]] = {
@@ -43,6 +46,7 @@ _PAGES: dict[str, tuple[str, str]] = {
     "evaluate": ("flowrl.pages.evaluation_page", "render"),
     "leaderboard": ("flowrl.pages.board_page", "render"),
     "reward_card": ("flowrl.pages.reward_card_page", "render"),
+    "train": ("flowrl.pages.report", "report"),
 }
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""
 

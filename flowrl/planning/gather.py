@@ -29,6 +29,7 @@ from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
 from flowrl.session.batch_sizes import geometry_of
+from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
@@ -249,7 +250,8 @@ def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, proc
         sizes=sizes, encoders=facts is not None and set(facts.parts) > {"vae"},
         checkpoints=facts is not None and facts.network.blocks > 0, videos=family.videos,
         rewards=facts is not None and bool(facts.rewards)
-        and _passes(check_offload, replace(config, pipeline=replace(pipeline, offload=offload))),
+        and _passes(check_offload, replace(config, pipeline=replace(pipeline, offload=offload)),
+                    through_rewards=recipe_of(config).THROUGH_REWARDS),
         splits=facts is not None and parallel.context == 1 and family.name not in GENERIC  # loaded whole
         and _passes(check_parallel, replace(config, parallel=replace(parallel, shard=SHARDS[0])), None),
         forms=[form for form in ("int8", "nf4") if family.name not in GENERIC

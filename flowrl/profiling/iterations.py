@@ -12,14 +12,15 @@ from typing import Any
 
 from flowrl.config.methods import BudgetConfig
 from flowrl.config.train import TrainConfig
-from flowrl.planning.counts import Counts, of_iteration
+from flowrl.planning.counts import of_iteration
 from flowrl.profiling.bench_result import USED, WHOLE, Phase, Spread
 from flowrl.profiling.bench_subject import Subject, joined_reward
 from flowrl.profiling.ceilings import GEMM, exact_ceiling
 from flowrl.profiling.part_phases import decoding_flops
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.recipes.counting import Counts
 from flowrl.session.batch_sizes import sizes_line
-from flowrl.session.preflight import recipe_of
+from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.run import Run
 from flowrl.training.seal import inputs_of
 
@@ -58,7 +59,7 @@ def run_iterations(subject: Subject, config: TrainConfig) -> list[dict[str, Any]
             Path(name), config, name=subject.name, inputs=inputs, resumed=False,
             parts=(subject.pipeline, subject.policy, reward),
         )  # fmt: skip
-        recipe_of(config).main(config, run, subject.prompts)
+        recipe_of(config).main(resolve(config, subject.prompts), run)
         return [row for row in run.rows if "seconds" in row]
 
 
