@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from flowrl.pipelines import known_checkpoints
-from flowrl.planning.counts import Counts, RunCounts
+from flowrl.planning.counts import RunCounts
 from flowrl.planning.network import Network
 from flowrl.planning.published_models import Parts
 from flowrl.planning.traces import Trace
+from flowrl.recipes.counting import Counts
 from flowrl.runtime.files import read_json
 
 FLOOR = 788.0

@@ -12,12 +12,13 @@ from typing import Any
 
 from flowrl.config.methods import BudgetConfig
 from flowrl.config.train import TrainConfig
-from flowrl.planning.counts import Counts, of_iteration
+from flowrl.planning.counts import of_iteration
 from flowrl.profiling.bench_result import USED, WHOLE, Phase, Spread
 from flowrl.profiling.bench_subject import Subject, joined_reward
 from flowrl.profiling.ceilings import GEMM, exact_ceiling
 from flowrl.profiling.part_phases import decoding_flops
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.recipes.counting import Counts
 from flowrl.session.batch_sizes import sizes_line
 from flowrl.session.preflight import recipe_of
 from flowrl.training.run import Run

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
-from flowrl.config.train import TrainConfig
+from flowrl.config.train import Geometry, TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
+from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
 from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
@@ -100,6 +101,26 @@ def detached(output: RewardOutput) -> RewardOutput:
     """The numbers without their graph."""
     parts = {name: part.detach() for name, part in output.parts.items()}
     return RewardOutput(values=output.values.detach(), valid=output.valid, parts=parts)
+
+
+def counts(config: TrainConfig) -> RecipeCounts:
+    """What a run counts before it starts."""
+    path_of, sampler, images = objective_of(config)[0], config.sampler, config.num_images
+
+    def path(iteration: int) -> Path:
+        return path_of(sampler.num_steps, seed=config.seed, iteration=iteration)
+
+    def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+        own, scale = path(iteration), sampler.guidance_scale
+        return Counts(
+            rollout=images * passes(scale) * (own.last_step + 1), images=images,
+            backward=images * walked(sampler.train_negative, scale, passes) * len(own.train_steps),
+        )  # fmt: skip
+
+    return RecipeCounts(
+        objective=config.objective.name or "draft", of_iteration=of_iteration, exact=True, through_rewards=True,
+        graphs=lambda: max(len(path(iteration).train_steps) for iteration in range(config.num_iterations)),
+    )  # fmt: skip
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

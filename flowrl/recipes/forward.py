@@ -40,7 +40,15 @@ from flowrl.config.train import TrainConfig
 from flowrl.objectives.forward_losses import Matched, noised
 from flowrl.objectives.preference_losses import best_of_group
 from flowrl.objectives.terms import velocity_kl
-from flowrl.recipes.forward_settings import Objective, check, decay_of, micro_batch_size, objective_of, slot_decays
+from flowrl.recipes.forward_settings import (
+    Objective,
+    check,
+    counts,
+    decay_of,
+    micro_batch_size,
+    objective_of,
+    slot_decays,
+)
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import Part, sample_normals
@@ -57,7 +65,7 @@ from flowrl.training.prompting import RunPrompts
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
-__all__ = ["check", "main"]
+__all__ = ["check", "counts", "main"]
 
 _METRICS = {"ratio": "ratio_mean", "clipped": "clip_fraction"}  # names that the log has already
 _MEANS = (

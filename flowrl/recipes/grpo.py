@@ -29,6 +29,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl
+from flowrl.recipes.grpo_counts import counts
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
 from flowrl.runtime.placement import sent, taken
@@ -57,6 +58,8 @@ from flowrl.training.record import Record
 from flowrl.training.run import Run
 from flowrl.training.sampler_checks import check_density
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
+
+__all__ = ["check", "counts", "main"]
 
 _MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
 

@@ -31,7 +31,7 @@ from flowrl.objectives.forward_losses import noised
 from flowrl.objectives.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
 from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
-from flowrl.recipes.preference_settings import Offline, Steps, check, objective_of
+from flowrl.recipes.preference_settings import Offline, Steps, check, counts, objective_of
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import sample_normals
@@ -48,7 +48,7 @@ from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning, Schedule, Trajectory
 
-__all__ = ["check", "main"]
+__all__ = ["check", "counts", "main"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

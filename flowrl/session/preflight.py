@@ -48,7 +48,8 @@ class Looked:
 
 
 def recipe_of(config: TrainConfig) -> Any:
-    """The module of the recipe: `check(config)` before anything loads, `main(config, run, prompts)` to train."""
+    """The module of the recipe: `check(config)` before anything loads, `counts(config)` of what it will take
+    (`flowrl.recipes.counting.RecipeCounts`), `main(config, run, prompts)` to train."""
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
 

@@ -23,12 +23,13 @@ from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.known_checkpoints import tables
 from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import cost_of, decode_flops
-from flowrl.planning.counts import Counts, graph_rows, negative_again, of_iteration, of_run
+from flowrl.planning.counts import graph_rows, negative_again, of_iteration, of_run
 from flowrl.planning.gather import _reward_models
 from flowrl.planning.memory import GIB
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.traces import Trace
 from flowrl.planning.weights import Weights
+from flowrl.recipes.counting import Counts
 from flowrl.session.preflight import recipe_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
