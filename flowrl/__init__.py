@@ -19,11 +19,15 @@ from flowrl.runtime.versions import version_of
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
-    **dict.fromkeys(("compare", "evaluate", "plan", "read_run", "sample", "train"), "flowrl.interface.python_calls"),
+    **dict.fromkeys(("compare", "evaluate", "plan", "sample"), "flowrl.interface.python_calls"),
     "FlowrlError": "flowrl.runtime.failures",
+    "read_run": "flowrl.runs.trained_run",
+    "train": "flowrl.session.train",
 }
 """Name -> the module that it is imported from when it is first asked for."""
-_PAGES: dict[str, tuple[str, str]] = {}
+_PAGES: dict[str, tuple[str, str]] = {
+    "train": ("flowrl.commands.report.run", "write_report"),
+}
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""
 
 
@@ -34,7 +38,11 @@ def __getattr__(name: str) -> Any:
     if name not in _PAGES:
         return found
     module, writer = _PAGES[name]
-    return update_wrapper(partial(found, page=getattr(importlib.import_module(module), writer)), found)
+
+    def page(*args: Any, **kwargs: Any) -> Any:  # what draws pages loads when the first is written
+        return getattr(importlib.import_module(module), writer)(*args, **kwargs)
+
+    return update_wrapper(partial(found, page=page), found)
 
 
 def __dir__() -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import ConfigError, TrainConfig, find_config, load_config
 from flowrl.health.diagnosis import Check, Diagnosis
 from flowrl.health.machine_checks import disk_check
@@ -94,7 +94,7 @@ def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]
     if again := len(prompts.train) - len(distinct(prompts.train)):
         said += f"; {again} of the first are there more than once"
     texts = list({row.text: None for row in (*prompts.train, *prompts.held_out)})
-    for line in cut_lines([entry for entry in (*config.rewards, *config.eval.rewards) if _is_right(entry)], texts):
+    for line in cut_lines(_right_rewards(config), texts):
         yield Check(name="cut prompts", state="note", found=line)
     if shared.exact:
         yield Check(
@@ -105,13 +105,13 @@ def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]
         yield Check(name="prompts", state="ok", found=said)
 
 
-def _is_right(entry: RewardConfig) -> bool:
-    """Whether the options of a reward are right; what is wrong with them is told with the settings."""
-    try:
-        checked_reward(entry)
-    except CANNOT:
-        return False
-    return True
+def _right_rewards(config: TrainConfig) -> list[CheckedReward]:
+    """The rewards whose options are right; what is wrong with the others is told with the settings."""
+    found = list[CheckedReward]()
+    for entry in (*config.rewards, *config.eval.rewards):
+        with suppress(*CANNOT):
+            found.append(checked_reward(entry))
+    return found
 
 
 def _settings(found: Obstacles) -> Iterator[Check]:
@@ -178,12 +178,9 @@ def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
 
 
 def _reward_models(config: TrainConfig) -> Iterator[str]:
-    for entry in (*config.rewards, *config.eval.rewards):
-        try:
-            found = models_of(checked_reward(entry).options) or ()
-        except CANNOT:  # told with the rewards
-            continue
-        yield from (model.name for model in found)
+    for checked in _right_rewards(config):  # the others are told with the rewards
+        with suppress(*CANNOT):
+            yield from [model.name for model in models_of(checked.options) or ()]
 
 
 # ---- rewards ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`flowrl.train`, `sample`, `evaluate`, `plan`, `compare` and `read_run`: the commands, called from Python.
+"""`flowrl.sample`, `evaluate`, `plan` and `compare`: the commands, called from Python.
 
 Each calls what its command calls, with arguments that the command's own parser has read. What a command refuses, or
 ends with, is raised as `flowrl.FlowrlError`, one paragraph; Ctrl-C stays a KeyboardInterrupt. Torch loads with the
@@ -18,63 +18,15 @@ from flowrl.runtime.failures import FlowrlError, describe_error
 from flowrl.runtime.process_settings import before_libraries_load
 
 if TYPE_CHECKING:
-    from flowrl.interface.call_results import Evaluation, MethodComparison, RunPlan, Samples, TrainedRun
-    from flowrl.training.run import Watcher
+    from flowrl.interface.call_results import Evaluation, MethodComparison, RunPlan, Samples
+    from flowrl.runs.trained_run import TrainedRun
 
 Config = str | Path | Mapping[str, Any]
 """A YAML file, the name of a configuration that ships with flowrl, or settings as a mapping (it may have a `base`)."""
 Words = str | Path | Sequence[str | Path]
 """One or several."""
 
-__all__ = ["compare", "evaluate", "plan", "read_run", "sample", "train"]
-
-
-def train(
-    config: Config | None = None, *, on_iteration: Watcher | None = None, show: bool = True, **settings: Any
-) -> TrainedRun:
-    """Trains a model, as `flowrl train` does, and returns what came out.
-
-    Args:
-        config: a YAML file, the name of one that ships, or a mapping of settings; None trains the embedded model, and
-            is what `resume` needs.
-        on_iteration: called after each iteration with its number and its row of metrics (those of `metrics.jsonl`, None
-            for what is not finite), on the main process, once the row is written. False from it stops the run as Ctrl-C
-            does: it is saved, and `resume` continues it. What it raises ends the run the same way, saved, and is the
-            cause of the FlowrlError that comes out.
-        show: print what the command prints, and show progress.
-        **settings: replace those of the configuration: `num_iterations=10`, `optim={"lr": 1e-4}` (the other keys of
-            `optim` stay), `out="runs/first"`; `resume="runs/first"`, or what `train` returned, continues a run.
-
-    Raises:
-        FlowrlError: the configuration, a file that it names or the folder is wrong, and nothing was overwritten; or the
-            run failed, and how it goes on is said.
-
-    >>> flowrl.train("tiny_g2rp")
-    Traceback (most recent call last):
-    flowrl.runtime.failures.FlowrlError: there is no configuration 'tiny_g2rp': did you mean tiny_g2rpo? ...
-    """
-    with _as_own_error(), _shown(show):
-        from flowrl.commands.train.run import trained
-        from flowrl.interface.run_reading import run_result
-
-        quiet = {} if show or "resume" in settings else {"progress": False}  # a run goes on with its own settings
-        given = str(config) if isinstance(config, Path) else config
-        if settings.get("resume") is not None:
-            settings["resume"] = _place(settings["resume"])
-        ended = trained(given, override_words({**quiet, **settings}), on_iteration)
-        return run_result(ended.folder, finished=ended.finished)
-
-
-def read_run(folder: str | Path) -> TrainedRun:
-    """Reads a run folder, finished or not, also while the run is at work.
-
-    Raises:
-        FlowrlError: there is no such folder, or it holds no run.
-    """
-    with _as_own_error():
-        from flowrl.interface.run_reading import run_result
-
-        return run_result(Path(folder))
+__all__ = ["compare", "evaluate", "plan", "sample"]
 
 
 def sample(

@@ -27,7 +27,7 @@ from flowrl.rewards.specs import validate_reward_specs
 from flowrl.runtime.failures import explain
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.randomness import counter_normal
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import (
     DTYPES,
@@ -174,7 +174,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     config = _with_prompts(_without_workers(config, notes), notes)
     config, absent = _with_rewards(config)
     stands_in = config.prompts.train == STAND_IN_PROMPTS
-    prompts = check_before_loading(config, stand_in=stands_in)
+    prompts = preflight(config, stand_in=stands_in).prompts
     model = location_of(config.pipeline)
     drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
     device = device_of_config(config)

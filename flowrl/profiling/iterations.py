@@ -20,7 +20,7 @@ from flowrl.profiling.part_phases import decoding_flops
 from flowrl.profiling.stopwatch import Stopwatch
 from flowrl.recipes.counting import Counts
 from flowrl.session.batch_sizes import sizes_line
-from flowrl.session.preflight import recipe_of
+from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.run import Run
 from flowrl.training.seal import inputs_of
 
@@ -59,7 +59,7 @@ def run_iterations(subject: Subject, config: TrainConfig) -> list[dict[str, Any]
             Path(name), config, name=subject.name, inputs=inputs, resumed=False,
             parts=(subject.pipeline, subject.policy, reward),
         )  # fmt: skip
-        recipe_of(config).main(config, run, subject.prompts)
+        recipe_of(config).main(resolve(config, subject.prompts), run)
         return [row for row in run.rows if "seconds" in row]
 
 

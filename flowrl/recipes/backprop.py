@@ -36,17 +36,24 @@ from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
-from flowrl.training.prompting import RunPrompts
+from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
+THROUGH_REWARDS = True
 
-def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
+
+def only_here(config: TrainConfig) -> str:
+    """Why workers cannot draw for a run."""
+    return "recipe backprop sends the gradient through its own sampling, which cannot be done elsewhere"
+
+
+def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    loop, (path_of, loss_of) = Loop(config, run, prompts), objective_of(config)
+    config, (path_of, loss_of), loop = ready.config, ready.objective, Loop(ready, run)
     check_reward(loop.scorer.reward)
     for iteration in loop:
-        batch, schedule = loop.batch(iteration), sampler_of(config.sampler, loop.pipeline)[1]
+        batch, schedule = loop.batch(iteration), sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)[1]
         path = path_of(schedule.num_steps, seed=config.seed, iteration=iteration)
         outputs: list[RewardOutput] = []
         stats = Statistics()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from flowrl.config.train import Geometry
+from flowrl.config.train import Geometry, TrainConfig
 
 Passes = Callable[[float], int]
 """Network rows that a family's guidance takes per sample at a scale."""
@@ -57,6 +57,7 @@ class RecipeCounts:
         exact: whether updates are known exactly.
         slots: copies of the trained weights that the recipe keeps, besides the average.
         multiple: images that a micro-batch is a multiple of.
+        micro_batch_size: its size for so many processes that draw, where it is not that of `config.resolve_batch`.
         graphs: network calls whose activations a trained image holds at once.
         through_rewards: whether decoder and rewards keep activations too.
     """
@@ -67,8 +68,14 @@ class RecipeCounts:
     exact: bool = False
     slots: int = 0
     multiple: int = 1
+    micro_batch_size: Callable[[int], int] | None = None
     graphs: Callable[[], int] = lambda: 1
     through_rewards: bool = False
+
+
+def only_here(config: TrainConfig) -> str:
+    """Why workers cannot draw for a run of a recipe that they can draw for: nothing."""
+    return ""
 
 
 def walked(train_negative: bool | str, scale: float, passes: Passes) -> int:

@@ -36,10 +36,10 @@ from torch import Tensor
 from flowrl.advantages.normalise import combine, zero_variance_groups
 from flowrl.advantages.reward_maps import log_tame
 from flowrl.advantages.shaping import select_best
-from flowrl.config.train import TrainConfig
 from flowrl.objectives.forward_losses import Matched, noised
 from flowrl.objectives.preference_losses import best_of_group
 from flowrl.objectives.terms import velocity_kl
+from flowrl.recipes.counting import only_here
 from flowrl.recipes.forward_settings import (
     Objective,
     check,
@@ -61,11 +61,13 @@ from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import sample
 from flowrl.training.processes.mesh import in_step
-from flowrl.training.prompting import RunPrompts
+from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
-__all__ = ["check", "counts", "main"]
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here"]
+
+THROUGH_REWARDS = False
 
 _METRICS = {"ratio": "ratio_mean", "clipped": "clip_fraction"}  # names that the log has already
 _MEANS = (
@@ -86,11 +88,11 @@ class Images:
     keep: Tensor
 
 
-def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
+def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    objective, decays = objective_of(config), slot_decays(config)
-    loop = Loop(config, run, prompts, slots=tuple(decays), needs_reference=objective.method.needs_reference)
-    kernel, schedule = sampler_of(config.sampler, loop.pipeline)
+    config, objective, decays = ready.config, ready.objective, slot_decays(ready.config)
+    loop = Loop(ready, run, slots=tuple(decays), needs_reference=objective.method.needs_reference)
+    kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)
     blocks = torch.arange(loop.geometry.images_per_process).split(micro_batch_size(config, run.world))
     for iteration in loop:
         batch = loop.batch(iteration)

@@ -106,6 +106,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
     return RecipeCounts(
         objective=objective.name, of_iteration=of_iteration, exact=True, slots=len(slot_decays(config)),
         multiple=config.group_size if objective.whole_groups else 1,
+        micro_batch_size=lambda ranks: micro_batch_size(config, ranks),
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl
+from flowrl.recipes.counting import only_here
 from flowrl.recipes.grpo_counts import counts
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
@@ -53,20 +54,23 @@ from flowrl.training.learner import Statistics
 from flowrl.training.loop import Loop
 from flowrl.training.paths import check_plan, readers_of, sample_paths, sampler_at, shared_sources
 from flowrl.training.prompt_choice import choose_prompts, curriculum_of, enough, remember
-from flowrl.training.prompting import RunPrompts
+from flowrl.training.ready import Ready
 from flowrl.training.record import Record
 from flowrl.training.run import Run
 from flowrl.training.sampler_checks import check_density
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
-__all__ = ["check", "counts", "main"]
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here"]
+
+THROUGH_REWARDS = False
 
 _MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
 
 
-def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
+def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    loop, method, (objective, loss_of) = Loop(config, run, prompts), CREDIT[config.credit.method], objective_of(config)
+    config, method, (objective, loss_of) = ready.config, ready.method, ready.objective
+    loop = Loop(ready, run)
     for iteration in loop:
         kernel, schedule, steps = sampler_at(loop, iteration)
         if not steps:  # the last window of a round, with sampler.published_window
@@ -163,7 +167,7 @@ def sample_rounds(
 ) -> tuple[Record, RewardOutput, Ends]:
     """Samples and scores an iteration's images: more rounds where a method asks for groups that disagree."""
     rounds: list[tuple[Asked, Sampled, RewardOutput, Ends]] = []
-    iteration, method = loop.iteration, CREDIT[loop.config.credit.method]
+    iteration, method = loop.iteration, loop.ready.method
     trains = loop.trains_policy(iteration) and iteration >= loop.config.sampler.calibration.iterations
     graphs = KeptGraphs(loop.network) if loop.config.keep_graphs and trains else None
     while not rounds or (len(rounds) < loop.config.curriculum.max_rounds and not enough(loop, [r[3] for r in rounds])):
@@ -194,7 +198,7 @@ def update(
     The share of rows whose gradient the objective cuts is noted as `cut_name`.
     """
     loop, config, run = record.loop, record.loop.config, record.loop.run
-    micro, method = loop.geometry.micro_batch_size, CREDIT[config.credit.method]
+    micro, method = loop.geometry.micro_batch_size, loop.ready.method
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
     # Where the plan shares latents, the pieces of several updates or rounds are not those of the rollout.

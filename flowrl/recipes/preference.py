@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.config.train import resolve_path
 from flowrl.objectives.forward_losses import noised
 from flowrl.objectives.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
 from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
-from flowrl.recipes.preference_settings import Offline, Steps, check, counts, objective_of
+from flowrl.recipes.preference_settings import Offline, Steps, check, counts, objective_of, only_here
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import sample_normals
@@ -44,11 +44,14 @@ from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import sample, sampler_at
 from flowrl.training.processes.mesh import in_step
-from flowrl.training.prompting import RunPrompts, encode_prompts
+from flowrl.training.prompting import encode_prompts
+from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning, Schedule, Trajectory
 
-__all__ = ["check", "counts", "main"]
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here"]
+
+THROUGH_REWARDS = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,15 +73,15 @@ class Pairs:
     cond: Conditioning
 
 
-def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
+def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    options = objective_of(config)
+    config, options = ready.config, ready.objective
     records = read_pairs(resolve_path(options.pairs)) if isinstance(options, Offline) else []
     more = tuple(prompt_of(pair, config.prompts.negative) for pair in records)
-    loop = Loop(config, run, replace(prompts, more=more), slots=("old",))
+    loop = Loop(replace(ready, prompts=replace(ready.prompts, more=more)), run, slots=("old",))
     for iteration in loop:
         row: dict[str, Any] = {}
-        kernel, schedule = sampler_of(config.sampler, loop.pipeline)
+        kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)
         steps: tuple[int, ...] = ()
 
         # 1. Pairs: from files; or sample groups, score them, and take the best and the worst of each.

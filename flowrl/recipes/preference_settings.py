@@ -71,6 +71,12 @@ OBJECTIVES: dict[str, type[Online] | type[Offline] | type[Steps]] = {
 }
 
 
+def only_here(config: TrainConfig) -> str:
+    """Why workers cannot draw for a run; empty where they can."""
+    offline = config.objective.name == "dpo_offline"
+    return "objective dpo_offline reads its pairs from files and draws nothing" if offline else ""
+
+
 def objective_of(config: TrainConfig) -> Online | Offline | Steps:
     """The options of what is trained with.
 

@@ -10,7 +10,6 @@ import io
 import os
 import platform
 import re
-import shlex
 import sys
 import sysconfig
 import tempfile
@@ -19,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from flowrl.runtime.call import call_words
 from flowrl.runtime.disk_errors import DISK, FULL, system_words
 from flowrl.runtime.files import replacing
 from flowrl.runtime.scrubbing import printable, say, without_secrets
@@ -58,7 +58,7 @@ _LESS_MEMORY = (
      "lower rollout_batch_size, then pipeline.vae_slice, and set pipeline.free_text_encoders=true"),
     ("flowrl.recipes", "while training",
      "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
-    ("flowrl.commands.train", "in the run",
+    ("flowrl.session", "in the run",
      "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
     ("flowrl.rewards", "in a reward", "score fewer images at once (--batch-size, or the reward's own options)"),
     ("flowrl", "", "lower --batch-size, take --dtype bfloat16, or draw smaller images"),
@@ -216,7 +216,7 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
     """
     rank = os.environ.get("RANK", "0")
     text = "\n".join([
-        time.strftime("%Y-%m-%dT%H:%M:%S%z"), shlex.join(["flowrl", *sys.argv[1:]]),
+        time.strftime("%Y-%m-%dT%H:%M:%S%z"), call_words(),
         f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
     ])  # fmt: skip
     data = without_secrets(text).encode("utf-8", "backslashreplace")

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import secrets
-import shlex
 import shutil
 import socket
 import stat
@@ -24,6 +23,7 @@ from pathlib import Path
 from re import Pattern
 from typing import Any, BinaryIO
 
+from flowrl.runtime.call import call_words
 from flowrl.runtime.disk_errors import disk_words
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
@@ -239,7 +239,7 @@ def locked(folder: Path, busy: str) -> Iterator[BinaryIO]:
         if (before := lock.read(len(_HELD)).strip(b"\0")) and not _HELD.startswith(before):
             raise ValueError(f"{path} is no lock of flowrl, and nothing in it will be overwritten: move it away")
         lock.truncate(0)
-        command = without_secrets(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+        command = without_secrets(call_words())
         lock.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "command": command}).encode())
         lock.flush()
         try:

@@ -21,7 +21,6 @@ from flowrl.runs.held_out_result import conclusion, untold
 from flowrl.runs.manifest import read_manifest
 from flowrl.runs.run_data import shown_prompts, warnings_by_kind
 from flowrl.runtime.files import plain, read_json_lines, write_atomically
-from flowrl.runtime.scrubbing import say as print
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores
 from flowrl.training.model_files import MODEL
@@ -35,8 +34,8 @@ OFFLINE = "wandb/offline-run-*"
 """What W&B keeps in a run folder and sends later."""
 
 
-def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
-    """Prints what came out, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
+def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finished: bool) -> str:
+    """What came out in words, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
     rows, quoted = _rows(folder), shlex.quote(str(folder))
     rewards = [row["reward"] for row in rows if "reward" in row]
     word, shared = held_out_or_shared(read_manifest(folder).get("eval_prompts"))
@@ -50,26 +49,27 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     if rewards:  # training on pairs of files has none
         lines = [*lines, f"Mean training reward {_number(rewards[0])} -> {_number(rewards[-1])}"]
     lines += _warnings(rows)
-    print("\n" + "\n".join(lines))
     if finished:
         ends = {"reward": {"first": rewards[0], "last": rewards[-1]}} if rewards else {}
         summary: dict[str, Any] = {"iterations": config.num_iterations, **ends, **scores}
         write_atomically(folder / "summary.json", json.dumps(plain(summary), indent=1) + "\n")
     else:
-        print(f"\nStopped before the end. Continue with:\n  flowrl train resume={quoted}")
-    print(f"\nReport    {report}")
+        lines += ["", "Stopped before the end. Continue with:", f"  flowrl train resume={quoted}"]
+    lines += ["", *([] if report is None else [f"Report    {report}"])]
     if (folder / "samples").exists():
-        print(f"Samples   {folder / 'samples'}")
+        lines.append(f"Samples   {folder / 'samples'}")
     if (folder / "lora").exists():
-        print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
+        lines.append(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
     if (folder / MODEL).exists():
-        print(f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)")
+        lines.append(f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)")
     if config.logging.wandb == "offline" and any(folder.glob(OFFLINE)):
-        print(f"W&B       wandb sync {shlex.quote(str(folder))}/{OFFLINE}")  # the shell finds those of a resumed run
+        lines.append(f"W&B       wandb sync {quoted}/{OFFLINE}")  # the shell finds those of a resumed run
     if finished:
-        print(_try(folder, config))
+        lines.append(_try(folder, config))
         if config.eval_every and _still_rising(rows):
-            print(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={2 * config.num_iterations}")
+            more = 2 * config.num_iterations
+            lines.append(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={more}")
+    return "\n".join(["", *lines])
 
 
 def _number(value: float | None) -> str:

@@ -358,16 +358,16 @@ def check_rewards(config: TrainConfig) -> None:
         )
 
 
-def check_offload(config: TrainConfig) -> None:
-    """Refuses to lay to rest what cannot move.
+def check_offload(config: TrainConfig, *, through_rewards: bool) -> None:
+    """Refuses to lay to rest what cannot move; `through_rewards`: whether gradients come through decoder and rewards.
 
     Raises:
         ValueError: a recipe that takes gradients through it, rewards of workers, of users' code, one that learns.
     """
     offload = config.pipeline.offload
-    if config.recipe == "backprop" and (held := [part for part in ("vae", "rewards") if part in offload]):
+    if through_rewards and (held := [part for part in ("vae", "rewards") if part in offload]):
         raise ValueError(
-            f"pipeline.offload names {' and '.join(held)}, but recipe backprop takes the gradient of the reward "
+            f"pipeline.offload names {' and '.join(held)}, but recipe {config.recipe} takes the gradient of the reward "
             "through autoencoder and rewards, which stay on the device until its end: write no more than "
             "pipeline.offload=[text_encoders]"
         )

@@ -17,9 +17,12 @@ from PIL import Image
 from tiny_runs import TinyRuns, lora, metrics, tiny_runs
 
 import flowrl
-from flowrl.interface import argument_words, call_results, python_calls
-from flowrl.interface.call_results import columns
+from flowrl.config import overrides
+from flowrl.interface import argument_words, python_calls
 from flowrl.rendering.notebook import SHOWN, curve, images_row
+from flowrl.runs import trained_run
+from flowrl.runs.trained_run import columns
+from flowrl.session import train as session_train
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,7 @@ def test_importing_and_asking_for_a_function_is_light() -> None:
         _ = flowrl.trian  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("module", [argument_words, call_results, python_calls])
+@pytest.mark.parametrize("module", [argument_words, overrides, python_calls, session_train, trained_run])
 def test_examples_in_docstrings(module: Any) -> None:
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     found = doctest.testmod(module, extraglobs={"flowrl": flowrl}, optionflags=flags)

@@ -21,7 +21,7 @@ from flowrl.pipelines.arithmetic.attention_words import (
 )
 from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.runtime.capabilities import Machine, at_least_version
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 from flowrl.training.parts import attention_text
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_grpo_geneval.yaml"
@@ -166,7 +166,7 @@ def test_head_sizes_of_published_checkpoints(name: str) -> None:
 )  # fmt: skip
 def test_a_run_is_refused_before_anything_loads(settings: tuple[str, ...], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        check_before_loading(load_config(TINY, ["pipeline.device=cpu", *settings]))
+        preflight(load_config(TINY, ["pipeline.device=cpu", *settings]))
 
 
 def test_a_plan_says_what_auto_is() -> None:

@@ -18,7 +18,7 @@ from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.planning.memory import GIB
 from flowrl.planning.network import FewBlocks, Network, measure
 from flowrl.planning.published_models import in_cache
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY, CLIP, GENEVAL = "tiny_grpo_geneval", "sd35m_grpo_clip_24gb", "sd35m_grpo_geneval"
@@ -212,7 +212,7 @@ def test_what_makes_a_run_faster_is_named_where_it_is_set(capsys: pytest.Capture
 def test_tf32_on_a_cpu_is_refused_by_train_and_told_by_plan(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = (f"{key}=tf32", "pipeline.device=cpu")
     with pytest.raises(ValueError, match=rf"{key}=tf32 needs a CUDA device"):
-        check_before_loading(load_config(ROOT / "configs" / f"{TINY}.yaml", list(overrides)))
+        preflight(load_config(ROOT / "configs" / f"{TINY}.yaml", list(overrides)))
     assert f"device {key}=tf32 needs a CUDA device" in printed(capsys, TINY, *overrides)
 
 

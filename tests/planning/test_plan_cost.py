@@ -30,7 +30,7 @@ from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, mea
 from flowrl.planning.traces import Trace
 from flowrl.planning.weights import Weights
 from flowrl.recipes.counting import Counts
-from flowrl.session.preflight import recipe_of
+from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 
@@ -52,7 +52,7 @@ def trained(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
     run: Any = QuickRun(folder)
     recipe = recipe_of(config)
     recipe.check(config)
-    assert recipe.main(config, run, read_run_prompts(config.prompts))
+    assert recipe.main(resolve(config, read_run_prompts(config.prompts)), run)
     logged: list[dict[str, Any]] = run.logged
     return logged
 

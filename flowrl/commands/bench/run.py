@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.commands.bench.arguments import MINUTES, REPEATS
-from flowrl.commands.train.run import DEFAULT_CONFIG
 from flowrl.config.train import TrainConfig, find_config, load_config, to_yaml
 from flowrl.profiling.bench_result import OUT_OF_MEMORY, PAGE, SECTIONS, Bench, Phase, read_bench, write_bench
 from flowrl.runs.run_folder import make_free_folder
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.files import LOCK, is_taken, locked, write_atomically
 from flowrl.runtime.scrubbing import say as print
+from flowrl.session.train import DEFAULT_CONFIG
 
 if TYPE_CHECKING:
     from flowrl.profiling.bench_subject import Subject

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 from toy_pipeline import toy_in_place
+from train_command import train
 
-from flowrl.commands.train.run import train
 from flowrl.config.sections import LoggingConfig
 from flowrl.media.videos import save_mp4
 from flowrl.training.trackers.opening import check_trackers

@@ -1,8 +1,11 @@
-"""Arguments of `flowrl train`; nothing heavy is imported here."""
+"""`flowrl train`: trains a model, and prints what came out."""
 
 from __future__ import annotations
 
 import argparse
+
+from flowrl.config.overrides import typed_settings
+from flowrl.runtime.scrubbing import say as print
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,3 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CONFIG: a YAML file, or the name of one that ships with flowrl; key=value: a setting that replaces the "
         "file's, such as num_iterations=10",
     )  # fmt: skip
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Trains; returns 0 where the run came to its end, 130 where it was interrupted."""
+    import flowrl
+
+    words: list[str] = parsed.arguments
+    named = bool(words) and "=" not in words[0]
+    settings = typed_settings(words[1:] if named else words, taken=("config", "on_iteration", "show", "page"))
+    trained = flowrl.train(words[0] if named else None, **settings)
+    if trained.summary:
+        print(trained.summary)
+    return 0 if trained.finished else 130

@@ -1,159 +1,165 @@
-"""`flowrl train`: checks everything that can be known before a model loads, runs the recipe, and says what came out."""
+"""Training: checks everything that can be known before a model loads, runs the recipe, and says what came out."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.base import named_config
+from flowrl.config.overrides import Typed
+from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.runs.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.runtime.failures import describe_error, explain, lost_process
 from flowrl.runtime.files import LOCK, plain, refuse_unwritable
+from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
 from flowrl.runtime.versions import untested_line, versions
 from flowrl.session.batch_sizes import sizes_line
-from flowrl.session.preflight import check_before_loading, load_checked, recipe_of
+from flowrl.session.preflight import load_checked, preflight
 from flowrl.training.processes.launched import launched
 from flowrl.training.processes.meeting import meet, telling_others, words_left
 from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
 
 if TYPE_CHECKING:
+    from flowrl.runs.trained_run import TrainedRun
     from flowrl.training.prompting import RunPrompts
+    from flowrl.training.ready import Ready
     from flowrl.training.run import Run, Watcher
 
 DEFAULT_CONFIG = "tiny_recommended"
+"""What is trained where nothing is said."""
+Page = Callable[[Path], object]
+"""Writes the report of a run folder, and returns where."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """A training that has ended: its folder, and whether it came to its end or was asked to stop before."""
-
-    folder: Path
-    finished: bool
-
-
-def run(parsed: argparse.Namespace) -> int:
-    """`flowrl train [CONFIG] [key=value ...]`; see `train`."""
-    named = bool(parsed.arguments) and "=" not in parsed.arguments[0]
-    return train(parsed.arguments[0] if named else None, parsed.arguments[1:] if named else parsed.arguments)
-
-
-def train(config_name: str | None, overrides: Sequence[str]) -> int:
-    """Starts or continues a run; returns the exit code: 0 finished, 130 interrupted.
-
-    Raises:
-        ValueError: as `trained`.
-    """
-    return 0 if trained(config_name, overrides).finished else 130
-
-
-def trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], watcher: Watcher | None = None) -> Ended:
-    """Starts or continues a run.
+@public
+def train(
+    config: str | Path | Mapping[str, Any] | None = None, *, on_iteration: Watcher | None = None, show: bool = True,
+    page: Page | None = None, **settings: Any,
+) -> TrainedRun:  # fmt: skip
+    """Trains a model, as `flowrl train` does, and returns what came out.
 
     Args:
-        given: a YAML file, the name of one that ships with flowrl, or settings; None is the embedded model.
-        overrides: `key=value` settings that replace them.
-        watcher: is given the number and the metrics of each iteration; False from it asks for a stop, and what it
-            raises ends the run, saved.
+        config: a YAML file, the name of one that ships, or a mapping of settings; None trains the embedded model, and
+            is what `resume` needs.
+        on_iteration: called after each iteration with its number and its row of metrics (those of `metrics.jsonl`, None
+            for what is not finite), on the main process, once the row is written. False from it stops the run as Ctrl-C
+            does: it is saved, and `resume` continues it. What it raises ends the run the same way, saved, and is the
+            cause of the FlowrlError that comes out.
+        show: print what goes on, and show progress.
+        page: writes the report of a run folder; None writes none.
+        **settings: replace those of the configuration: `num_iterations=10`, `optim={"lr": 1e-4}` (the other keys of
+            `optim` stay), `out="runs/first"`; `resume="runs/first"`, or what `train` returned, continues a run.
 
     Raises:
-        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten. Or the
-            processes of the run were given different things, or one of them did not come.
+        FlowrlError: the configuration, a file that it names or the folder is wrong, and nothing was overwritten; or the
+            run failed, and how it goes on is said; or its processes were given different things, or one of them did
+            not come.
+
+    >>> flowrl.train("tiny_g2rp")
+    Traceback (most recent call last):
+    flowrl.runtime.failures.FlowrlError: there is no configuration 'tiny_g2rp': did you mean tiny_g2rpo? ...
     """
+    given = str(config) if isinstance(config, Path) else config
     with telling_others():
-        return _trained(given, overrides, watcher)
+        folder, finished, summary = _train(given, settings, on_iteration, page)
+    from flowrl.runs.trained_run import TrainedRun, run_in
+
+    if not (folder / "config.yaml").is_file():  # on a node that shares no disk with that of the main process
+        return TrainedRun(folder=folder, finished=finished, config={})
+    return run_in(folder, finished=finished, summary=summary)
 
 
-def _trained(given: str | Mapping[str, Any] | None, overrides: Sequence[str], watcher: Watcher | None) -> Ended:
-    folder = _resume_folder(given, overrides)
-    if folder is None:
-        path, name = named_config(given if isinstance(given, Mapping) else given or DEFAULT_CONFIG)
-        config = load_checked(path, overrides)
-        if config.resume is not None:
-            raise ValueError(
-                f"{name if isinstance(path, Mapping) else path}: resume belongs on the command line: "
-                f"flowrl train resume={shlex.quote(str(config.resume))}"
-            )
-        if config.resume_changed:
-            raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
+def _train(
+    given: str | Mapping[str, Any] | None, settings: Mapping[str, Any], watcher: Watcher | None, page: Page | None
+) -> tuple[Path, bool, str]:
+    """Starts or continues a run; returns its folder, whether it came to its end, and what came out in words."""
+    resumed = _resume_folder(given, settings)
+    if resumed is None:
+        path, name = named_config(DEFAULT_CONFIG if given in (None, "") else given)
+        config = load_checked(path, settings)
+        _refuse_resume(config, name if isinstance(path, Mapping) else str(path))
         _refuse_secrets(config)
-        wanted = None if config.out is None else Path(config.out).expanduser()
-        text = to_yaml(config)
+        wanted, text = None if config.out is None else Path(config.out).expanduser(), to_yaml(config)
         if wanted is not None:
             refuse_taken(wanted, text)
         if os.environ.get("RANK", "0") == "0":  # the main process alone writes
             refuse_unwritable(wanted or RUNS, flag="out=")  # now, not after seconds of imports
     else:
-        config = load_checked(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
-        name, wanted, text = str(folder.name), folder, ""
-    prompts = check_before_loading(config)
-    inputs = inputs_of(config, prompts)
+        others = {key: value for key, value in settings.items() if key != "resume"}
+        config = load_checked(resumed / "config.yaml", others)
+        name, wanted, text = str(resumed.name), resumed, ""
+    ready = preflight(config)
+    inputs = inputs_of(config, ready.prompts)
     if launched() is not None:
         from flowrl.training.processes.agreement import difference, facts_of
 
-        meet(facts_of(config, inputs, resumed=folder is not None), difference)
+        meet(facts_of(config, inputs, resumed=resumed is not None), difference)
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
-    from flowrl.training.run import owned_folder
+    from flowrl.training.run import Run, owned_folder
 
-    kept = wanted is not None and wanted.exists()
-    device = config.pipeline.device
-    with owned_folder(wanted, name, resumed=folder is not None, device=device, config=text) as owned:
-        if folder is not None and on_main(lambda: _is_finished(owned, config)):
-            return Ended(folder=owned, finished=True)
-        resumed = folder is not None
-        finished = _run(config, prompts, inputs, name, owned, resumed=resumed, kept=kept, watcher=watcher)
-        return Ended(folder=owned, finished=finished)
+    kept, device, again = wanted is not None and wanted.exists(), config.pipeline.device, resumed is not None
+    with owned_folder(wanted, name, resumed=again, device=device, config=text) as folder:
+        if again and on_main(lambda: _is_finished(folder, config)):
+            return folder, True, ""
+        if config.threads is not None:
+            import torch
 
+            torch.set_num_threads(config.threads)
+        run = Run(folder, config, name=name, inputs=inputs, resumed=again, watcher=watcher)
+        _note_beginning(run, ready, resumed=again)
+        try:
+            with run.watching_interrupts(), with_workers(config, run):
+                finished = bool(ready.recipe.main(ready, run))
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"Stopped at once. {_way_on(folder)}" if run.main else "") from stop
+        except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
+            raise ValueError(_failed(error, run, page, resumed=again, kept=kept)) from error
+        run.finish(finished=finished)
+        if not run.main:
+            return folder, finished, ""
+        from flowrl.session.summary import summarise
 
-def _run(
-    config: TrainConfig, prompts: RunPrompts, inputs: Mapping[str, Any], name: str, folder: Path, *, resumed: bool,
-    kept: bool, watcher: Watcher | None,
-) -> bool:  # fmt: skip
-    """Trains in a folder; returns whether the run came to its end."""
-    import torch
-
-    from flowrl.training.run import Run
-
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    run = Run(folder, config, name=name, inputs=inputs, resumed=resumed, watcher=watcher)
-    if run.main:
-        print(
-            f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {describe(config)}",
-            flush=True,
-        )
-        for line in filter(None, (sizes_line(config, run.world), untested_line(versions()))):
-            print(f"Note: {line}.", flush=True)
-        if not resumed:
-            _note_overlap(run, prompts, evaluated=config.eval_every > 0)
-    try:
-        with run.watching_interrupts(), with_workers(config, run):
-            finished = bool(recipe_of(config).main(config, run, prompts))
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
-    except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
-        raise ValueError(_failed(error, run, resumed=resumed, kept=kept)) from error
-    run.finish(finished=finished)
-    if run.main:
-        from flowrl.commands.report.run import write_report
-        from flowrl.session.summary import print_summary
-
-        report = write_report(run.folder)
-        print_summary(run.folder, config, report, finished=finished)
+        report = None if page is None else Path(str(page(folder)))
+        summary = summarise(folder, config, report, finished=finished)
         run.trackers.close(report)
-    return finished
+        return folder, finished, summary
+
+
+def _refuse_resume(config: TrainConfig, place: str) -> None:
+    """Refuses what continues a run among the settings of a new one."""
+    if config.resume is not None:
+        raise ValueError(
+            f"{place}: resume belongs on the command line: flowrl train resume={shlex.quote(str(config.resume))}"
+        )
+    if config.resume_changed:
+        raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
+
+
+def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
+    """Says what is trained, and what of it is not as somebody may think."""
+    if not run.main:
+        return
+    config = ready.config
+    what = (
+        f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
+        f"{config.prompts_per_step} prompts x {config.group_size} images"
+    )
+    print(f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {what}", flush=True)
+    for line in filter(None, (sizes_line(config, run.world), untested_line(versions()))):
+        print(f"Note: {line}.", flush=True)
+    if not resumed:
+        _note_overlap(run, ready.prompts, evaluated=config.eval_every > 0)
 
 
 @contextmanager
@@ -227,7 +233,7 @@ def _note_overlap(run: Run, prompts: RunPrompts, *, evaluated: bool) -> None:
         print(f"Note: {shared_words(len(found.exact), found.total)}.", flush=True)
 
 
-def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str:
+def _failed(error: BaseException, run: Run, page: Page | None, *, resumed: bool, kept: bool) -> str:
     """Leaves the folder of a run that an error stopped in order, and says what happened and how to go on.
 
     A run that had begun gets `error.log`, the error in its manifest, and a report. Of a new one that had not, nothing
@@ -245,9 +251,8 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
         with suppress(Exception):  # on a full disk, say: what counts is the reason for the end
             run.trackers.close(failed=True)
             run.note(failed=time.strftime("%Y-%m-%dT%H:%M:%S%z"), error=explain(error))
-            from flowrl.commands.report.run import write_report
-
-            write_report(run.folder)
+            if page is not None:
+                page(run.folder)
         way_on = "" if isinstance(error, Diverged) else _way_on(run.folder)
     else:
         run.trackers.close(failed=True)  # before their files go
@@ -320,44 +325,34 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
             f"flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
         )
     elif share_spent(config.budget, state["counters"]) >= 1:
+        limits = ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
         print(
-            f"The run in {folder} is finished: its budget ({_limits(config)}) was used up after {done} iterations. For "
-            "more, start a run with a larger one"
+            f"The run in {folder} is finished: its budget ({limits}) was used up after {done} iterations. For more, "
+            "start a run with a larger one"
         )
     else:
         return False
     return True
 
 
-def _limits(config: TrainConfig) -> str:
-    return ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
-
-
-def _resume_folder(given_config: str | Mapping[str, Any] | None, overrides: Sequence[str]) -> Path | None:
-    """The folder of `resume=RUN`; None where it is not given."""
-    given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
-    if not given or given[-1] in ("null", "~"):
+def _resume_folder(given: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Path | None:
+    """The folder of the run to continue, `resume`; None where it is not given."""
+    wanted = settings.get("resume")
+    run = wanted.partition("=")[2] if isinstance(wanted, Typed) else getattr(wanted, "folder", wanted)
+    if run is None or (isinstance(wanted, Typed) and run in ("null", "~")):
         return None
-    if not given[-1]:
+    if not str(run):
         raise ValueError("resume= names no run: write resume=RUN, or leave it out to start a run")
-    keys = {text.partition("=")[0] for text in overrides}
-    changed = [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
-    other = [] if ALLOW in keys else [text for text in changed if not MOVED.fullmatch(text.partition("=")[0])]
-    config_name = "a mapping of settings" if isinstance(given_config, Mapping) else given_config
-    if config_name is not None or other:
+    others = {key: value for key, value in dotted_items(settings) if key not in RESUME_KEYS}
+    other = [] if ALLOW in others else [key for key in others if not MOVED.fullmatch(key)]
+    if given is not None or other:
+        words = [str(others[key]) if isinstance(others[key], Typed) else f"{key}={others[key]}" for key in other]
+        what = "a mapping of settings" if isinstance(given, Mapping) else given
         raise ValueError(
-            f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
+            f"resume={run} continues a run with its own configuration, so {what or words[0]!r} has no "
             f"place beside it; allowed are {', '.join(key + '=' for key in RESUME_KEYS[1:])}"
-            + (f"; with {ALLOW}=true any setting, which the manifest will tell" if config_name is None else "")
+            + (f"; with {ALLOW}=true any setting, which the manifest will tell" if given is None else "")
         )
-    folder = Path(given[-1]).expanduser()
+    folder = Path(run).expanduser()
     refuse_no_run(folder, ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else "")
     return folder
-
-
-def describe(config: TrainConfig) -> str:
-    """One line: what is trained, on what, how long."""
-    return (
-        f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
-        f"{config.prompts_per_step} prompts x {config.group_size} images"
-    )
