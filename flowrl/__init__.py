@@ -19,8 +19,9 @@ from flowrl.runtime.versions import version_of
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
-    **dict.fromkeys(("compare", "evaluate", "plan", "sample"), "flowrl.interface.python_calls"),
+    **dict.fromkeys(("compare", "evaluate", "sample"), "flowrl.interface.python_calls"),
     "FlowrlError": "flowrl.runtime.failures",
+    "plan": "flowrl.planning.plan",
     "read_run": "flowrl.runs.trained_run",
     "train": "flowrl.session.train",
 }

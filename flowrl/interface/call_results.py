@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from flowrl.media.reading import read_rgb
-from flowrl.rendering.markup import bounds, code, number, signed
+from flowrl.rendering.markup import bounds, number, signed
 from flowrl.rendering.notebook import heading, images_row, rows_table, scores_table
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 
@@ -88,35 +88,6 @@ class Evaluation:
             + notes
             + images_row([read_rgb(path) for path in first], [path.parent.parent.name for path in first])
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RunPlan:
-    """What a run will do and need; estimates from counted tensors and operations, not measurements.
-
-    Attributes:
-        name: of the configuration.
-        text: the whole plan, as `flowrl plan` prints it.
-        verdict: whether it fits a card, and with which settings.
-        peak_bytes: memory of a process at most; None where the model's dimensions are not known.
-        flops: of the whole run, evaluations included; None likewise.
-        iterations: of the run.
-        missing: what has to be put in place before the run starts.
-    """
-
-    name: str
-    text: str = field(repr=False)
-    verdict: str
-    peak_bytes: int | None
-    flops: float | None
-    iterations: int
-    missing: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return heading(self.name, self.verdict) + code(self.text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

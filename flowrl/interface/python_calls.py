@@ -18,7 +18,7 @@ from flowrl.runtime.failures import FlowrlError, describe_error
 from flowrl.runtime.process_settings import before_libraries_load
 
 if TYPE_CHECKING:
-    from flowrl.interface.call_results import Evaluation, MethodComparison, RunPlan, Samples
+    from flowrl.interface.call_results import Evaluation, MethodComparison, Samples
     from flowrl.runs.trained_run import TrainedRun
 
 Config = str | Path | Mapping[str, Any]
@@ -26,7 +26,7 @@ Config = str | Path | Mapping[str, Any]
 Words = str | Path | Sequence[str | Path]
 """One or several."""
 
-__all__ = ["compare", "evaluate", "plan", "sample"]
+__all__ = ["compare", "evaluate", "sample"]
 
 
 def sample(
@@ -135,40 +135,6 @@ def evaluate(
         from flowrl.interface.run_reading import evaluation_of
 
         return evaluation_of(evaluated(parsed), benchmark)
-
-
-def plan(
-    config: Config = "tiny_g2rpo", *, card: int | None = None, processes: int | None = None,
-    tflops: float | None = None, bench: str | Path | None = None, **settings: Any,
-) -> RunPlan:  # fmt: skip
-    """Says what a run will do and need, as `flowrl plan` does; no weight is loaded, nothing is downloaded.
-
-    Args:
-        config: a YAML file, the name of one that ships, or a mapping of settings.
-        card: GB of the card that is to hold the run.
-        processes: GPUs of the run.
-        tflops: sustained TFLOP/s of one GPU, for the hours.
-        bench: a bench.json of `flowrl bench`, or its folder.
-        **settings: replace those of the configuration, as in `train`.
-
-    Raises:
-        FlowrlError: `flowrl train` would refuse the configuration.
-
-    >>> planned = flowrl.plan("tiny_g2rpo", num_iterations=10)
-    >>> planned.iterations, planned.peak_bytes < 4 * 2**30
-    (10, True)
-    """
-    with _as_own_error():
-        flags = {"card": card, "processes": processes, "tflops": tflops, "bench": bench}
-        parsed = parsed_words("plan", [config], flags)
-        parsed.config = config if isinstance(config, Mapping) else str(config)
-        parsed.overrides = override_words(settings)
-        from flowrl.commands.plan.run import planned
-
-        made = planned(parsed)  # it comes before the next import, whose libraries it may do without
-        from flowrl.interface.plan_reading import plan_of
-
-        return plan_of(made)
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""A configuration's plan: everything that `flowrl.planning.plan_text` prints."""
+"""A configuration's plan: everything that `flowrl.planning.text` prints."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from flowrl.planning.sent_text import Text
 from flowrl.planning.stock_route import StockRoute, stock_route
 from flowrl.planning.throughput import Pace
 from flowrl.prompts.loading import eval_items
-from flowrl.recipes import forward_settings
+from flowrl.recipes.counting import RecipeCounts
 from flowrl.rewards import models_of, reward_options
 from flowrl.session.batch_sizes import geometry_of
+from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
@@ -53,6 +54,7 @@ class Plan:
         network: one evaluation of the denoiser.
         unknown: why `network` is None; empty where it is known.
         run: evaluations of the run.
+        counts: what the recipe says of it.
         slots: copies of the trained weights.
         parts: of the model besides the denoiser.
         rewards: models of the rewards, `(model, parameters, bytes per weight)`, each once.
@@ -82,6 +84,7 @@ class Plan:
     network: Network | None
     unknown: str
     run: RunCounts
+    counts: RecipeCounts
     slots: int
     parts: Parts | None
     rewards: tuple[tuple[str, int, int], ...]
@@ -130,7 +133,8 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     unknown = unknown or f"no configuration of {config.pipeline.model} is known without its download"
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     elsewhere = bool(config.workers.rewards)  # workers hold the models that score
-    geometry, slots = geometry_of(config, ranks), _slots(config)
+    counts = recipe_of(config).counts(config)
+    geometry, slots = geometry_of(config, ranks), counts.slots + int(config.policy.ema_decay > 0)
     usual = network = cost = facts = None
     if size is not None and denoisers is not None:
         unknown = ""
@@ -167,18 +171,12 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     return Plan(
         name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
         processor=processor, geometry=geometry, size=size, text=text, usual_forward=usual, network=network,
-        unknown=unknown, run=run, slots=slots, parts=route.parts, rewards=rewards, unknown_rewards=unknown_rewards,
-        cost=cost, memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
-        choices=_choices(config, family, facts, processes), counted_as=None if model == location else model,
+        unknown=unknown, run=run, counts=counts, slots=slots, parts=route.parts, rewards=rewards,
+        unknown_rewards=unknown_rewards, cost=cost, memory=None if facts is None else memory_of(facts, own), facts=facts,
+        settings=own, choices=_choices(config, family, facts, counts, processes),
+        counted_as=None if model == location else model,
         parts_of=route.parts_of, licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
     )  # fmt: skip
-
-
-def group_multiple(config: TrainConfig) -> int:
-    """Images that a micro-batch is a multiple of."""
-    if config.recipe == "preference":
-        return 2
-    return config.group_size if config.recipe == "forward" and forward_settings.objective_of(config).whole_groups else 1
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------
@@ -198,14 +196,6 @@ def _eval_drawn(route: FamilyRoute | StockRoute, size: Size, tokens: int) -> Dra
         return route.drawn(size, tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-
-
-def _slots(config: TrainConfig) -> int:
-    """Copies of the trained weights beside themselves."""
-    average = int(config.policy.ema_decay > 0)
-    if config.recipe == "forward":
-        return average + len(forward_settings.slot_decays(config))
-    return average + int(config.recipe == "preference")
 
 
 def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:
@@ -232,9 +222,11 @@ def _settings(
     )  # fmt: skip
 
 
-def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, processes: int) -> Choices:
+def _choices(
+    config: TrainConfig, family: ModelFamily, facts: Facts | None, counts: RecipeCounts, processes: int
+) -> Choices:
     """What may be changed so that a run fits a card."""
-    group, sizes = group_multiple(config), dict[int, list[int]]()
+    group, sizes = counts.multiple, dict[int, list[int]]()
     parallel, pipeline = config.parallel, config.pipeline
     device = "mps" if pipeline.device == "mps" else None  # others may be on another machine than this one
     copies = parallel.replicate or 1

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from flowrl import cli
-from flowrl.commands.plan.run import run as plan
+from flowrl.commands.plan import run as plan
 from flowrl.config.train import load_config
 from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.planning.memory import GIB

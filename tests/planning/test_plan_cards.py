@@ -21,8 +21,8 @@ from flowrl.planning.decoding import decode_peaks
 from flowrl.planning.fits import card_gib, fit
 from flowrl.planning.gather import Plan, gather
 from flowrl.planning.memory import CARDS, GIB, checkpoint_bytes
-from flowrl.planning.memory_text import memory_lines
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
+from flowrl.planning.text import memory_lines
 from flowrl.planning.throughput import Pace
 from flowrl.planning.verdict import card_of, verdict
 from flowrl.training.parts import model_family
