@@ -21,12 +21,14 @@ __version__ = version_of("flowrl-toolkit") or "0.0"
 _PLACES: dict[str, str] = {
     **dict.fromkeys(("compare", "evaluate", "sample"), "flowrl.interface.python_calls"),
     "FlowrlError": "flowrl.runtime.failures",
+    "bench": "flowrl.profiling.bench",
     "plan": "flowrl.planning.plan",
     "read_run": "flowrl.runs.trained_run",
     "train": "flowrl.session.train",
 }
 """Name -> the module that it is imported from when it is first asked for."""
 _PAGES: dict[str, tuple[str, str]] = {
+    "bench": ("flowrl.pages.bench_page", "write_page"),
     "train": ("flowrl.commands.report.run", "write_report"),
 }
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from flowrl.pages.bench_figures import Pair, paired_bars
-from flowrl.profiling.bench_result import SECTIONS, USED, WHOLE, WRONG, Bench, Phase, Spread
-from flowrl.profiling.bench_text import (
+from flowrl.profiling.result import PAGE, SECTIONS, USED, WHOLE, WRONG, Bench, Phase, Spread
+from flowrl.profiling.text import (
     READING,
     alone,
     amount,
@@ -19,9 +20,10 @@ from flowrl.profiling.bench_text import (
     size,
     span,
 )
-from flowrl.profiling.bench_text import time as written
+from flowrl.profiling.text import time as written
 from flowrl.rendering.document import document
 from flowrl.rendering.markup import DASH, card, code, esc, folded, notes_box, section, table, tiles
+from flowrl.runtime.files import write_atomically
 
 FOOTER = "Written by <code>flowrl bench</code>."
 _TITLES = {
@@ -30,6 +32,13 @@ _TITLES = {
     "parts": "Other parts", "rewards": "Rewards", "iteration": "Whole iterations", "compile": "Compiled blocks",
 }  # fmt: skip
 _HEAD = ("phase", "seconds", "min .. max", "repeats", "of ceiling", "roofline", "memory", "saved", "operations")
+
+
+def write_page(bench: Bench) -> Path:
+    """Writes the page into the folder of a bench, and returns where."""
+    assert bench.folder is not None
+    write_atomically(bench.folder / PAGE, render(bench))
+    return bench.folder / PAGE
 
 
 def render(bench: Bench) -> str:

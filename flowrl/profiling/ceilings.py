@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from flowrl.profiling.bench_result import Phase
-from flowrl.profiling.bench_subject import Subject
+from flowrl.profiling.result import Phase
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.profiling.subject import Subject
 from flowrl.runtime.randomness import counter_normal
 from flowrl.training.parts import DTYPES
 

@@ -13,11 +13,11 @@ from typing import Any
 from flowrl.config.methods import BudgetConfig
 from flowrl.config.train import TrainConfig
 from flowrl.planning.counts import of_iteration
-from flowrl.profiling.bench_result import USED, WHOLE, Phase, Spread
-from flowrl.profiling.bench_subject import Subject, joined_reward
 from flowrl.profiling.ceilings import GEMM, exact_ceiling
-from flowrl.profiling.part_phases import decoding_flops
+from flowrl.profiling.parts import decoding_flops
+from flowrl.profiling.result import USED, WHOLE, Phase, Spread
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.profiling.subject import Subject, joined_reward
 from flowrl.recipes.counting import Counts
 from flowrl.session.batch_sizes import sizes_line
 from flowrl.session.preflight import recipe_of, resolve
@@ -92,9 +92,9 @@ def fitting(subject: Subject, seconds: float, pace: float | None) -> tuple[Train
     for config in with_prompts(subject, [count for count in range(wanted, 0, -1) if wanted % count == 0]):
         if foreseen(subject, config, pace) * ITERATIONS <= seconds:
             prompts = config.prompts_per_step
-            fewer = f"{prompts} of {wanted} prompts an iteration, for want of time (--minutes)"
+            fewer = f"{prompts} of {wanted} prompts an iteration, for want of minutes"
             return config, "" if prompts == wanted else fewer
-    return None, "not measured: not even one prompt an iteration fits into what is left of --minutes"
+    return None, "not measured: not even one prompt an iteration fits into the minutes that are left"
 
 
 def foreseen(subject: Subject, config: TrainConfig, pace: float | None) -> float:

@@ -15,10 +15,10 @@ import torch
 
 from flowrl.planning.cost import decode_flops
 from flowrl.planning.published_models import other_parts
-from flowrl.profiling.bench_result import Phase
-from flowrl.profiling.bench_subject import CANNOT_LOAD, Subject
 from flowrl.profiling.ceilings import exact_ceiling
+from flowrl.profiling.result import Phase
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.profiling.subject import CANNOT_LOAD, Subject
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.runtime.failures import explain
 from flowrl.runtime.placement import sent

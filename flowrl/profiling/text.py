@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 
-from flowrl.profiling.bench_result import SECTIONS, WRONG, Bench, Phase, Spread
+from flowrl.profiling.result import SECTIONS, WRONG, Bench, Phase, Spread
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
 
 _HEAD = ("of", "seconds", "min..max", "of ceiling", "roofline")
