@@ -1,3 +1,4 @@
+from flowrl.health.doctor import doctor as doctor
 from flowrl.interface.python_calls import compare as compare
 from flowrl.interface.python_calls import evaluate as evaluate
 from flowrl.interface.python_calls import sample as sample

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from flowrl.config.train import ConfigError, TrainConfig, find_config, load_config
-from flowrl.health.diagnosis import Check, Diagnosis
+from flowrl.config.base import SETTINGS, named_config
+from flowrl.config.overrides import Settings
+from flowrl.config.train import ConfigError, TrainConfig, load_config
+from flowrl.health.diagnosis import Check, Examination
 from flowrl.health.machine_checks import disk_check
 from flowrl.health.real_step import step_checks
 from flowrl.health.spoken import divided, faulty
@@ -38,30 +40,33 @@ CANNOT = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
 """What loading and asking raise where something is not there."""
 
 
-def diagnose_configuration(name: str, overrides: Sequence[str], *, step: bool, offline: bool) -> Diagnosis:
+def diagnose_configuration(
+    given: str | Mapping[str, Any], overrides: Settings, *, step: bool, offline: bool
+) -> Examination:
     """Everything that can be known of a configuration before a run of it.
 
     Args:
-        name: of a shipped configuration, or a file.
+        given: name of a shipped configuration, a file, or settings.
         overrides: settings that replace its.
         step: whether two iterations are trained.
         offline: whether the hub is not asked.
     """
-    about = f"The configuration {name}"
+    about = f"The configuration {SETTINGS if isinstance(given, Mapping) else given}"
     try:
-        path = find_config(name)
+        path, name = named_config(given)
+        about_it = about if isinstance(path, Mapping) else f"{about} ({path})"
         config = load_config(path, overrides)
     except ConfigError as error:
         faults = [*error.faults, *more_faults(path, overrides, error)]
-        return Diagnosis(about=about, checks=tuple(faulty("settings", fault) for fault in faults))
+        return Examination(about=about, checks=tuple(faulty("settings", fault) for fault in faults))
     except ValueError as error:
-        return Diagnosis(about=about, checks=(faulty("settings", str(error)),))
+        return Examination(about=about, checks=(faulty("settings", str(error)),))
     try:
         family = model_family(config.pipeline)
         copy = config.parallel.shard * config.parallel.context
         found = obstacles(config, family, copy * (config.parallel.replicate or 1))
     except CANNOT as error:
-        return Diagnosis(about=f"{about} ({path})", checks=tuple(faulty("settings", one) for one in faults_of(error)))
+        return Examination(about=about_it, checks=tuple(faulty("settings", one) for one in faults_of(error)))
     told = {*found.refused, *found.absent, *found.device}
     prompts = _read(config)
     checks = [*_prompts(config, prompts), *_settings(found)]
@@ -73,8 +78,8 @@ def diagnose_configuration(name: str, overrides: Sequence[str], *, step: bool, o
     if config.out is not None:
         checks.append(disk_check(Path(config.out), name="disk of out"))
     if step:
-        checks += step_checks(config, path.stem, hindered=any(check.state == "fault" for check in checks))
-    return Diagnosis(about=f"{about} ({path})", checks=tuple(checks))
+        checks += step_checks(config, name, hindered=any(check.state == "fault" for check in checks))
+    return Examination(about=about_it, checks=tuple(checks))
 
 
 def _read(config: TrainConfig) -> RunPrompts | None:
@@ -137,7 +142,7 @@ def _model(config: TrainConfig, *, offline: bool) -> Iterator[Check]:
     elif in_cache(location):
         yield Check(name="model", state="ok", found=f"{location} is in the hub's cache")
     elif offline:
-        yield Check(name="model", state="warning", found=f"{location} is not here, and the hub not asked (--offline)",
+        yield Check(name="model", state="warning", found=f"{location} is not here, and the hub not asked (`offline`)",
                     cure="have it downloaded first, or set pipeline.model to a folder")  # fmt: skip
     else:
         asked = ask(location)
@@ -201,7 +206,7 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
             yield faulty(name, explain(error))
             continue
         if away and offline:
-            yield Check(name=name, state="warning", found=f"{', '.join(away)} is not here (--offline)",
+            yield Check(name=name, state="warning", found=f"{', '.join(away)} is not here (`offline`)",
                         cure="have it downloaded first, or move the reward to a server (flowrl serve)")  # fmt: skip
         elif away:
             lost = [model for model in away if ask(model, "config.json").why in ("offline", "gated", "no repository")]

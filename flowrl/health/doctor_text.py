@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from flowrl.health.diagnosis import Check, Diagnosis, State
+from flowrl.health.diagnosis import Check, Examination, State
 from flowrl.rendering.markup import plural
 from flowrl.rendering.terminal_text import COLUMNS
 
@@ -13,7 +13,7 @@ _MARKS: Mapping[State, str] = {"ok": "✓", "note": "-", "warning": "!", "fault"
 _PLAIN: Mapping[State, str] = {"ok": "+", "note": "-", "warning": "!", "fault": "X"}
 
 
-def as_text(diagnosis: Diagnosis, encoding: str | None = "utf-8") -> str:
+def as_text(diagnosis: Examination, encoding: str | None = "utf-8") -> str:
     """A diagnosis in lines.
 
     Args:

@@ -22,7 +22,7 @@ def hub_check(*, offline: bool = False) -> Check:
         return Check(name="hub", state="note", found=f"HF_HUB_OFFLINE is set, so {cached}",
                      cure="unset HF_HUB_OFFLINE where something has to be downloaded")  # fmt: skip
     if offline:
-        return Check(name="hub", state="note", found=f"not asked (--offline); {said}")
+        return Check(name="hub", state="note", found=f"not asked (`offline`); {said}")
     status = _status(place, token)
     if status is None:
         return Check(name="hub", state="warning", found=f"{place} does not answer within {TIMEOUT:g} s: {cached}",

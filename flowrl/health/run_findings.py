@@ -15,21 +15,19 @@ from pathlib import Path
 import numpy as np
 
 from flowrl.config.train import TrainConfig, load_config
-from flowrl.health.diagnosis import Check, Diagnosis, State
+from flowrl.health.diagnosis import Check, Examination, State
 from flowrl.health.spoken import divided, faulty
-from flowrl.pages.health_section import SIGNS, Sign, Values
 from flowrl.rendering.markup import number
 from flowrl.runs.run_data import RunData, column, keys_below, read_run, warnings_by_kind
+from flowrl.runs.vital_signs import ALARMS, SIGNS, Sign, Values
 from flowrl.training.checkpoints import check_newest
 from flowrl.training.watchdog import iteration_warnings, new_history
 
-_RUIN = ("collapse", "constant_images", "diverged", "exploding_rewards", "reward_hacking", "zero_gradient")
-"""Warnings after which what a run made is worth nothing; others may pass."""
 _FALL = 2.5
 """Standard errors by which a training reward may lie below that of the untrained model; beyond, 1 in 160 by chance."""
 
 
-def diagnose_run(folder: Path) -> Diagnosis:
+def diagnose_run(folder: Path) -> Examination:
     """What is wrong with a run, finished, stopped or at work.
 
     Raises:
@@ -42,7 +40,7 @@ def diagnose_run(folder: Path) -> Diagnosis:
         found.insert(
             0, Check(name="healthy", state="ok", found=f"nothing is wrong by {', '.join(checked) or 'its log'}")
         )
-    return Diagnosis(about=_about(run), checks=tuple(found))
+    return Examination(about=_about(run), checks=tuple(found))
 
 
 def _about(run: RunData) -> str:
@@ -76,7 +74,7 @@ def _warnings(run: RunData) -> Iterator[Check]:
         first, last = min(said), max(said)
         when = f"iteration {first}" if first == last else f"iterations {first} to {last}, {len(said)} times"
         words, cure = divided(said[first])
-        state: State = "fault" if name in _RUIN else "warning"
+        state: State = "fault" if name in ALARMS and ALARMS[name].ruins else "warning"
         yield Check(name=name.replace("_", " "), state=state, found=f"{when}: {words}", cure=cure)
 
 

@@ -39,6 +39,7 @@ from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.pipelines.weights.saved_model import save_model
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.rewards import RewardOutput
+from flowrl.runs.vital_signs import MOSTLY
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
@@ -71,7 +72,6 @@ from flowrl.training.scoring import Scorer, check_groups, scored_beside
 from flowrl.training.seal import model_of, reproduced_in, versions_of
 from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
-    MOSTLY,
     evaluation_warnings,
     iteration_warnings,
     keep_good,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from flowrl.config.train import TrainConfig
-from flowrl.pages.health_section import SIGNS
+from flowrl.runs.vital_signs import SIGNS
 from flowrl.training import watchdog
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/troubleshooting.md").read_text()
