@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from flowrl.planning.refusals import Obstacles
 
 
+CACHE = "data/embeddings"
+"""Where a run that fits a card without its text encoders keeps embeddings."""
+
+
 class RefusedError(ValueError):
     """`flowrl train` would refuse the configuration: `reasons`, a paragraph each."""
 
@@ -111,19 +115,22 @@ def plan(
         )
 
 
-def for_card(config: TrainConfig, name: str, card: int, processes: int | None = None) -> tuple[str, ...]:
+def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
     """The least settings, as `key=value`, with which a process of a run fits a card of so many GB; none where it does.
+
+    Embeddings are kept in a folder where text encoders go, so that another run need not encode the prompts again.
 
     Raises:
         RefusedError: `flowrl train` would refuse the configuration.
         ValueError: no setting makes it fit, or nothing is known of the model.
     """
-    processes = _check_processes(config, processes)
-    with light_libraries(config):
-        made, _ = make_plan(config, name, processes)
-        from flowrl.planning.verdict import changes_for
+    from flowrl.planning.verdict import changes_for
+    from flowrl.training.processes.launched import num_launched
 
-        return changes_for(made, card)
+    made, _ = make_plan(config, name, max(num_launched(), _check_processes(config, None)))
+    changes = changes_for(made, card)
+    cached = config.prompts.cache is not None or "pipeline.free_text_encoders=true" not in changes
+    return changes if cached else (*changes, f"prompts.cache={CACHE}")
 
 
 def make_plan(
