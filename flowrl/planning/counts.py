@@ -10,7 +10,6 @@ from typing import Any
 
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.recipes.counting import Counts, Passes
-from flowrl.recipes.forward_settings import trained_scale
 from flowrl.session.preflight import recipe_of
 from flowrl.training.budget import Budget
 from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
@@ -82,10 +81,14 @@ def graph_rows(config: TrainConfig, passes: Passes) -> int:
     trained, and `keep_graphs` those of the whole rollout, for all its images. A negative half that is recomputed takes
     the place of a positive one that is freed.
     """
-    rows = passes(trained_scale(config)) if config.sampler.train_negative is True else 1
+    rows = passes(recipe_of(config).trained_scale(config)) if config.sampler.train_negative is True else 1
     return rows * recipe_of(config).counts(config).graphs()
 
 
 def negative_again(config: TrainConfig, passes: Passes) -> float:
     """Forward passes that `sampler.train_negative: recompute` costs for a row of the backward pass."""
-    return 0.5 if config.sampler.train_negative == "recompute" and passes(trained_scale(config)) == 2 else 0.0
+    return (
+        0.5
+        if config.sampler.train_negative == "recompute" and passes(recipe_of(config).trained_scale(config)) == 2
+        else 0.0
+    )

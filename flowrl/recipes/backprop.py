@@ -27,7 +27,7 @@ from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
-from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
+from flowrl.recipes.counting import Counts, Passes, RecipeCounts, trained_scale, walked
 from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
@@ -39,6 +39,8 @@ from flowrl.training.parts import sampler_of
 from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
+
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
 THROUGH_REWARDS = True
 

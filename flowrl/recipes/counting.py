@@ -78,6 +78,11 @@ def only_here(config: TrainConfig) -> str:
     return ""
 
 
+def trained_scale(config: TrainConfig) -> float:
+    """Guidance of the velocity that is trained, where that is the one that is sampled with."""
+    return config.sampler.guidance_scale
+
+
 def walked(train_negative: bool | str, scale: float, passes: Passes) -> int:
     """Network rows of a velocity, trained at a guidance scale, that the backward pass goes through."""
     return 1 if train_negative is False else passes(scale)

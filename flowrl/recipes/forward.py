@@ -48,6 +48,7 @@ from flowrl.recipes.forward_settings import (
     micro_batch_size,
     objective_of,
     slot_decays,
+    trained_scale,
 )
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
@@ -65,7 +66,7 @@ from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
-__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here"]
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
 THROUGH_REWARDS = False
 

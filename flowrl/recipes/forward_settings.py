@@ -73,8 +73,8 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def trained_scale(config: TrainConfig) -> float:
-    """Guidance of the velocity that a run of any recipe trains."""
-    own = objective_of(config).options.guidance_scale if config.recipe == "forward" else None
+    """Guidance of the velocity that is trained."""
+    own = objective_of(config).options.guidance_scale
     return config.sampler.guidance_scale if own is None else own
 
 

@@ -29,7 +29,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl
-from flowrl.recipes.counting import only_here
+from flowrl.recipes.counting import only_here, trained_scale
 from flowrl.recipes.grpo_counts import counts
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
@@ -60,7 +60,7 @@ from flowrl.training.run import Run
 from flowrl.training.sampler_checks import check_density
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
-__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here"]
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
 THROUGH_REWARDS = False
 
@@ -134,7 +134,7 @@ def check(config: TrainConfig) -> None:
     )
     check_plan(config, method)
     check_assignment(config, method)
-    curriculum_of(config)
+    curriculum_of(config.curriculum.sampling, config.curriculum.options)
     if config.ratio != "step" and not method.of_outcomes:
         raise ValueError(
             f"ratio={config.ratio} takes one ratio and one advantage per trajectory, but credit method "

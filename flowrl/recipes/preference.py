@@ -31,6 +31,7 @@ from flowrl.objectives.forward_losses import noised
 from flowrl.objectives.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
 from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
+from flowrl.recipes.counting import trained_scale
 from flowrl.recipes.preference_settings import Offline, Steps, check, counts, objective_of, only_here
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
@@ -49,7 +50,7 @@ from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning, Schedule, Trajectory
 
-__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here"]
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
 THROUGH_REWARDS = False
 

@@ -61,7 +61,7 @@ def _highest(values: Values) -> str:
     return f"{number(float(values[-RECENT:].max()))} at most over {_last(values)}, with a median of {median}"
 
 
-def _first_andrecent_mean(values: Values) -> str:
+def _first_and_recent(values: Values) -> str:
     return (
         f"{number(float(values[0]), 4)} at first and {number(recent_mean(values), 4)} on average over {_last(values)}"
     )

@@ -57,7 +57,7 @@ def recipe_of(config: TrainConfig) -> Any:
 
     `check(config)` refuses settings before anything loads, `objective_of(config)` is what it trains with,
     `counts(config)` what a run will take (`flowrl.recipes.counting.RecipeCounts`), `only_here(config)` why workers
-    cannot draw for it, `THROUGH_REWARDS` whether gradients come through decoder and rewards, and `main(ready, run)`
+    cannot draw for it, `trained_scale(config)` the guidance of the velocity that is trained, `THROUGH_REWARDS` whether gradients come through decoder and rewards, and `main(ready, run)`
     trains.
     """
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
@@ -179,7 +179,7 @@ def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Ite
         if here:
             yield lambda: check_device(given["pipeline"].device)
     if here and "logging" in given:
-        yield lambda: check_trackers(given["logging"])
+        yield lambda: check_trackers(given["logging"].wandb, given["logging"].trackio)
     for entry in _entries(given):
         yield partial(_check_reward, entry, looked)
     if "sampler" in given:
@@ -260,7 +260,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     yield lambda: check_parallel(config, num_launched() if here else None, through_rewards=recipe.THROUGH_REWARDS)
     yield lambda: config.resolve_batch(data_ranks(config))
     yield lambda: _check_number(config, looked)
-    yield lambda: check_rewards(config)
+    yield lambda: check_rewards(config.rewards, config.eval.rewards, config.reward_aggregation, config.reward_partial)
     if len(looked.rewards) == len((*config.rewards, *config.eval.rewards)):
         if config.workers.rewards:
             yield lambda: check_reward_workers(config.workers, config.rewards, config.recipe)
@@ -328,10 +328,9 @@ def _check_trained(config: TrainConfig, known: ModelFamily, looked: Looked) -> N
 
 def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses to leave out, or to recompute, a half of guidance that is not there."""
-    from flowrl.recipes.forward_settings import trained_scale
     from flowrl.training.model_files import location_of
 
-    trained, scale = config.sampler.train_negative, trained_scale(config)
+    trained, scale = config.sampler.train_negative, recipe_of(config).trained_scale(config)
     if trained is not True and known.rows(location_of(config.pipeline), scale) == 1:
         key = "sampler" if scale == config.sampler.guidance_scale else "objective.options"
         raise ValueError(

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.runs.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.runtime.failures import describe_error, explain, lost_process
-from flowrl.runtime.files import LOCK, plain, refuse_unwritable
+from flowrl.runtime.files import LOCK, refuse_unwritable
 from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
@@ -179,7 +180,8 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
         f"{config.prompts_per_step} prompts x {config.group_size} images"
     )
     print(f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {what}", flush=True)
-    for line in filter(None, (sizes_line(config, run.world), untested_line(versions()))):
+    set_sizes = config.rollout_batch_size is not None or config.micro_batch_size is not None
+    for line in filter(None, (set_sizes and sizes_line(config, run.world), untested_line(versions()))):
         print(f"Note: {line}.", flush=True)
     if not resumed:
         _note_overlap(run, ready.prompts, evaluated=config.eval_every > 0)
@@ -243,7 +245,7 @@ def _refuse_secrets(config: TrainConfig) -> None:
                 "option"
             )
 
-    look(plain(config), "")
+    look(asdict(config), "")
 
 
 def _note_overlap(run: Run, prompts: RunPrompts, *, evaluated: bool) -> None:

@@ -139,7 +139,8 @@ class Loop(Draws):
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
             run, self.pipeline, reward, group_size=config.group_size, counters=self.counters, stages=self.stages,
-            beside=scored_beside(config, run.device), askers=max(4, 2 * config.workers.rewards),
+            beside=scored_beside(config.rewards, (config.reward_dtype, config.pipeline.vae_dtype), run.device),
+            askers=max(4, 2 * config.workers.rewards),
         )  # fmt: skip
         if state is not None:
             for key, trained in self.scorer.trained.items():
