@@ -65,14 +65,16 @@ def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> st
     differ = [[esc(key), esc(a), esc(b)] for key, a, b in facts_that_differ(first, second)]
     named = [esc(name) for name in names]
     changed = [verdict for *_, verdict in found if verdict]
-    body = "".join([
-        notes_box(only),
-        f'<p class="summary">{len(changed)} of {len(found)} phases changed beyond the range of their repeats: '
-        f"{changed.count('faster')} faster, {changed.count('slower')} slower in {esc(names[1])}.</p>",
-        section("bars", "Seconds", card(chart)),
-        section("table", "Phases", table("Seconds of both", ["phase", *named, "A / B", "beyond spread"], rows)),
-        section("facts", "What differs", table("Facts", ["fact", *named], differ) if differ else ""),
-    ])  # fmt: skip
+    body = "".join(
+        [
+            notes_box(only),
+            f'<p class="summary">{len(changed)} of {len(found)} phases changed beyond the range of their repeats: '
+            f"{changed.count('faster')} faster, {changed.count('slower')} slower in {esc(names[1])}.</p>",
+            section("bars", "Seconds", card(chart)),
+            section("table", "Phases", table("Seconds of both", ["phase", *named, "A / B", "beyond spread"], rows)),
+            section("facts", "What differs", table("Facts", ["fact", *named], differ) if differ else ""),
+        ]
+    )
     return document(f"{names[0]} beside {names[1]}", body, footer=FOOTER)
 
 
@@ -98,9 +100,10 @@ def _tiles(bench: Bench) -> list[tuple[str, str, str]]:
 def _iteration(bench: Bench) -> str:
     whole = bench.phase("iteration", WHOLE)
     rows = [
-        one for one in bench.phases
+        one
+        for one in bench.phases
         if one.section == "iteration" and one.wall is not None and one.name not in (WHOLE, USED)
-    ]  # fmt: skip
+    ]
     if whole is None or whole.wall is None or not rows:
         return ""
     pairs = [_pair(bench, one) for one in [*rows, whole]]
@@ -123,9 +126,10 @@ def _pair(bench: Bench, phase: Phase) -> Pair:
     least = bench.roofline(phase)
     assert phase.seconds is not None
     return Pair(
-        name=phase.name, first=phase.seconds,
+        name=phase.name,
+        first=phase.seconds,
         second=None if least is None else Spread(median=least, low=least, high=least),
-    )  # fmt: skip
+    )
 
 
 def _table(bench: Bench, name: str) -> str:
@@ -145,11 +149,15 @@ def _row(bench: Bench, phase: Phase) -> list[str]:
         reached = pace(phase)
     rows = f" · {much}" if (much := amount(phase)) else ""
     return [
-        esc(phase.name + rows), written(phase.seconds.median), esc(span(phase.seconds)), str(phase.repeats),
-        reached or DASH, DASH if least is None else written(least),
+        esc(phase.name + rows),
+        written(phase.seconds.median),
+        esc(span(phase.seconds)),
+        str(phase.repeats),
+        reached or DASH,
+        DASH if least is None else written(least),
         *(DASH if count is None else size(count) for count in (phase.peak_bytes, phase.saved_bytes)),
         DASH if phase.operations is None else f"{phase.operations:,}",
-    ]  # fmt: skip
+    ]
 
 
 def _with_span(spread: Spread) -> str:

@@ -112,8 +112,9 @@ def fit(facts: Facts, chosen: Settings, choices: Choices, card: int) -> Fit:
     for k in reversed(range(len(ladders))):
         places[k] = next((rung for rung in range(len(ladders[k])) if fits([*places[:k], rung, *places[k + 1 :]])), -1)
         if places[k] < 0:
-            return _least(facts, chosen, [at([*places[:k], rung, *places[k + 1 :]]) for rung in range(len(ladders[k]))],
-                          card)  # fmt: skip
+            return _least(
+                facts, chosen, [at([*places[:k], rung, *places[k + 1 :]]) for rung in range(len(ladders[k]))], card
+            )
     settings = at(places) or chosen
     overrides = tuple(text for ladder, place in zip(ladders, places, strict=True) for text in ladder[place].overrides)
     memory, gains = memory_of(facts, settings), list[tuple[str, int]]()

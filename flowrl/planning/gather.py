@@ -126,7 +126,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     trained = _trained(config, route.targets)
     denoisers = few_blocks(family, model, trained.targets or ())
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
-    counts, geometry = recipe_of(config).counts(config), geometry_of(config, ranks)
+    counts, geometry, train = recipe_of(config).counts(config), geometry_of(config, ranks), config.prompts.train
     plan = Plan(
         name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
         processor=processor, geometry=geometry, size=route.size, text=text,
@@ -136,7 +136,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         slots=counts.slots + int(config.policy.ema_decay > 0), parts=route.parts, rewards=rewards,
         unknown_rewards=unknown_rewards, settings=_settings(config, family, options, geometry, processes),
         counted_as=None if model == location else model, parts_of=route.parts_of,
-        licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
+        licence=checkpoints.licence_of(location), prompts=len(read_prompts(config.prompts, train)) if is_here(train) else None,
     )  # fmt: skip
     if route.size is not None and denoisers is not None:
         plan = _count(plan, route, denoisers, trained, usual_call, passes)
@@ -169,9 +169,13 @@ def _count(
     decode_cost, decode = drawn.decoding()
     eval_cost, eval_decode = (decode_cost, decode) if eval_drawn is drawn else eval_drawn.decoding()
     cost = cost_of(
-        network, run, eval_forward=eval_forward, decode=decode_cost, eval_decode=eval_cost,
+        network,
+        run,
+        eval_forward=eval_forward,
+        decode=decode_cost,
+        eval_decode=eval_cost,
         recomputed=(pipeline.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
-    )  # fmt: skip
+    )
     here, full = not config.workers.rewards, config.policy.train == "full"  # else workers hold the models that score
     scale = config.sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
     unknown = [] if route.parts is not None else ["text encoders and autoencoder"]
@@ -187,9 +191,14 @@ def _count(
         at_once=route.at_once,
     )  # fmt: skip
     return replace(
-        plan, usual_forward=usual, network=network, unknown="", cost=cost, facts=facts,
+        plan,
+        usual_forward=usual,
+        network=network,
+        unknown="",
+        cost=cost,
+        facts=facts,
         memory=memory_of(facts, plan.settings),
-    )  # fmt: skip
+    )
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------
@@ -241,10 +250,12 @@ def _choices(plan: Plan, family: ModelFamily) -> Choices:
     away = replace(config, pipeline=replace(pipeline, offload=offload))
     split = replace(config, parallel=replace(parallel, shard=SHARDS[0]))
     return replace(
-        found, encoders=set(facts.parts) > {"vae"}, checkpoints=facts.network.blocks > 0,
+        found,
+        encoders=set(facts.parts) > {"vae"},
+        checkpoints=facts.network.blocks > 0,
         rewards=bool(facts.rewards) and _passes(check_offload, away, through_rewards=plan.counts.through_rewards),
         splits=parallel.context == 1 and own and _passes(check_parallel, split, None),
-    )  # fmt: skip
+    )
 
 
 def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
@@ -274,10 +285,6 @@ def _prompts(config: TrainConfig) -> list[str] | None:
         return None
     rows = [row for text in files for row in read_prompts(config.prompts, text)]
     return list(dict.fromkeys(text for row in rows for text in (row.text, row.negative)))
-
-
-def _train_prompts(config: TrainConfig) -> int | None:
-    return len(read_prompts(config.prompts, config.prompts.train)) if is_here(config.prompts.train) else None
 
 
 def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:

@@ -135,8 +135,10 @@ class Memory:
 def memory_of(facts: Facts, chosen: Settings) -> Memory:
     """What a process holds with these settings."""
     network, split = facts.network, chosen.context
-    gathered = 0 if chosen.shard == 1 else _gathered(network.weights, facts.dtype[1])
-    restored = _RESTORED[chosen.quantize] * max((o * i for o, i in network.weights.matrices), default=0)
+    weights = network.weights
+    beside = 2 * weights.largest_block + weights.parameters - weights.blocks  # a part has two blocks, and what is none
+    gathered = 0 if chosen.shard == 1 else facts.dtype[1] * beside
+    restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)
     working = gathered + restored
     held = _denoiser(facts, chosen) | _trained(facts, chosen)
     encoders, vae, rewards = _others(facts)
@@ -233,11 +235,6 @@ def allowed_sizes(images: int, multiple: int) -> list[int]:
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------
-
-
-def _gathered(weights: Weights, width: int) -> int:
-    """Bytes of weights that a process of a split denoiser has beside its part: two blocks, and what is no block."""
-    return width * (2 * weights.largest_block + weights.parameters - weights.blocks)
 
 
 def _decoded(each: tuple[int, int] | None, chosen: Settings, batch: int) -> int:

@@ -146,8 +146,9 @@ def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBl
         return None
     more = [
         (kinds[kind] - count, family.meta_denoiser(model, {**few, kind: count + 1}))
-        for kind, count in few.items() if kinds[kind] > count
-    ]  # fmt: skip
+        for kind, count in few.items()
+        if kinds[kind] > count
+    ]
     return FewBlocks(least=least, more=[(lacking, network) for lacking, network in more if network is not None])
 
 
@@ -209,7 +210,7 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
     given = cast(dict(call), dtype)
     saved = Saved(network)
     blocks = _checkpointed(network, saved.block)
-    with Fused(dtype) as fused, saved_tensors_hooks(saved.pack, _as_it_is), Trace() as trace:
+    with Fused(dtype) as fused, saved_tensors_hooks(saved.pack, lambda tensor: tensor), Trace() as trace:
         output = network(**given)
         answer = output
         while not isinstance(answer, Tensor):  # one of a tuple, and of Z-Image's list of samples
@@ -229,10 +230,6 @@ def _forget(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _prepare(denoiser: nn.Module, trained: Trained) -> int:
     """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
     if trained.rank:
@@ -247,8 +244,9 @@ def _add_lora(denoiser: nn.Module, trained: Trained) -> int:
     """Puts a LoRA on the layers that targets match; how many parameters it has."""
     denoiser.requires_grad_(False)
     endings = tuple(f".{target}" for target in trained.targets or ())
-    bound = [name for name, part in denoiser.named_modules()
-             if isinstance(part, nn.Linear) and f".{name}".endswith(endings)]  # fmt: skip
+    bound = [
+        name for name, part in denoiser.named_modules() if isinstance(part, nn.Linear) and f".{name}".endswith(endings)
+    ]
     outputs = 0
     for name in bound:
         layer: Any = denoiser.get_submodule(name)

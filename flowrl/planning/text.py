@@ -67,16 +67,18 @@ def _run(plan: Plan) -> list[str]:
         ends.append(f"the budget ends it there, before its {config.num_iterations}")
     if config.budget.seconds is not None:
         ends.append(f"or after {config.budget.seconds:g} s")
-    return pairs([
-        ("recipe", recipe),
-        ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
-        ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
-        *_stand_ins(plan),
-        ("attention", attention_text(config.pipeline)),
-        ("size", drawn),
-        ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
-        *([("speed", ", ".join(speed))] if (speed := _speed(config)) else []),
-    ])  # fmt: skip
+    return pairs(
+        [
+            ("recipe", recipe),
+            ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
+            ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
+            *_stand_ins(plan),
+            ("attention", attention_text(config.pipeline)),
+            ("size", drawn),
+            ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
+            *([("speed", ", ".join(speed))] if (speed := _speed(config)) else []),
+        ]
+    )
 
 
 def _stand_ins(plan: Plan) -> list[Row]:
@@ -102,12 +104,17 @@ def _batches(plan: Plan) -> list[str]:
         rows.append(("", f"{mean(plan.run.total.images, iterations)} decoded and scored"))
     rows += [
         ("a process", f"{geometry.images_per_process:,} images of {plan.processes} process(es)"),
-        ("rollout", f"{geometry.images_per_process // geometry.rollout_batch_size:,} batches of "
-         f"{geometry.rollout_batch_size}"),
-        ("update", f"{geometry.micro_batches_per_update:,} micro-batches of {geometry.micro_batch_size}, "
-         f"{updates} update{'s' * (updates > 1)} an iteration"),
+        (
+            "rollout",
+            f"{geometry.images_per_process // geometry.rollout_batch_size:,} batches of {geometry.rollout_batch_size}",
+        ),
+        (
+            "update",
+            f"{geometry.micro_batches_per_update:,} micro-batches of {geometry.micro_batch_size}, "
+            f"{updates} update{'s' * (updates > 1)} an iteration",
+        ),
         ("the run", f"{count * iterations:,} {what}, {updates * iterations:,} updates"),
-    ]  # fmt: skip
+    ]
     if smaller := sizes_line(config, max(1, plan.processes // config.parallel.context)):
         rows.append(("batch sizes", smaller))
     if config.curriculum.max_rounds > 1:
@@ -141,10 +148,15 @@ def _cost(plan: Plan) -> list[str]:
     network, cost, run = plan.network, plan.cost, plan.run
     if network is None or cost is None:
         return note(f"not known: {plan.unknown}")
-    lines = pairs([
-        ("one evaluation", f"{flops(network.forward)} forward, {flops(network.forward + network.backward)} with its "
-         f"backward pass; attention is {network.attention:.0%} of the forward"),
-    ])  # fmt: skip
+    lines = pairs(
+        [
+            (
+                "one evaluation",
+                f"{flops(network.forward)} forward, {flops(network.forward + network.backward)} with its "
+                f"backward pass; attention is {network.attention:.0%} of the forward",
+            ),
+        ]
+    )
     if plan.usual_forward is not None and plan.text.usual != plan.text.most:
         share = f"{plan.usual_forward / network.forward:.0%} of that, and so of what follows"
         told = f"{plan.text.usual} tokens ({plan.text.told}): {flops(plan.usual_forward)} forward, {share}"
@@ -153,12 +165,14 @@ def _cost(plan: Plan) -> list[str]:
     stages = {**cost.stages, **({"decoding": cost.decoding} if cost.decoding else {})}
     rows = [("", "an image", "an iteration", "the run", "share")]
     for name, value in stages.items():
-        rows.append((name, flops(value / images), flops(value / run.iterations), flops(value),
-                     f"{value / cost.total:.0%}"))  # fmt: skip
+        rows.append(
+            (name, flops(value / images), flops(value / run.iterations), flops(value), f"{value / cost.total:.0%}")
+        )
     if cost.evaluation:
         rows.append(("evaluation", "", "", flops(cost.evaluation), f"{cost.evaluation / cost.total:.0%}"))
-    rows.append(("all", flops(cost.training / images), flops(cost.training / run.iterations), flops(cost.total),
-                 "100%"))  # fmt: skip
+    rows.append(
+        ("all", flops(cost.training / images), flops(cost.training / run.iterations), flops(cost.total), "100%")
+    )
     lines += table(rows)
     missing = ["text encoders", "rewards"]
     missing += ["decoding"] * (cost.decoding is None) + ["evaluations"] * (cost.evaluation is None)
@@ -180,13 +194,23 @@ def _hours(plan: Plan, cost: Cost) -> list[str]:
     if plan.pace.range is None:
         return pairs([(f"{kind} time", "not known: flowrl bench CONFIG measures the pace of this machine")])
     paces = plan.pace.range
-    hours = [(f"{kind} time", f"{span(cost.total, paces)} on one {kind}; {span(cost.training / iterations, paces)} an "
-              f"iteration. {plan.pace.told}")]  # fmt: skip
+    hours = [
+        (
+            f"{kind} time",
+            f"{span(cost.total, paces)} on one {kind}; {span(cost.training / iterations, paces)} an "
+            f"iteration. {plan.pace.told}",
+        )
+    ]
     if plan.processes > 1:
         hours.append(("", f"{span(cost.total / plan.processes, paces)} on {plan.processes}"))
     if kind == "GPU":
-        hours.append(("", f"never less than {duration(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
-                      f"{FLOOR:g} TFLOP/s"))  # fmt: skip
+        hours.append(
+            (
+                "",
+                f"never less than {duration(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
+                f"{FLOOR:g} TFLOP/s",
+            )
+        )
     return pairs(hours)
 
 
@@ -209,7 +233,8 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     if plan.counts.through_rewards:
         lines += note("reward and decoder keep activations too, which are not counted")
     lines += ["To fit a card"]
-    return lines + _cards(plan, facts, _TOLD if card is None else (card,))
+    cards = _TOLD if card is None else (card,)
+    return lines + pairs((f"{size} GB", _words(fit(facts, plan.settings, plan.choices, size), plan)) for size in cards)
 
 
 def _held(memory: Memory) -> list[str]:
@@ -226,9 +251,10 @@ def _held(memory: Memory) -> list[str]:
 def _micro_batches(plan: Plan, memory: Memory, facts: Facts) -> list[str]:
     lines = note(
         f"an image of a micro-batch takes {in_bytes(memory.image)}, with gradient checkpointing "
-        f"{in_bytes(memory.image_checkpointed)}" if facts.network.blocks else
-        f"an image of a micro-batch takes {in_bytes(memory.image)}; this network cannot be checkpointed"
-    )  # fmt: skip
+        f"{in_bytes(memory.image_checkpointed)}"
+        if facts.network.blocks
+        else f"an image of a micro-batch takes {in_bytes(memory.image)}; this network cannot be checkpointed"
+    )
     if facts.keeps:
         return lines + note(f"keep_graphs keeps those of {facts.keeps} images at once")
     allowed = plan.choices.sizes[plan.settings.shard]
@@ -239,10 +265,6 @@ def _micro_batches(plan: Plan, memory: Memory, facts: Facts) -> list[str]:
         sizes = [fitting(memory, size, allowed, checkpointed=checkpointed) for size in CARDS.values()]
         suggested.append((label, *(str(size) if size else "-" for size in sizes)))
     return lines + table(suggested)
-
-
-def _cards(plan: Plan, facts: Facts, cards: tuple[int, ...]) -> list[str]:
-    return pairs((f"{card} GB", _words(fit(facts, plan.settings, plan.choices, card), plan)) for card in cards)
 
 
 def _words(found: Fit, plan: Plan) -> str:
@@ -264,8 +286,11 @@ def _disk(plan: Plan) -> list[str]:
         one = checkpoint_bytes(plan.network.trained, plan.slots)
         rows.append(("checkpoints", f"{config.keep_checkpoints} of {in_bytes(one)}, one more while one is written"))
         full, width = plan.config.policy.train == "full", 0 if plan.facts is None else plan.facts.dtype[1]
-        rows.append(("denoiser", in_bytes(width * plan.network.parameters)) if full
-                    else ("LoRA", in_bytes(4 * plan.network.trained)))  # fmt: skip
+        rows.append(
+            ("denoiser", in_bytes(width * plan.network.parameters))
+            if full
+            else ("LoRA", in_bytes(4 * plan.network.trained))
+        )
     if run.evaluations and plan.size is not None and config.eval.num_images:
         height, width = config.eval.height or plan.size[0], config.eval.width or plan.size[1]
         shown = min(config.eval.num_images, run.evaluation_images or config.eval.num_images)
@@ -307,8 +332,13 @@ def _first(plan: Plan, found: Obstacles) -> list[str]:
     rows += [("put in place" if place == 0 else "", text) for place, text in enumerate(found.absent)]
     rows += [("device", text) for text in found.device]
     if plan.prompts is not None and plan.prompts < plan.config.prompts_per_step:
-        rows.append(("prompts", f"prompts.train holds {plan.prompts}, fewer than prompts_per_step "
-                     f"({plan.config.prompts_per_step}): an iteration repeats some"))  # fmt: skip
+        rows.append(
+            (
+                "prompts",
+                f"prompts.train holds {plan.prompts}, fewer than prompts_per_step "
+                f"({plan.config.prompts_per_step}): an iteration repeats some",
+            )
+        )
     if plan.run.iterations == 1 and plan.config.num_iterations > 1:
         rows.append(("budget", "it is used up by the first iteration: raise it"))
     return pairs(rows)
@@ -317,9 +347,10 @@ def _first(plan: Plan, found: Obstacles) -> list[str]:
 def _speed(config: TrainConfig) -> list[str]:
     """Settings that make a run faster or smaller, where they are not the default."""
     sections: list[tuple[PipelineConfig | SamplerConfig | TrainConfig, str, tuple[str, ...]]] = [
-        (config.pipeline, "pipeline.", ("compile", "vae_dtype")), (config.sampler, "sampler.", ("train_negative",)),
+        (config.pipeline, "pipeline.", ("compile", "vae_dtype")),
+        (config.sampler, "sampler.", ("train_negative",)),
         (config, "", ("reward_dtype", "keep_graphs")),
-    ]  # fmt: skip
+    ]
     found = []
     for section, where, names in sections:
         for own in fields(section):

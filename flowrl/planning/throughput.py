@@ -125,9 +125,11 @@ def measured_tflops(
 def _wanted(config: TrainConfig) -> dict[str, Any]:
     """Facts of a bench that has the pace of a run, wherever it was made."""
     return {
-        "layers": None, "model": config.pipeline.model, "dtype": config.pipeline.dtype,
+        "layers": None,
+        "model": config.pipeline.model,
+        "dtype": config.pipeline.dtype,
         "compile": config.pipeline.compile,
-    }  # fmt: skip
+    }
 
 
 def _benches(folder: Path, damaged: list[Path]) -> Iterator[tuple[Path, dict[str, Any], tuple[float, float, float]]]:

@@ -30,8 +30,10 @@ _SMALLEST, _LARGEST = 1e-3, 1e3
 """Standard deviations between which an answer of the network is of order 1."""
 
 _NEGATIVE: dict[TrainNegative, str] = {
-    True: "both halves trained", False: "negative half constant", "recompute": "negative half recomputed"
-}  # fmt: skip
+    True: "both halves trained",
+    False: "negative half constant",
+    "recompute": "negative half recomputed",
+}
 """Values of `sampler.train_negative`, in words."""
 
 
@@ -173,9 +175,11 @@ def forward_facts(subject: Subject, rows: int) -> dict[str, Any]:
     """What a forward pass asks for: each weight is read once, latents are read and written."""
     latents = 2.0 * rows * math.prod(subject.pipeline.latent_shape) * 4
     return {
-        "rows": rows, "flops": subject.forward_flops(rows), "ceiling": GEMM,
+        "rows": rows,
+        "flops": subject.forward_flops(rows),
+        "ceiling": GEMM,
         "least_bytes": subject.weight_bytes + latents,
-    }  # fmt: skip
+    }
 
 
 def both_ways(subject: Subject, rows: int, checkpointing: bool) -> dict[str, Any]:
@@ -214,9 +218,13 @@ def compiled(subject: Subject, watch: Stopwatch, *, backend: str = "inductor") -
     spent = Spread.of([time.process_time() - used if subject.device.type == "cpu" else time.perf_counter() - begun])
     told = "paid once: compiling, and the first calls; on a CPU in seconds of all its threads"
     yield Phase(
-        section="compile", name="first calls", seconds=spent, wall=Spread.of([time.perf_counter() - begun]), repeats=1,
+        section="compile",
+        name="first calls",
+        seconds=spent,
+        wall=Spread.of([time.perf_counter() - begun]),
+        repeats=1,
         note=told,
-    )  # fmt: skip
+    )
     if not equal:
         told = (
             f"{WRONG}: compiled blocks answer differently with and without gradient, so that no importance ratio would "

@@ -129,8 +129,11 @@ class Bench:
         """
         named = (ceiling, f"{ceiling}, float32")
         found = [one for one in self.phases if one.section == "ceilings" and one.name in named]
-        rates = [(one.flops or one.least_bytes) / one.seconds.median for one in found
-                 if one.seconds is not None and one.seconds.median]  # fmt: skip
+        rates = [
+            (one.flops or one.least_bytes) / one.seconds.median
+            for one in found
+            if one.seconds is not None and one.seconds.median
+        ]
         return max(rates, default=None)
 
     def utilisation(self, phase: Phase, *, recomputed: bool = False) -> float | None:
