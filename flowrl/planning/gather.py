@@ -136,7 +136,8 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         slots=counts.slots + int(config.policy.ema_decay > 0), parts=route.parts, rewards=rewards,
         unknown_rewards=unknown_rewards, settings=_settings(config, family, options, geometry, processes),
         counted_as=None if model == location else model, parts_of=route.parts_of,
-        licence=checkpoints.licence_of(location), prompts=len(read_prompts(config.prompts, train)) if is_here(train) else None,
+        licence=checkpoints.licence_of(location),
+        prompts=len(read_prompts(config.prompts, train)) if is_here(train) else None,
     )  # fmt: skip
     if route.size is not None and denoisers is not None:
         plan = _count(plan, route, denoisers, trained, usual_call, passes)
