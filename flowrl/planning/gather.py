@@ -16,7 +16,7 @@ from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import Cost, cost_of
 from flowrl.planning.counts import RunCounts, graph_rows, negative_again, of_run
 from flowrl.planning.decoding import Size
-from flowrl.planning.family_route import FamilyRoute
+from flowrl.planning.family_route import Drawn, FamilyRoute
 from flowrl.planning.fits import SHARDS, Choices
 from flowrl.planning.memory import Facts, Memory, Settings, allowed_sizes, memory_of
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
@@ -156,16 +156,12 @@ def _count(
     config, run, size = plan.config, plan.run, plan.size
     assert size is not None
     pipeline, settings = config.pipeline, config.eval
-    drawn = eval_drawn = route.drawn(size, plan.text.most)
+    drawn = route.drawn(size, plan.text.most)
     network = measure(denoisers, drawn.call, trained=trained, dtype=DTYPES[pipeline.dtype])
-    eval_forward, eval_working = network.forward, network.working
-    evaluated = (settings.height or size[0], settings.width or size[1], size[2])
-    if evaluated != size and run.evaluations:
-        try:
-            eval_drawn = route.drawn(evaluated, plan.text.most)
-        except ValueError as error:
-            raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-        eval_forward, eval_working = without_gradient(denoisers, eval_drawn.call)
+    eval_drawn = _eval_drawn(plan, route, drawn)
+    eval_forward, eval_working = (
+        (network.forward, network.working) if eval_drawn is drawn else without_gradient(denoisers, eval_drawn.call)
+    )
     usual = None if usual_call is None else without_gradient(denoisers, usual_call)[0]
     decode_cost, decode = drawn.decoding()
     eval_cost, eval_decode = (decode_cost, decode) if eval_drawn is drawn else eval_drawn.decoding()
@@ -203,6 +199,19 @@ def _count(
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------
+
+
+def _eval_drawn(plan: Plan, route: FamilyRoute | StockRoute, drawn: Drawn) -> Drawn:
+    """What evaluations draw; `drawn`, what training does, where they draw the same or there are none."""
+    settings, size = plan.config.eval, plan.size
+    assert size is not None
+    evaluated = (settings.height or size[0], settings.width or size[1], size[2])
+    if evaluated == size or not plan.run.evaluations:
+        return drawn
+    try:
+        return route.drawn(evaluated, plan.text.most)
+    except ValueError as error:
+        raise ValueError(str(error).replace("pipeline.", "eval.")) from error
 
 
 def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:

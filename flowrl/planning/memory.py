@@ -144,10 +144,11 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
     encoders, vae, rewards = _others(facts)
     stages: dict[str, int] = {}
     away = 0  # what comes back from the host for a while
-    if encoders and "text_encoders" in chosen.offload and not chosen.free_text_encoders:
-        stages["encoding"] = encoders
-    elif encoders and not chosen.free_text_encoders:
-        held[f"text encoders, {facts.dtype[0]}"] = encoders
+    if encoders and not chosen.free_text_encoders:
+        if "text_encoders" in chosen.offload:
+            stages["encoding"] = encoders
+        else:
+            held[f"text encoders, {facts.dtype[0]}"] = encoders
     for names, kind in ((vae, "vae"), (rewards, "rewards")):
         if kind in chosen.offload:
             away += sum(names.values())
@@ -161,11 +162,10 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
         here + images + decoded + away
     )
     if facts.evaluates:
-        rows = chosen.eval_batch_size * facts.passes[1]
-        own = _decoded(facts.eval_decode, chosen, chosen.eval_batch_size)
-        stages[f"evaluating {chosen.eval_batch_size} images"] = (
-            working + max(rows * facts.eval_working // split, own) + 2 * chosen.eval_batch_size * facts.image + away
-        )
+        size = chosen.eval_batch_size
+        drawn = size * facts.passes[1] * facts.eval_working // split
+        own = max(drawn, _decoded(facts.eval_decode, chosen, size))
+        stages[f"evaluating {size} images"] = working + own + 2 * size * facts.image + away
     each = {
         checkpointed: (saved + network.beside) * facts.rows // split
         for checkpointed, saved in ((False, network.saved), (True, network.saved_checkpointed))
@@ -175,8 +175,8 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
         held=held, unknown=facts.unknown, image=each[False], image_checkpointed=each[True],
         configured=each[chosen.gradient_checkpointing] * graphs, micro_batch_size=chosen.micro_batch_size,
         update=working, stages=stages,
-        start=encoders + sum(vae.values()) + sum(_denoiser(facts, chosen).values()) * facts.at_once
-        if chosen.free_text_encoders else 0,
+        start=chosen.free_text_encoders
+        * (encoders + sum(vae.values()) + sum(_denoiser(facts, chosen).values()) * facts.at_once),
     )  # fmt: skip
     if not chosen.rollouts:
         return memory

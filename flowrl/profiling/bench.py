@@ -67,11 +67,10 @@ def bench(
     if not minutes > 0:
         raise ValueError(f"`minutes` must be above 0, got {minutes:g}")
     sections = SECTIONS if phases is None else tuple(phases.split(","))
-    if unknown := [section for section in sections if section not in SECTIONS]:
-        raise ValueError(f"`phases` has no {unknown[0]!r}: give some of {','.join(SECTIONS)}")
-    for key, given in (("resume", loaded.resume), ("resume_changed", loaded.resume_changed or None)):
-        if given is not None:
-            raise ValueError(f"{key} continues a run, and a bench has none: leave it out")
+    if unknown := set(sections).difference(SECTIONS):
+        raise ValueError(f"`phases` has no {min(unknown)!r}: give some of {','.join(SECTIONS)}")
+    if continues := [k for k in ("resume", "resume_changed") if getattr(loaded, k) not in (None, False)]:
+        raise ValueError(f"{continues[0]} continues a run, and a bench has none: leave it out")
     if out is not None and loaded.out is not None:
         raise ValueError(f"`out` {out} and out={loaded.out} both say where the bench goes: leave one of them out")
     loaded.resolve_batch(1)
