@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from importlib import resources
@@ -87,6 +88,9 @@ def find_config(name: str, *, here: bool = True) -> Path:
     shipped = Path(str(resources.files("flowrl") / "configs"))
     if (shipped / f"{name}.yaml").is_file():
         return shipped / f"{name}.yaml"
+    preset = re.fullmatch(r"(\w+)_([1-9]\d*)gb", name)
+    if preset is not None and (shipped / f"{preset[1]}.yaml").is_file():
+        raise ValueError(f"{name} is {preset[1]} with `card` {preset[2]} now, which sets what the plan finds for it")
     names = sorted(path.stem for path in shipped.glob("*.yaml"))
     near = closest(name, names)
     hint = f"did you mean {near}? " if near else ""

@@ -129,8 +129,9 @@ def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
 
     made, _ = make_plan(config, name, max(num_launched(), _check_processes(config, None)))
     changes = changes_for(made, card)
-    cached = config.prompts.cache is not None or "pipeline.free_text_encoders=true" not in changes
-    return changes if cached else (*changes, f"prompts.cache={CACHE}")
+    freed = config.pipeline.free_text_encoders or "pipeline.free_text_encoders=true" in changes
+    caches = changes and freed and config.prompts.cache is None
+    return (*changes, f"prompts.cache={CACHE}") if caches else changes
 
 
 def make_plan(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +54,6 @@ from flowrl.training.parts import model_family
 pytestmark = pytest.mark.slow
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml") if re.search(r"_\d+gb$", path.stem))
 SD3, WAN = str(resolve_path("asset:tiny-sd3")), str(resolve_path("asset:tiny-wan"))
 RANK = 4
 FAMILY: Any = family("sd3")
