@@ -7,7 +7,8 @@ from pathlib import Path
 
 from flowrl.commands.sampling_arguments import count
 from flowrl.config.overrides import typed_settings
-from flowrl.profiling.result import FILE, MINUTES, PAGE, REPEATS, SECTIONS, read_bench
+from flowrl.planning.throughput import FILE
+from flowrl.profiling.result import MINUTES, PAGE, REPEATS, SECTIONS, read_bench
 from flowrl.runtime.scrubbing import say as print
 
 COMPARISON = "compare.html"

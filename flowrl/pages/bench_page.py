@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from flowrl.pages.bench_figures import Pair, paired_bars
-from flowrl.profiling.result import PAGE, SECTIONS, USED, WHOLE, WRONG, Bench, Phase, Spread
+from flowrl.profiling.result import PAGE, USED, WHOLE, WRONG, Bench, Phase, Spread
 from flowrl.profiling.text import (
     READING,
     alone,
@@ -44,12 +44,30 @@ def write_page(bench: Bench) -> Path:
 def render(bench: Bench) -> str:
     """The whole page as HTML."""
     words = [*bench.notes, *(word for word in last_words(bench) if WRONG in word or word.startswith("Cut off"))]
-    body = "".join([
-        notes_box(words), tiles(_tiles(bench)), _iteration(bench), _network(bench),
-        *(_table(bench, name) for name in SECTIONS), _settings(bench),
-    ])  # fmt: skip
+    timed = [one for one in bench.phases if one.section in ("network", "guidance") and one.seconds is not None]
+    bars = [_pair(bench, one) for one in timed]
+    chart = paired_bars(bars, ("measured", "roofline"), description="Seconds of the network's phases")
+    parts = [notes_box(words), tiles(_tiles(bench)), _iteration(bench)]
+    parts.append(section("network-bars", "The network beside its roofline", card(chart)))
+    for name, title in _TITLES.items():
+        rows = [_row(bench, one) for one in bench.phases if one.section == name and one.seconds is not None]
+        below = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes_of(bench, name))
+        parts.append(section(name, title, (table(title, _HEAD, rows) if rows else "") + below))
+    body = "".join([*parts, section("settings", "Settings and versions", _settings(bench))])
     facts = [bench.facts.get(key) for key in ("device", "model", "dtype", "date")]
     return document(f"Bench of {bench.name}", body, lead=" · ".join(esc(fact) for fact in facts if fact), footer=FOOTER)
+
+
+def _settings(bench: Bench) -> str:
+    """What was measured where, folded."""
+    given = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in bench.facts.items()
+    }
+    told = table("Facts", ["fact", "value"], [[esc(key), f"<code>{esc(text)}</code>"] for key, text in given.items()])
+    return (folded("Machine and software", told) if given else "") + (
+        folded("Configuration", code(bench.config)) if bench.config else ""
+    )
 
 
 def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
@@ -114,14 +132,6 @@ def _iteration(bench: Bench) -> str:
     return section("an-iteration", "Where an iteration goes", card(chart), esc(lead))
 
 
-def _network(bench: Bench) -> str:
-    rows = [one for one in bench.phases if one.section in ("network", "guidance") and one.seconds is not None]
-    chart = paired_bars(
-        [_pair(bench, one) for one in rows], ("measured", "roofline"), description="Seconds of the network's phases"
-    )
-    return section("network-bars", "The network beside its roofline", card(chart))
-
-
 def _pair(bench: Bench, phase: Phase) -> Pair:
     least = bench.roofline(phase)
     assert phase.seconds is not None
@@ -130,14 +140,6 @@ def _pair(bench: Bench, phase: Phase) -> Pair:
         first=phase.seconds,
         second=None if least is None else Spread(median=least, low=least, high=least),
     )
-
-
-def _table(bench: Bench, name: str) -> str:
-    found = [one for one in bench.phases if one.section == name]
-    rows = [_row(bench, one) for one in found if one.seconds is not None]
-    below = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes_of(bench, name))
-    body = table(_TITLES[name], _HEAD, rows) if rows else ""
-    return section(name, _TITLES[name], body + below)
 
 
 def _row(bench: Bench, phase: Phase) -> list[str]:
@@ -162,14 +164,3 @@ def _row(bench: Bench, phase: Phase) -> list[str]:
 
 def _with_span(spread: Spread) -> str:
     return f"{written(spread.median)}<small>{esc(span(spread))}</small>"
-
-
-def _settings(bench: Bench) -> str:
-    rows = [[esc(key), f"<code>{esc(_plain(value))}</code>"] for key, value in bench.facts.items()]
-    parts = folded("Machine and software", table("Facts", ["fact", "value"], rows)) if rows else ""
-    parts += folded("Configuration", code(bench.config)) if bench.config else ""
-    return section("settings", "Settings and versions", parts)
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

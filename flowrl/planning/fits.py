@@ -159,7 +159,7 @@ def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladde
             for text, given in changes
             if any(getattr(chosen, name) != value for name, value in given.items())
         ]
-        if allowed and news:
+        if allowed:
             yield (AS_IT_IS, *news)
 
 

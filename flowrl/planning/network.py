@@ -208,6 +208,8 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
             parameter.register_post_accumulate_grad_hook(_forget)
     _, working = _evaluated(network, call)
     given = cast(dict(call), dtype)
+    image = given["x"][0][None] if "x" in given else given.get("hidden_states", given.get("sample"))  # x is a list
+    latent = tuple(image.shape[1:]) if isinstance(image, Tensor) else ()
     saved = Saved(network)
     blocks = _checkpointed(network, saved.block)
     with Fused(dtype) as fused, saved_tensors_hooks(saved.pack, lambda tensor: tensor), Trace() as trace:
@@ -218,7 +220,7 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
         forward = trace.total
         answer.float().sum().backward()
     return _Counted(
-        weights=weights, trained=added, latent=_latent(given), attended=fused.attended,
+        weights=weights, trained=added, latent=latent, attended=fused.attended,
         forward=forward + fused.attention, backward=trace.total - forward + 2 * fused.attention,
         attention=fused.attention, saved=saved.total, kept=saved.outside, largest=saved.largest,
         beside=max(0, trace.peak - saved.total), working=working, blocks=saved.blocks if blocks else 0,
@@ -283,13 +285,6 @@ class _WithLora(nn.Module):
         result = self.base(x)
         change = self.up(self.down(x.to(self.down.weight.dtype))) * 1.0
         return (result + change).to(result.dtype)
-
-
-def _latent(call: dict[str, Any]) -> tuple[int, ...]:
-    if "x" in call:  # a list, one image per sample
-        return tuple(call["x"][0].shape)
-    value = call.get("hidden_states", call.get("sample"))
-    return tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
 
 
 def _checkpointed(network: Any, function: Callable[..., Any]) -> bool:

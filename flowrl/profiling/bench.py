@@ -129,7 +129,8 @@ def _measure(bench: Bench, subject: Subject, watch: Stopwatch, sections: list[st
     """Measures section by section, and writes what there is after each."""
     from flowrl.profiling.text import progress_line
 
-    assert bench.folder is not None
+    folder = bench.folder
+    assert folder is not None
     try:
         for section in sections:
             if watch.left <= 0:
@@ -139,7 +140,7 @@ def _measure(bench: Bench, subject: Subject, watch: Stopwatch, sections: list[st
             for phase in _phases(section, subject, watch, bench):
                 bench = bench.with_phase(phase)
                 print(progress_line(bench, phase), flush=True)
-            write_bench(bench.folder, bench)
+            write_bench(folder, bench)
     except KeyboardInterrupt:
         if not bench.phases:
             raise
