@@ -325,12 +325,12 @@ def test_a_phase_that_lacks_memory_is_named_and_the_next_is_measured(
     def broken() -> None:
         raise RuntimeError("something else")
 
-    def parts(*_: Any) -> Iterator[Phase]:
+    def measured_parts(*_: Any) -> Iterator[Phase]:
         yield WATCH.phase("parts", "one", full)
         yield WATCH.phase("parts", "two", lambda: None)
         full()
 
-    monkeypatch.setattr(parts, "parts", parts)
+    monkeypatch.setattr(parts, "parts", measured_parts)
     out = tiny.folder / "full"
     assert main(["bench", str(tiny.config), "--repeats", "1", "--phases", "parts,text", "--out", str(out)]) == 0
     found = phases(out)
