@@ -35,7 +35,7 @@ def test_importing_and_asking_for_a_function_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert {"train", "sample", "evaluate", "plan", "compare", "read_run"} <= set(dir(flowrl))
-    with pytest.raises(AttributeError, match="there are FlowrlError, compare"):
+    with pytest.raises(AttributeError, match="there are FlowrlError, bench, compare"):
         _ = flowrl.trian  # type: ignore[attr-defined]
 
 
