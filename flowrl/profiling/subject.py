@@ -28,7 +28,6 @@ from flowrl.runtime.failures import explain
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import preflight
-from flowrl.training.model_files import location_of
 from flowrl.training.parts import (
     DTYPES,
     encode_everything,
@@ -36,7 +35,6 @@ from flowrl.training.parts import (
     init_lora,
     load_pipeline,
     lora_of,
-    model_family,
     sampler_of,
 )
 from flowrl.training.prompting import RunPrompts, encode_prompts
@@ -174,12 +172,11 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     config = _with_prompts(_without_workers(config, notes), notes)
     config, absent = _with_rewards(config)
     stands_in = config.prompts.train == STAND_IN_PROMPTS
-    prompts = preflight(config, stand_in=stands_in).prompts
-    model = location_of(config.pipeline)
+    ready = preflight(config, stand_in=stands_in)
+    prompts, model, family = ready.prompts, ready.location, cast(Family, ready.family)
     drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
     device = device_of_config(config)
     refuse_unable(config.reward_dtype, device, "reward_dtype")
-    family = cast(Family, model_family(config.pipeline))
     card = family.card(model)
     if layers is not None and card is not None and fewer_blocks(card, layers) == block_kinds(vars(card.network)):
         layers = None  # the network has no more blocks of any kind than may stay

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tiny_runs import TinyRuns, tiny_runs
 
+import flowrl
 from flowrl.cli import main
 from flowrl.config.train import load_config
 from flowrl.planning.throughput import pace
@@ -80,6 +81,16 @@ def test_the_first_ratio_is_one_and_everything_was_measured(measured: Path) -> N
             assert 0 <= phase.seconds.low <= phase.seconds.median <= phase.seconds.high, phase.key
         else:
             assert phase.note, phase.key
+
+
+def test_python_gets_what_was_measured(tiny: TinyRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = flowrl.bench(tiny.config, phases="text", repeats=1, out=tmp_path / "bench", show=False)
+    assert (found.finished, found.wrong, found.folder) == (True, False, tmp_path / "bench")
+    assert found == read_bench(tmp_path / "bench")
+    assert (tmp_path / "bench" / "bench.html").is_file()
+    assert capsys.readouterr().out == ""
+    with pytest.raises(flowrl.FlowrlError, match="`minutes` must be above 0"):
+        flowrl.bench(tiny.config, minutes=0)
 
 
 def test_rows_are_those_of_the_configuration(measured: Path) -> None:
