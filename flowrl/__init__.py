@@ -19,7 +19,6 @@ from flowrl.runtime.versions import version_of
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
-    "plan": "flowrl.interface.python_calls",
     "compare": "flowrl.comparing.compare",
     **{name: f"flowrl.publishing.{name}" for name in ("export", "merge", "push")},
     "sample": "flowrl.generation.sample",
@@ -35,6 +34,8 @@ _PLACES: dict[str, str] = {
     "init": "flowrl.migrating.init",
     "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
+    "bench": "flowrl.profiling.bench",
+    "plan": "flowrl.planning.plan",
     "doctor": "flowrl.health.doctor",
     "read_run": "flowrl.runs.trained_run",
     "train": "flowrl.session.train",
@@ -47,22 +48,25 @@ _PAGES: dict[str, tuple[str, str]] = {
     "leaderboard": ("flowrl.pages.board_page", "render"),
     "reward_card": ("flowrl.pages.reward_card_page", "render"),
     "train": ("flowrl.pages.report", "report"),
+    "bench": ("flowrl.pages.bench_page", "write_page"),
 }
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""
+
+_FITS: dict[str, tuple[str, str]] = {"train": ("flowrl.planning.plan", "for_card")}
+"""Function -> what finds the settings with which its run fits a card, which it is handed as `fit`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'flowrl' has no attribute {name!r}: there are {', '.join(sorted(_PLACES))}")
     found = getattr(importlib.import_module(_PLACES[name]), name)
-    if name not in _PAGES:
-        return found
-    module, writer = _PAGES[name]
+    handed = {key: _later(*places[name]) for key, places in (("page", _PAGES), ("fit", _FITS)) if name in places}
+    return update_wrapper(partial(found, **handed), found) if handed else found
 
-    def page(*args: Any, **kwargs: Any) -> Any:  # what draws pages loads when the first is written
-        return getattr(importlib.import_module(module), writer)(*args, **kwargs)
 
-    return update_wrapper(partial(found, page=page), found)
+def _later(module: str, name: str) -> Any:
+    """A function whose module, with all that it imports, loads when it is first called."""
+    return lambda *args, **kwargs: getattr(importlib.import_module(module), name)(*args, **kwargs)
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from flowrl.commands.sampling_arguments import count
 from flowrl.config.overrides import typed_settings
 from flowrl.runtime.scrubbing import say as print
 
@@ -24,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CONFIG: a YAML file, or the name of one that ships with flowrl; key=value: a setting that replaces the "
         "file's, such as num_iterations=10",
     )
+    parser.add_argument(
+        "--card",
+        type=count,
+        metavar="GB",
+        help="memory of one card, such as 24, 40 or 80: set what 'flowrl plan --card GB' would change for it",
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -32,8 +39,10 @@ def run(parsed: argparse.Namespace) -> int:
 
     words: list[str] = parsed.arguments
     named = bool(words) and "=" not in words[0]
-    settings = typed_settings(words[1:] if named else words, taken=("config", "on_iteration", "show", "page"))
-    trained = flowrl.train(words[0] if named else None, **settings)
+    settings = typed_settings(
+        words[1:] if named else words, taken=("config", "card", "on_iteration", "show", "page", "fit")
+    )
+    trained = flowrl.train(words[0] if named else None, card=parsed.card, **settings)
     if trained.summary:
         print(trained.summary)
     return 0 if trained.finished else 130

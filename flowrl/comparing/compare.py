@@ -42,7 +42,7 @@ from flowrl.runs.evaluation_rows import GENEVAL, REWARD
 from flowrl.runtime.files import refuse_unwritable, write_atomically
 from flowrl.runtime.progress import progress
 from flowrl.runtime.public import public
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 
 
@@ -244,7 +244,7 @@ def check_methods(folder: Path, question: Question) -> None:
     to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
     for method, seed in dict(to_come).items():
         try:
-            check_before_loading(settings_of(question, method, seed))
+            preflight(settings_of(question, method, seed))
         except ValueError as error:
             raise ValueError(f"{question.methods[method]}: {error}") from error
 

@@ -12,8 +12,8 @@ from flowrl.config.train import TrainConfig
 from flowrl.health.diagnosis import Check
 from flowrl.health.spoken import divided, faulty
 from flowrl.planning.published_models import in_cache
-from flowrl.profiling.bench_subject import CANNOT_LOAD, Subject, prepare
 from flowrl.profiling.iterations import run_iterations, settings_of, with_prompts
+from flowrl.profiling.subject import CANNOT_LOAD, Subject, prepare
 from flowrl.runtime.failures import explain
 from flowrl.training.model_files import location_of
 

@@ -43,9 +43,14 @@ class Cost:
 
 
 def cost_of(
-    network: Network, run: RunCounts, *, eval_forward: float, decode: float | None, eval_decode: float | None,
+    network: Network,
+    run: RunCounts,
+    *,
+    eval_forward: float,
+    decode: float | None,
+    eval_decode: float | None,
     recomputed: float,
-) -> Cost:  # fmt: skip
+) -> Cost:
     """FLOPs of a whole run.
 
     Args:
@@ -71,9 +76,10 @@ def cost_of(
         evaluation = run.evaluations * (run.evaluation_rows * eval_forward + images)
         evaluation += (run.base_rows or 0) * eval_forward
     return Cost(
-        stages={name: value for name, value in stages.items() if value}, evaluation=evaluation,
+        stages={name: value for name, value in stages.items() if value},
+        evaluation=evaluation,
         decoding=None if decode is None else decode * total.images,
-    )  # fmt: skip
+    )
 
 
 def per_image(counts: Counts, images: int) -> dict[str, float]:

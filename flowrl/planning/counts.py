@@ -58,9 +58,13 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
             break
     rows, base = (None, None) if num_eval_items is None else _of_evaluation(config, num_eval_items, passes)
     return RunCounts(
-        iterations=done, total=total, evaluations=evaluations, evaluation_rows=rows, evaluation_images=num_eval_items,
+        iterations=done,
+        total=total,
+        evaluations=evaluations,
+        evaluation_rows=rows,
+        evaluation_images=num_eval_items,
         base_rows=base,
-    )  # fmt: skip
+    )
 
 
 def _of_evaluation(config: TrainConfig, num_items: int, passes: Passes) -> tuple[int, int]:

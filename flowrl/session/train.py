@@ -7,14 +7,14 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.base import named_config
-from flowrl.config.overrides import Typed
+from flowrl.config.overrides import Typed, typed_settings
 from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.runs.run_folder import RUNS, refuse_no_run, refuse_taken
@@ -38,30 +38,32 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = "tiny_recommended"
 """What is trained where nothing is said."""
+Fit = Callable[[TrainConfig, str, int], Sequence[str]]
+"""Settings, as `key=value`, with which a run of this name fits a card of so many GB."""
 Page = Callable[[Path], object]
 """Writes the report of a run folder, and returns where."""
 
 
 @public
 def train(
-    config: str | Path | Mapping[str, Any] | None = None,
-    *,
-    on_iteration: Watcher | None = None,
-    show: bool = True,
-    page: Page | None = None,
+    config: str | Path | Mapping[str, Any] | None = None, *, card: int | None = None,
+    on_iteration: Watcher | None = None, show: bool = True, page: Page | None = None, fit: Fit | None = None,
     **settings: Any,
-) -> TrainedRun:
+) -> TrainedRun:  # fmt: skip
     """Trains a model, as `flowrl train` does, and returns what came out.
 
     Args:
         config: a YAML file, the name of one that ships, or a mapping of settings; None trains the embedded model, and
             is what `resume` needs.
+        card: GB of the cards that are to hold the run: what `flowrl.plan` would change for them is set, printed, and
+            kept in the run's configuration.
         on_iteration: called after each iteration with its number and its row of metrics (those of `metrics.jsonl`, None
             for what is not finite), on the main process, once the row is written. False from it stops the run as Ctrl-C
             does: it is saved, and `resume` continues it. What it raises ends the run the same way, saved, and is the
             cause of the FlowrlError that comes out.
         show: print what goes on, and show progress.
         page: writes the report of a run folder; None writes none.
+        fit: finds what a card changes (`flowrl.planning.plan.for_card`).
         **settings: replace those of the configuration: `num_iterations=10`, `optim={"lr": 1e-4}` (the other keys of
             `optim` stay), `out="runs/first"`; `resume="runs/first"`, or what `train` returned, continues a run.
 
@@ -76,6 +78,8 @@ def train(
     """
     given = str(config) if isinstance(config, Path) else config
     with telling_others():
+        if card is not None:
+            settings = _for_card(given, settings, card, fit)
         folder, finished, summary = _train(given, settings, on_iteration, page)
     from flowrl.runs.trained_run import TrainedRun, run_in
 
@@ -130,6 +134,21 @@ def _train(
         summary = summarise(folder, config, report, finished=finished)
         run.trackers.close(report)
         return folder, finished, summary
+
+
+def _for_card(
+    given: str | Mapping[str, Any] | None, settings: Mapping[str, Any], card: int, fit: Fit | None
+) -> dict[str, Any]:
+    """Settings, with those that make the run fit a card in the place of their own."""
+    if "resume" in settings:
+        raise ValueError("`card` changes a new run, and resume= continues one with its own configuration")
+    if fit is None:
+        raise ValueError("`card` needs `fit`, which finds what a card changes")
+    path, name = named_config(DEFAULT_CONFIG if given in (None, "") else given)
+    changed = fit(load_checked(path, settings), name, card)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"for {card} GB: {' '.join(changed) or 'as it is'}")
+    return {**settings, **typed_settings(changed)}
 
 
 def _new_run(

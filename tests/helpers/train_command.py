@@ -10,4 +10,4 @@ from flowrl.commands.train import run
 
 def train(config: str, words: Sequence[str] = ()) -> int:
     """Trains a configuration with `key=value` settings."""
-    return run(Namespace(arguments=[config, *words]))
+    return run(Namespace(arguments=[config, *words], card=None))

@@ -22,7 +22,7 @@ from flowrl.evaluation import evaluate
 from flowrl.generation import models
 from flowrl.generation import sample as drawing
 from flowrl.health.diagnosis import Examination
-from flowrl.interface import argument_words, python_calls
+from flowrl.planning import plan as planning
 from flowrl.rendering.notebook import SHOWN, curve, images_row
 from flowrl.runs import trained_run
 from flowrl.runs.trained_run import columns
@@ -40,11 +40,13 @@ def test_importing_and_asking_for_a_function_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert {"train", "sample", "evaluate", "plan", "compare", "read_run"} <= set(dir(flowrl))
-    with pytest.raises(AttributeError, match="there are FlowrlError, compare"):
+    with pytest.raises(AttributeError, match="there are FlowrlError, bench, compare"):
         _ = flowrl.trian  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("module", [argument_words, building, drawing, evaluate, models, overrides, python_calls, session_train, trained_run])
+@pytest.mark.parametrize(
+    "module", [building, drawing, evaluate, models, overrides, planning, session_train, trained_run]
+)
 def test_examples_in_docstrings(module: Any) -> None:
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     found = doctest.testmod(module, extraglobs={"flowrl": flowrl}, optionflags=flags)

@@ -47,9 +47,7 @@ def words_of(folder: Path, *, finished: bool) -> str:
 
 
 def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_times(folder: Path) -> None:
-    shown = summarise(
-        folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True
-    )
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     assert "Held-out rewards, 6 samples" in shown
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"]
@@ -67,9 +65,7 @@ def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(folder: Path) -> 
     names = ("brightness", "brightness_low", "geneval", "geneval_low", "geneval/official")
     row = {"iteration": 0, "eval/geneval/score_low": 0.4} | {f"eval/reward/{name}": 0.5 for name in names}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    shown = summarise(
-        folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True
-    )
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     lines = [line.split() for line in shown.splitlines()]
     assert ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"] in lines
     assert any(line[:1] == ["score"] for line in lines)
@@ -81,9 +77,7 @@ def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(folder: Pat
     (folder / "samples").mkdir()
     listed = [{"prompt": "make the cat's ball blue", "sample": 0, "seed": 1, "sources": ["an image.png"]}]
     (folder / "samples" / "prompts.json").write_text(json.dumps(listed), encoding="utf-8")
-    shown = summarise(
-        folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True
-    )
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     words = shlex.split(shown.split("Try       ")[1].replace("\\\n", " "))
     assert words[:2] == ["flowrl", "sample"]
     assert words[3:7] == ["--prompt", "make the cat's ball blue", "--source", "an image.png"]
@@ -91,9 +85,7 @@ def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(folder: Pat
 
 def test_a_reward_without_any_score_says_so(folder: Path) -> None:
     evaluation(folder, 4, [None] * 6)
-    shown = summarise(
-        folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=False
-    )
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=False)
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "-", "-", "-", "(-)"]
     assert "No interval for brightness: there are no image rows of both evaluations to pair" in shown
@@ -103,9 +95,7 @@ def test_a_reward_without_any_score_says_so(folder: Path) -> None:
 def test_evaluations_of_one_image_have_dashes_and_a_readable_file(folder: Path) -> None:
     evaluation(folder, 0, [0.25])
     evaluation(folder, 4, [0.75])
-    shown = summarise(
-        folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True
-    )
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "0.25", "0.75", "+0.5", "(-)"]
     assert "No interval for brightness: there is a single image" in shown

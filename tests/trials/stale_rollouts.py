@@ -67,10 +67,11 @@ class Here(Draws):
 def score_of(config: TrainConfig, folder: Path) -> tuple[float, float]:
     """Mean reward of the last tenth of a run's iterations, and the largest first deviation of its ratio from 1."""
     run: Any = QuickRun(folder)
-    run.parts = load_parts(config, run.device, lambda pipeline: None)
+    ready = resolve(config, read_run_prompts(config.prompts))
+    run.parts = load_parts(ready, run.device, lambda pipeline: None)
     run.rollouts = Here(config, run.parts, run.device)
     grpo.check(config)
-    assert grpo.main(resolve(config, read_run_prompts(config.prompts)), run)
+    assert grpo.main(ready, run)
     rewards = [row["reward"] for row in run.logged if "reward" in row]
     deviation = max(row["ratio_first_deviation"] for row in run.logged if "ratio_first_deviation" in row)
     return fmean(rewards[-max(1, len(rewards) // 10) :]), deviation

@@ -27,9 +27,13 @@ def note(text: str) -> list[str]:
 def wrapped(text: str, first: str) -> list[str]:
     """A text under its own first line."""
     return textwrap.wrap(
-        text, COLUMNS, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False,
+        text,
+        COLUMNS,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -37,9 +41,11 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     widths[0] = max(widths[0], _LABEL - 2)
     return [
-        "  ".join([f"  {row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))])
-        .rstrip() for row in rows
-    ]  # fmt: skip
+        "  ".join(
+            [f"  {row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def mean(total: int, count: int) -> str:

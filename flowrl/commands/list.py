@@ -6,11 +6,22 @@ import argparse
 import itertools
 import json
 import textwrap
+from typing import TYPE_CHECKING
 
-from flowrl.config.options import unknown_name
-from flowrl.planning.catalogue import Entry, entries
 from flowrl.rendering.terminal_text import COLUMNS, cut
 from flowrl.runtime.scrubbing import say as print
+
+if TYPE_CHECKING:
+    from flowrl.planning.catalogue import Entry
+
+KINDS = ("configs", "rewards", "methods", "families", "benchmarks", "keys")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl list` takes."""
+    parser.add_argument("kind", choices=KINDS, metavar="KIND", help=f"what to list: {', '.join(KINDS)}")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, or a section of keys, in full")
+    parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -19,6 +30,9 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: there is none of that name.
     """
+    from flowrl.config.options import unknown_name
+    from flowrl.planning.catalogue import entries
+
     found = entries(parsed.kind)
     if parsed.name is not None:
         below = [entry for entry in found if entry.name.startswith(f"{parsed.name}.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 
-from flowrl.profiling.bench_result import SECTIONS, WRONG, Bench, Phase, Spread
+from flowrl.profiling.result import SECTIONS, WRONG, Bench, Phase, Spread
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
 
 _HEAD = ("of", "seconds", "min..max", "of ceiling", "roofline")
@@ -44,11 +44,15 @@ def last_words(bench: Bench) -> list[str]:
         said.append(_wrapped(f"{rate(found[0])} on the clock, {_OF[found[1]]}"))
     if bench.ratio_first_deviation is not None:
         exact = bench.ratio_first_deviation == 0
-        said.append(_wrapped(
-            "Importance ratio before the first update: exactly 1." if exact else
-            f"{WRONG}: before the first update the importance ratio differs from 1 by "
-            f"{bench.ratio_first_deviation:.3g}. Sampling and update do not agree, so no speed here is worth anything."
-        ))  # fmt: skip
+        said.append(
+            _wrapped(
+                "Importance ratio before the first update: exactly 1."
+                if exact
+                else f"{WRONG}: before the first update the importance ratio differs from 1 by "
+                f"{bench.ratio_first_deviation:.3g}. Sampling and update do not agree, so no speed here is worth "
+                "anything."
+            )
+        )
     said += [_wrapped(f"{one.name}: {one.note}") for one in bench.phases if one.note.startswith(WRONG)]
     return said if bench.finished else [*said, "Cut off: what was measured until then is kept."]
 
@@ -116,9 +120,13 @@ def _row(bench: Bench, phase: Phase) -> tuple[str, ...]:
         told = pace(phase)
         return (name, "", time(phase.seconds.median), span(phase.seconds), told, "")
     return (
-        name, amount(phase), time(phase.seconds.median), span(phase.seconds), "" if share is None else f"{share:.0%}",
+        name,
+        amount(phase),
+        time(phase.seconds.median),
+        span(phase.seconds),
+        "" if share is None else f"{share:.0%}",
         "" if least is None else time(least),
-    )  # fmt: skip
+    )
 
 
 def amount(phase: Phase) -> str:

@@ -13,6 +13,8 @@ from flowrl.planning.throughput import FILE
 from flowrl.runtime.files import read_json, write_atomically
 
 PAGE = "bench.html"
+REPEATS, MINUTES = 5, 10.0
+"""Repeats of a phase, and minutes of a bench, unless told otherwise."""
 FORMAT = 1
 SECTIONS = ("ceilings", "text", "network", "guidance", "attention", "parts", "rewards", "iteration", "compile")
 """What is measured, in this order."""
@@ -99,6 +101,7 @@ class Bench:
         phases: in order.
         notes: what a reader has to know first.
         finished: whether nothing cut it off.
+        folder: that it is kept in.
     """
 
     name: str
@@ -107,6 +110,7 @@ class Bench:
     phases: tuple[Phase, ...] = ()
     notes: tuple[str, ...] = ()
     finished: bool = False
+    folder: Path | None = field(default=None, compare=False)
 
     def phase(self, section: str, name: str) -> Phase | None:
         """A phase by its name."""
@@ -125,8 +129,11 @@ class Bench:
         """
         named = (ceiling, f"{ceiling}, float32")
         found = [one for one in self.phases if one.section == "ceilings" and one.name in named]
-        rates = [(one.flops or one.least_bytes) / one.seconds.median for one in found
-                 if one.seconds is not None and one.seconds.median]  # fmt: skip
+        rates = [
+            (one.flops or one.least_bytes) / one.seconds.median
+            for one in found
+            if one.seconds is not None and one.seconds.median
+        ]
         return max(rates, default=None)
 
     def utilisation(self, phase: Phase, *, recomputed: bool = False) -> float | None:
@@ -169,18 +176,20 @@ def write_bench(folder: Path, bench: Bench) -> None:
     """Writes `bench.json`."""
     found = bench.throughput
     more = {} if found is None else {"tflops": found[0] / 1e12, "tflops_of": found[1]}
-    rows = [asdict(phase) | _derived(bench, phase) for phase in bench.phases]
+    rows = [
+        asdict(phase)
+        | {
+            "derived": {  # what readers of the file would reckon themselves
+                "utilisation": bench.utilisation(phase),
+                "utilisation_with_recomputation": bench.utilisation(phase, recomputed=True),
+                "roofline_seconds": bench.roofline(phase),
+            }
+        }
+        for phase in bench.phases
+    ]
     data = {"format": FORMAT} | asdict(bench) | {"phases": rows, "throughput": more}
+    del data["folder"]
     write_atomically(folder / FILE, json.dumps(data, indent=1) + "\n")
-
-
-def _derived(bench: Bench, phase: Phase) -> dict[str, Any]:
-    """What readers of the file would reckon themselves."""
-    return {"derived": {
-        "utilisation": bench.utilisation(phase),
-        "utilisation_with_recomputation": bench.utilisation(phase, recomputed=True),
-        "roofline_seconds": bench.roofline(phase),
-    }}  # fmt: skip
 
 
 def read_bench(path: Path) -> Bench:
@@ -200,7 +209,8 @@ def read_bench(path: Path) -> Bench:
         known = {key: data[key] for key in ("name", "facts", "config", "finished")}
         if [type(value) for value in known.values()] != [str, dict, str, bool]:
             raise ValueError("entries of other types")
-        return Bench(**known, notes=tuple(str(note) for note in data["notes"]), phases=phases)
+        notes = tuple(str(note) for note in data["notes"])
+        return Bench(**known, notes=notes, phases=phases, folder=file.parent)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is damaged, or of another version: measure again with flowrl bench") from error
 

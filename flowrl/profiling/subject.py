@@ -28,7 +28,6 @@ from flowrl.runtime.failures import explain
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import preflight
-from flowrl.training.model_files import location_of
 from flowrl.training.parts import (
     DTYPES,
     encode_everything,
@@ -36,7 +35,6 @@ from flowrl.training.parts import (
     init_lora,
     load_pipeline,
     lora_of,
-    model_family,
     sampler_of,
 )
 from flowrl.training.prompting import RunPrompts, encode_prompts
@@ -174,13 +172,14 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     config = _with_prompts(_without_workers(config, notes), notes)
     config, absent = _with_rewards(config)
     stands_in = config.prompts.train == STAND_IN_PROMPTS
-    prompts = preflight(config, stand_in=stands_in).prompts
-    model = location_of(config.pipeline)
+    ready = preflight(config, stand_in=stands_in)
+    prompts, model, family = ready.prompts, ready.location, cast(Family, ready.family)
     drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
     device = device_of_config(config)
     refuse_unable(config.reward_dtype, device, "reward_dtype")
-    family = cast(Family, model_family(config.pipeline))
-    layers = None if layers is None or _leaves_all(family, model, layers) else layers
+    card = family.card(model)
+    if layers is not None and card is not None and fewer_blocks(card, layers) == block_kinds(vars(card.network)):
+        layers = None  # the network has no more blocks of any kind than may stay
     if drawn:
         options = family_options(config.pipeline)
         made: Pipeline = random_pipeline(
@@ -188,8 +187,10 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
             attention=config.pipeline.attention, compile=config.pipeline.compile,
             quantize=config.pipeline.quantize, options=options,
         )  # fmt: skip
-        notes.append(f"Random weights of the dimensions of {config.pipeline.model}: prompts are random embeddings, "
-                     "and images are noise, whose brightness is rewarded too; text encoders are not there")  # fmt: skip
+        notes.append(
+            f"Random weights of the dimensions of {config.pipeline.model}: prompts are random embeddings, "
+            "and images are noise, whose brightness is rewarded too; text encoders are not there"
+        )
     else:
         made = load_pipeline(config.pipeline, device)
     if layers is not None:
@@ -198,8 +199,9 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         )
     rank, alpha, targets = lora_of(config.policy, made.lora_targets, init_lora(config))
     targets = targets if layers is None else _present(made.denoiser, targets)
-    policy = Policy(made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed,
-                    variant=config.policy.lora_variant)  # fmt: skip
+    policy = Policy(
+        made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed, variant=config.policy.lora_variant
+    )
     for number, (key, weight) in enumerate(policy.parameters.items()):
         if "lora_B" in key:  # zeros are faster than real numbers on some GPUs
             weight.data.copy_(_LORA_STD * counter_normal(weight.shape, "lora", number))
@@ -249,12 +251,6 @@ def _without_workers(config: TrainConfig, notes: list[str]) -> TrainConfig:
     return replace(config, workers=WorkersConfig())
 
 
-def _leaves_all(family: Family, model: str, layers: int) -> bool:
-    """Whether a network has no more blocks of any kind than may stay."""
-    card = family.card(model)
-    return card is not None and fewer_blocks(card, layers) == block_kinds(vars(card.network))
-
-
 def device_of_config(config: TrainConfig) -> torch.device:
     """The device that a run of a configuration takes."""
     if config.pipeline.device != "auto":
@@ -275,9 +271,11 @@ def _with_prompts(config: TrainConfig, notes: list[str]) -> TrainConfig:
         notes.append(f"prompts.train, {train}, is not here: prompts are those of {STAND_IN_PROMPTS}")
         train = STAND_IN_PROMPTS
     return replace(
-        config, prompts=replace(config.prompts, train=train, eval=None, cache=None), eval_every=0,
+        config,
+        prompts=replace(config.prompts, train=train, eval=None, cache=None),
+        eval_every=0,
         eval=replace(config.eval, rewards=(), initial=False),
-    )  # fmt: skip
+    )
 
 
 def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str]]]:
@@ -350,7 +348,8 @@ def joined_reward(subject: Subject) -> Any:
     if not subject.text_encoders:  # images of noise, which most rewards think equal: nothing would be trained
         members.append((_BRIGHTNESS, RewardConfig(name=_BRIGHTNESS.name)))
     made = sum_of(
-        members, merge=how if how in ("geometric", "harmonic") else "sum",
+        members,
+        merge=how if how in ("geometric", "harmonic") else "sum",
         partial=subject.config.reward_partial,
-    )  # fmt: skip
+    )
     return replace(made, dtype=subject.config.reward_dtype)

@@ -1,8 +1,9 @@
-"""The network: forward as in rollouts, forward and backward as in updates, with guidance, with checkpointing."""
+"""The network: forward as in rollouts, forward and backward as in updates, guided, checkpointed, compiled."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import usable
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
-from flowrl.profiling.bench_result import Phase
-from flowrl.profiling.bench_subject import Subject
 from flowrl.profiling.ceilings import GEMM
+from flowrl.profiling.result import WRONG, Phase, Spread
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.profiling.subject import Subject
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.private_names import can_checkpoint
 from flowrl.samplers.guidance import TrainNegative
@@ -28,8 +30,10 @@ _SMALLEST, _LARGEST = 1e-3, 1e3
 """Standard deviations between which an answer of the network is of order 1."""
 
 _NEGATIVE: dict[TrainNegative, str] = {
-    True: "both halves trained", False: "negative half constant", "recompute": "negative half recomputed"
-}  # fmt: skip
+    True: "both halves trained",
+    False: "negative half constant",
+    "recompute": "negative half recomputed",
+}
 """Values of `sampler.train_negative`, in words."""
 
 
@@ -171,9 +175,11 @@ def forward_facts(subject: Subject, rows: int) -> dict[str, Any]:
     """What a forward pass asks for: each weight is read once, latents are read and written."""
     latents = 2.0 * rows * math.prod(subject.pipeline.latent_shape) * 4
     return {
-        "rows": rows, "flops": subject.forward_flops(rows), "ceiling": GEMM,
+        "rows": rows,
+        "flops": subject.forward_flops(rows),
+        "ceiling": GEMM,
         "least_bytes": subject.weight_bytes + latents,
-    }  # fmt: skip
+    }
 
 
 def both_ways(subject: Subject, rows: int, checkpointing: bool) -> dict[str, Any]:
@@ -185,3 +191,49 @@ def both_ways(subject: Subject, rows: int, checkpointing: bool) -> dict[str, Any
         "recomputed": facts["flops"] if checkpointing else 0.0,
         "least_bytes": facts["least_bytes"] + subject.weight_bytes + 2.0 * saved,
     }
+
+
+def compiled(subject: Subject, watch: Stopwatch, *, backend: str = "inductor") -> Iterator[Phase]:
+    """Forward and backward under `pipeline.compile: blocks`: the last section, since what is compiled stays so.
+
+    Where an evaluation without gradient and one with it differ, no ratio would start at 1: that is said instead.
+    """
+    if subject.config.pipeline.compile != "none":
+        yield Phase(section="compile", name="blocks", note="as configured: all that was measured is compiled")
+        return
+    try:
+        check_compile("blocks", subject.device)
+    except ValueError as error:
+        yield Phase(section="compile", name="blocks", note=f"not measured: {error}")
+        return
+    for part in subject.denoisers:
+        compile_blocks(part, backend=backend)
+    images = subject.geometry.micro_batch_size
+    call, rows = subject.evaluation(images), subject.geometry.rollout_batch_size * subject.passes
+    begun, used = time.perf_counter(), time.process_time()
+    kept = call().detach()
+    with torch.no_grad():
+        equal = torch.equal(call(), kept)
+    with_backward(subject, call)()
+    spent = Spread.of([time.process_time() - used if subject.device.type == "cpu" else time.perf_counter() - begun])
+    told = "paid once: compiling, and the first calls; on a CPU in seconds of all its threads"
+    yield Phase(
+        section="compile",
+        name="first calls",
+        seconds=spent,
+        wall=Spread.of([time.perf_counter() - begun]),
+        repeats=1,
+        note=told,
+    )
+    if not equal:
+        told = (
+            f"{WRONG}: compiled blocks answer differently with and without gradient, so that no importance ratio would "
+            "start at 1: set pipeline.compile=none"
+        )
+        yield Phase(section="compile", name="answers", note=told)
+        return
+    forward = subject.evaluation(rows)
+    with torch.no_grad():
+        yield watch.phase("compile", "forward", forward, counted=False, **forward_facts(subject, rows))
+    facts = both_ways(subject, images, subject.config.pipeline.gradient_checkpointing)
+    yield watch.phase("compile", "forward and backward", with_backward(subject, call), counted=False, **facts)

@@ -15,11 +15,11 @@ import torch
 
 from flowrl.planning.cost import decode_flops
 from flowrl.planning.published_models import other_parts
-from flowrl.profiling.bench_result import Phase
-from flowrl.profiling.bench_subject import CANNOT_LOAD, Subject
 from flowrl.profiling.ceilings import exact_ceiling
+from flowrl.profiling.result import Phase
 from flowrl.profiling.stopwatch import Stopwatch
-from flowrl.rewards import Reward, RewardInputs
+from flowrl.profiling.subject import CANNOT_LOAD, Subject
+from flowrl.rewards import Reward
 from flowrl.runtime.failures import explain
 from flowrl.runtime.placement import sent
 from flowrl.runtime.precision import arithmetic
@@ -62,14 +62,23 @@ def rewards(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     """Each reward by itself, on decoded images of one group."""
     for name, reason in subject.absent:
         yield Phase(section="rewards", name=name, note=f"not measured: {reason}")
-    images = subject.config.group_size if _whole_groups(subject) else min(_SOME, subject.config.group_size)
+    whole = any(reward.kind in ("groupwise", "pairwise") for reward, _ in subject.rewards)
+    images = subject.config.group_size if whole else min(_SOME, subject.config.group_size)
     prompts = [subject.prompts.train[0]] * images
     with torch.no_grad():
         decoded = subject.pipeline.decode(subject.latents(images))
     inputs = reward_inputs(
-        subject.pipeline, prompts, decoded, group=torch.zeros(images, dtype=torch.long), numbers=range(images),
+        subject.pipeline,
+        prompts,
+        decoded,
+        group=torch.zeros(images, dtype=torch.long),
+        numbers=range(images),
         iteration=0,
-    )  # fmt: skip
+    )
+
+    def score(reward: Reward) -> None:
+        reward(replace(inputs))  # some rewards remember what they found in the last ones
+
     for place, (reward, entry) in enumerate(subject.rewards):
         name = f"{entry.label or entry.called}" + f" ({place + 1})" * (
             [other.called for _, other in subject.rewards].count(entry.called) > 1
@@ -77,19 +86,10 @@ def rewards(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         dtype = "float32" if reward.kind == "adversarial" else subject.config.reward_dtype
         try:
             with torch.no_grad(), arithmetic(dtype):
-                found = watch.phase("rewards", name, partial(_scored, reward, inputs), items=images)
+                found = watch.phase("rewards", name, partial(score, reward), items=images)
         except CANNOT_LOAD as error:
             found = Phase(section="rewards", name=name, note=f"not measured: {explain(error)}")
         yield found
-
-
-def _scored(reward: Reward, inputs: RewardInputs) -> None:
-    """One call on inputs of its own: some rewards remember what they found in the last ones."""
-    reward(replace(inputs))
-
-
-def _whole_groups(subject: Subject) -> bool:
-    return any(reward.kind in ("groupwise", "pairwise") for reward, _ in subject.rewards)
 
 
 def decoding_flops(subject: Subject) -> float:
@@ -107,9 +107,14 @@ def _decoding(subject: Subject, watch: Stopwatch) -> Phase:
     moved = latents.nbytes + 4.0 * images * math.prod(subject.pipeline.image_shape)
     with torch.no_grad():
         return watch.phase(
-            "parts", "decoding", lambda: subject.pipeline.decode(latents), items=images,
-            flops=images * decoding_flops(subject), ceiling=exact_ceiling(subject), least_bytes=moved,
-        )  # fmt: skip
+            "parts",
+            "decoding",
+            lambda: subject.pipeline.decode(latents),
+            items=images,
+            flops=images * decoding_flops(subject),
+            ceiling=exact_ceiling(subject),
+            least_bytes=moved,
+        )
 
 
 def _learning(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
@@ -117,9 +122,11 @@ def _learning(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     weights = subject.parameters
     total = GradientSum(subject.policy, counters, scale_loss=False)
     yield watch.phase(
-        "parts", "gradient sum", lambda: total.add(torch.stack([weight.sum() for weight in weights]).sum()),
+        "parts",
+        "gradient sum",
+        lambda: total.add(torch.stack([weight.sum() for weight in weights]).sum()),
         note="with the backward pass of a plain sum of the weights",
-    )  # fmt: skip
+    )
     with subject.unchanged_weights():
         optimizer = make_optimizer(subject.config.optim, subject.policy)
         for weight in weights:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from flowrl.config.base import config_files
-from flowrl.config.strict_yaml import dotted_keys
-from flowrl.config.train import TrainConfig
-
 CONFIGURED = ("train", "plan", "bench", "compare")
 """Commands that take a configuration and key=value."""
 
@@ -30,8 +26,22 @@ complete -F _flowrl flowrl
 """
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl completion` takes."""
+    parser.description = (
+        "Print what completes commands, configurations and keys in a shell. For this session: "
+        'bash: eval "$(flowrl completion bash)"; zsh: eval "$(flowrl completion zsh)"; '
+        "fish: flowrl completion fish | source"
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+
+
 def run(parsed: argparse.Namespace) -> int:
     """Prints the script."""
+    from flowrl.config.base import config_files
+    from flowrl.config.strict_yaml import dotted_keys
+    from flowrl.config.train import TrainConfig
+
     commands = importlib.import_module("flowrl.cli").COMMANDS  # the table of commands imports this one
     first = list(dict.fromkeys(name.split()[0] for name in commands))
     second: dict[str, list[str]] = {}
@@ -39,27 +49,37 @@ def run(parsed: argparse.Namespace) -> int:
         if " " in name:
             second.setdefault(name.split()[0], []).append(name.split()[1])
     keys = [f"{key}=" for key in dotted_keys(TrainConfig)]
-    print(_fish(commands, keys) if parsed.shell == "fish" else _bash(parsed.shell, first, second, keys), end="")
+    configs = list(config_files())
+    script = (
+        _fish(commands, configs, keys) if parsed.shell == "fish" else _bash(parsed.shell, first, second, configs, keys)
+    )
+    print(script, end="")
     return 0
 
 
-def _bash(shell: str, first: list[str], second: dict[str, list[str]], keys: list[str]) -> str:
-    groups = "\n".join(f'        {name}) COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")) ;;'
-                       for name, words in second.items())  # fmt: skip
-    script = _BASH.format(commands=" ".join(first), configured="|".join(CONFIGURED), groups=groups,
-                          configs=" ".join(config_files()), keys=" ".join(keys))  # fmt: skip
+def _bash(shell: str, first: list[str], second: dict[str, list[str]], configs: list[str], keys: list[str]) -> str:
+    groups = "\n".join(
+        f'        {name}) COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")) ;;' for name, words in second.items()
+    )
+    script = _BASH.format(
+        commands=" ".join(first),
+        configured="|".join(CONFIGURED),
+        groups=groups,
+        configs=" ".join(configs),
+        keys=" ".join(keys),
+    )
     zsh = "autoload -Uz compinit bashcompinit\ncompinit\nbashcompinit\n"
     return script if shell == "bash" else zsh + script
 
 
-def _fish(commands: dict[str, str], keys: list[str]) -> str:
+def _fish(commands: dict[str, str], configs: list[str], keys: list[str]) -> str:
     lines = []
     for name, said in commands.items():
         group, _, word = name.partition(" ")
         seen = f"__fish_seen_subcommand_from {group}" if word else "__fish_use_subcommand"
         quoted = said.replace("'", "\\'")
         lines.append(f"complete -c flowrl -n '{seen}' -a '{word or group}' -d '{quoted}'")
-    for words in (list(config_files()), keys):
+    for words in (configs, keys):
         lines.append(
             f"complete -c flowrl -n '__fish_seen_subcommand_from {' '.join(CONFIGURED)}' -a '{' '.join(words)}'"
         )
