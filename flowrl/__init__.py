@@ -19,24 +19,54 @@ from flowrl.runtime.versions import version_of
 __version__ = version_of("flowrl-toolkit") or "0.0"
 
 _PLACES: dict[str, str] = {
-    **dict.fromkeys(("compare", "evaluate", "plan", "read_run", "sample", "train"), "flowrl.interface.python_calls"),
+    "compare": "flowrl.comparing.compare",
+    **{name: f"flowrl.publishing.{name}" for name in ("export", "merge", "push")},
+    "sample": "flowrl.generation.sample",
+    "serve": "flowrl.serving.serve",
+    "sweep": "flowrl.comparing.sweep.sweep",
+    "evaluate": "flowrl.evaluation.evaluate",
+    "leaderboard": "flowrl.evaluation.board.board",
+    "model_card": "flowrl.publishing.model_card",
+    "realism": "flowrl.evaluation.realism",
+    "reward_card": "flowrl.evaluation.reward_card.reward_card",
+    "rubric": "flowrl.evaluation.rubric",
+    "score": "flowrl.evaluation.score",
     "init": "flowrl.migrating.init",
     "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
+    "bench": "flowrl.profiling.bench",
+    "plan": "flowrl.planning.plan",
+    "doctor": "flowrl.health.doctor",
+    "read_run": "flowrl.runs.trained_run",
+    "train": "flowrl.session.train",
 }
 """Name -> the module that it is imported from when it is first asked for."""
-_PAGES: dict[str, tuple[str, str]] = {}
+_PAGES: dict[str, tuple[str, str]] = {
+    "compare": ("flowrl.pages.comparison_page", "write_page"),
+    "sweep": ("flowrl.pages.sweep_page", "write_page"),
+    "evaluate": ("flowrl.pages.evaluation_page", "render"),
+    "leaderboard": ("flowrl.pages.board_page", "render"),
+    "reward_card": ("flowrl.pages.reward_card_page", "render"),
+    "train": ("flowrl.pages.report", "report"),
+    "bench": ("flowrl.pages.bench_page", "write_page"),
+}
 """Function -> the module and the function that write the page of its result, which it is handed as `page`."""
+
+_FITS: dict[str, tuple[str, str]] = {"train": ("flowrl.planning.plan", "for_card")}
+"""Function -> what finds the settings with which its run fits a card, which it is handed as `fit`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'flowrl' has no attribute {name!r}: there are {', '.join(sorted(_PLACES))}")
     found = getattr(importlib.import_module(_PLACES[name]), name)
-    if name not in _PAGES:
-        return found
-    module, writer = _PAGES[name]
-    return update_wrapper(partial(found, page=getattr(importlib.import_module(module), writer)), found)
+    handed = {key: _later(*places[name]) for key, places in (("page", _PAGES), ("fit", _FITS)) if name in places}
+    return update_wrapper(partial(found, **handed), found) if handed else found
+
+
+def _later(module: str, name: str) -> Any:
+    """A function whose module, with all that it imports, loads when it is first called."""
+    return lambda *args, **kwargs: getattr(importlib.import_module(module), name)(*args, **kwargs)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -130,7 +131,9 @@ class WeightedSum:
         videos = None if inputs.videos is None else inputs.videos.detach().cpu()
         sounds = None if inputs.sounds is None else inputs.sounds.detach().cpu()
         away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos, sounds=sounds)
-        jobs = [executor.submit(term.reward, away) if term.reward.waits else None for term in self.terms]
+        jobs = [
+            executor.submit(copy_context().run, term.reward, away) if term.reward.waits else None for term in self.terms
+        ]
         here = [None if job else self._of(term, inputs) for job, term in zip(jobs, self.terms, strict=True)]
         group_ids, iteration, device = inputs.group_ids, inputs.iteration, inputs.images.device  # not the images
 

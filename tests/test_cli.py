@@ -99,7 +99,7 @@ def test_wrong_arguments_are_answered_in_one_paragraph(
 
 def test_arguments_may_stand_in_any_order() -> None:
     given = parse("compare", ["a.yaml", "--out", "x", "b.yaml", "--jobs", "2", "optim.lr=1"])
-    assert (given.arguments, given.jobs) == (["a.yaml", "b.yaml", "optim.lr=1"], 2)
+    assert (given.configs, given.jobs) == (["a.yaml", "b.yaml", "optim.lr=1"], 2)
     assert parse("sample", ["--prompt", "a", "runs/a"]).model == "runs/a"
     assert parse("sample", ["--prompt", "a", "--rlg", "-1,0.5"]).rlg == "-1,0.5"
     assert parse("plan", ["a.yaml", "--processes", "8", "seed=1"]).overrides == ["seed=1"]

@@ -142,7 +142,7 @@ def test_the_rule_lets_the_intended_imports_pass() -> None:
     assert violations("flowrl.samplers.rollout", source) == []
     source = "from flowrl.training.heldout import x\nfrom flowrl.config.train import y"
     assert violations("flowrl.recipes.grpo", source) == []
-    assert violations("flowrl.commands.train.run", "from flowrl.recipes import grpo") == []
+    assert violations("flowrl.session.train", "from flowrl.recipes import grpo") == []
 
 
 # ---- circles ---------------------------------------------------------------------------------------------------------

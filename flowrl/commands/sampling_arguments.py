@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flowrl.config.bounds import GUIDANCE, IMAGES, SIDE, STEPS, THREADS
 from flowrl.runtime.private_names import ActionsContainer
 
-SAMPLING = {
-    "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype",
-    "max_sequence_length": "max_sequence_length", "height": "height", "width": "width",
-}  # fmt: skip
-"""What a flag of sampling is called in Python."""
+if TYPE_CHECKING:
+    from flowrl.generation.sampling_options import SamplingOptions
+
+SAMPLING = ("steps", "guidance", "height", "width", "dtype", "max_sequence_length")
+"""Flags of sampling, as Python calls them."""
 
 
 def add_sampling_arguments(
@@ -100,11 +100,23 @@ def add_device(parser: ActionsContainer) -> None:
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
 
 
-def sampling_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says of sampling, as `flowrl.generation.models.find_source` takes it."""
-    return {argument: vars(parsed)[name] for name, argument in SAMPLING.items()}
+def option_pairs(texts: Sequence[str]) -> dict[str, str]:
+    """What `--option KEY=VALUE` says, by key.
+
+    Raises:
+        ValueError: a text is no such pair.
+    """
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--option {text!r} must be KEY=VALUE, such as --option detector=FOLDER.")
+        found[key] = value
+    return found
 
 
-def given_flags(parsed: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """Those of some flags that were given, as they are written."""
-    return [f"--{name.replace('_', '-')}" for name in names if vars(parsed)[name] not in (None, [])]
+def sampling_options(parsed: argparse.Namespace) -> SamplingOptions:
+    """What the command line says of sampling."""
+    from flowrl.generation.sampling_options import SamplingOptions
+
+    return SamplingOptions(**{name: vars(parsed)[name] for name in SAMPLING})

@@ -127,9 +127,17 @@ class Results:
         return short_names(list(self.question.methods))[name]
 
 
+class NothingFinishedError(ValueError):
+    """No run of a comparison has finished; `failed` are those that failed just now."""
+
+    def __init__(self, folder: Path, failed: Sequence[str]) -> None:
+        super().__init__(f"no run of {folder} is finished yet, so there is nothing to compare")
+        self.failed = tuple(failed)
+
+
 def read_results(
     folder: Path, question: Question, *, baseline: str | None = None, metric: str | None = None,
-    targets: str | None = None,
+    targets: str | None = None, failed: Sequence[str] = (),
 ) -> Results:  # fmt: skip
     """Reads what a comparison has finished.
 
@@ -139,14 +147,16 @@ def read_results(
         baseline: method that the others are compared to; None takes the first.
         metric: key of the evaluation rows; None takes the GenEval score, else the first reward.
         targets: scores such as "0.6,0.7" whose cost is wanted; None takes the thirds of the baseline's gain.
+        failed: runs that failed just now, for the error.
 
     Raises:
-        ValueError: nothing is finished, the metric is unknown, or no image has a score in all evaluations.
+        NothingFinishedError: nothing is finished.
+        ValueError: the metric is unknown, or no image has a score in all evaluations.
     """
     journal = read_json(folder / "compare.json")
     runs, missing = _finished(folder, question, journal)
     if not runs:
-        raise ValueError(f"no run of {folder} is finished yet, so there is nothing to compare")
+        raise NothingFinishedError(folder, failed)
     baseline = baseline or next(iter(question.methods))
     metric = metric or main_metric(runs[0].data.evaluations[-1]) or SCORE
     for run in runs:
@@ -183,7 +193,7 @@ def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
     if metric not in keys:
         near = closest(metric, keys)
         hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
-        raise ValueError(f"--metric {metric!r} is not in the evaluations of {name}: {hint}")
+        raise ValueError(f"`metric` {metric!r} is not in the evaluations of {name}: {hint}")
 
 
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
@@ -249,16 +259,12 @@ def _finished(
     runs = [
         RunResult(
             method=method, seed=seed, data=read[name], start=donors.get(entries.get(name, {}).get("base")),
-            measured=_measured(folder / name),
+            measured=read_json(path, "delete it, it is measured again")
+            if (path := folder / name / "measure.json").is_file() else {},
         )
         for method, seed in question.runs if (name := run_name(method, seed)) in read and read[name].image_rows
     ]  # fmt: skip
     return runs, missing
-
-
-def _measured(folder: Path) -> dict[str, float]:
-    path = folder / "measure.json"
-    return read_json(path, "delete it, it is measured again") if path.is_file() else {}
 
 
 def _targets(
@@ -269,7 +275,7 @@ def _targets(
         try:
             return tuple(float(part) for part in given.split(","))
         except ValueError as error:
-            raise ValueError(f"--targets {given!r}: give scores such as 0.6,0.7") from error
+            raise ValueError(f"`targets` {given!r}: give scores such as 0.6,0.7") from error
     if base is None or not reference:
         return ()
     _, score = mean_curve(_curves(reference, "nfe", metric))
@@ -298,6 +304,9 @@ def _method(
     each = {cost: _curves(runs, cost, metric) for cost in COSTS}
     curves = {cost: mean_curve(found) for cost, found in each.items()}
     reach = {cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS}
+    others_curves = {cost: _curves(reference, cost, metric) for cost in COSTS}
+    speeds = {cost: speed_up(others_curves[cost], found) if reference else UNKNOWN for cost, found in each.items()}
+    # The baseline shares every seed with itself: its ratio has no bounds.
     return MethodResult(
         name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
         seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
@@ -313,16 +322,10 @@ def _method(
             "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
         },
         curves=curves, reach=reach,
-        speed={cost: _speed(found, _curves(reference, cost, metric), own) for cost, found in each.items()},
+        speed={cost: point(found.mean) if own else found for cost, found in speeds.items()},
         kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
         diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
     )  # fmt: skip
-
-
-def _speed(curves: Sequence[Curve], reference: Sequence[Curve], own: bool) -> Interval:
-    """That of a method; of the baseline itself, which shares every seed with itself, without bounds."""
-    found = speed_up(reference, curves) if reference else UNKNOWN
-    return point(found.mean) if own else found
 
 
 def _mean(runs: Sequence[RunResult], value: Callable[[RunResult], float]) -> float:

@@ -20,8 +20,11 @@ UNITS = {"nfe": "network evaluations", "seconds": "seconds of training", "images
 
 def tables(results: Results) -> list[Table]:
     """Scores, differences to the baseline, what was spent, cost to reach scores, and the final models."""
-    return [table for table in (_scores(results), _differences(results), _spent(results), _reach(results),
-                                _models(results)) if table is not None]  # fmt: skip
+    return [
+        table
+        for table in (_scores(results), _differences(results), _spent(results), _reach(results), _models(results))
+        if table is not None
+    ]
 
 
 def metric_name(results: Results) -> str:
@@ -147,9 +150,10 @@ def _scores(results: Results) -> Table:
     name = metric_name(results)
     return Table(
         title=f"{name[0].upper()}{name[1:]} at the end",
-        head=("method", "score", "95 %", "gain", "95 % of gain", "each seed"), rows=tuple(rows),
+        head=("method", "score", "95 %", "gain", "95 % of gain", "each seed"),
+        rows=tuple(rows),
         note="Mean over seeds. The gain is that over the model before training on the same prompts and start noise.",
-    )  # fmt: skip
+    )
 
 
 def _differences(results: Results) -> Table | None:
@@ -170,10 +174,11 @@ def _differences(results: Results) -> Table | None:
     )
     return Table(
         title=f"Difference to {results.label(results.baseline)}",
-        head=("method", "diff.", "95 %", "p", "Holm p", "95 % of seeds", "detectable"), rows=tuple(rows),
+        head=("method", "diff.", "95 %", "p", "Holm p", "95 % of seeds", "detectable"),
+        rows=tuple(rows),
         note="Same seeds, prompts and start noise on both sides. 95 %: over seeds and prompts. p and 95 % of seeds: "
         f"Student's t over the seeds' differences, on these prompts; one seed has neither.{allowed}",
-    )  # fmt: skip
+    )
 
 
 def _spent(results: Results) -> Table:
@@ -185,11 +190,12 @@ def _spent(results: Results) -> Table:
     jobs = results.journal.get("jobs", 1)
     together = f" {jobs} trainings shared the machine, so times compare methods only roughly." if jobs > 1 else ""
     return Table(
-        title="Spent on training", head=("method", "network evaluations", "images", "time", "iterations"),
+        title="Spent on training",
+        head=("method", "network evaluations", "images", "time", "iterations"),
         rows=tuple(rows),
         note="Means over seeds. A network evaluation is one image through the network once, forward or backward; "
         f"evaluation is not counted.{together}",
-    )  # fmt: skip
+    )
 
 
 def _reach(results: Results) -> Table | None:
@@ -210,7 +216,7 @@ def _reach(results: Results) -> Table | None:
         note="By linear interpolation between the evaluations of the mean over seeds. Fewer: network evaluations that "
         f"{results.label(results.baseline)} takes to its own final score, over those of the method; faster: seconds; "
         "with 95 % intervals over seeds where the mean without any one of them gets there too.",
-    )  # fmt: skip
+    )
 
 
 def _speed(found: Interval) -> str:
@@ -225,13 +231,18 @@ def _models(results: Results) -> Table | None:
     if all(math.isnan(row.kl) for row in results.methods):
         return None
     rows = [
-        (_name(results, row), f"{row.kl:.3g}" if math.isfinite(row.kl) else _NO,
-         f"{row.diversity:.4f}" if math.isfinite(row.diversity) else _NO)
+        (
+            _name(results, row),
+            f"{row.kl:.3g}" if math.isfinite(row.kl) else _NO,
+            f"{row.diversity:.4f}" if math.isfinite(row.diversity) else _NO,
+        )
         for row in results.methods
-    ]  # fmt: skip
+    ]
     if math.isfinite(results.base_diversity):
         rows.append(("before training", "0", f"{results.base_diversity:.4f}"))
     return Table(
-        title="Final models", head=("method", "distance from base", "diversity"), rows=tuple(rows),
+        title="Final models",
+        head=("method", "distance from base", "diversity"),
+        rows=tuple(rows),
         note=f"Distance from base: {KL_TEXT}. Diversity: {DIVERSITY_TEXT}.",
-    )  # fmt: skip
+    )

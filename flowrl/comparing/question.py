@@ -1,15 +1,10 @@
-"""`flowrl compare`: methods on the same prompts and seeds to the same budget, then a table and a page.
-
-Folder: `compare.json` (what was asked, and the state of every run), a run folder `<method>-s<seed>` for each pair,
-`logs/`, `compare.md`, `compare.html` and `results.json`. A method is a configuration; its name is that of the file.
-"""
+"""What a comparison asks: methods, seeds and budget; a method is a configuration, and its name is that of the file."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,24 +50,35 @@ class Question:
         return [(method, seed) for seed in range(self.seeds) for method in self.methods]
 
 
-def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
-    """The question of the command line, joined with the one that the folder holds.
+def ask(
+    words: Sequence[str], known: Mapping[str, Any], *, budget: str | None, num_seeds: int | None, evals: int | None
+) -> Question:
+    """The question of a call, joined with the one that the folder holds.
+
+    Args:
+        words: configurations, and `key=value` settings of all runs.
+        known: the folder's journal.
+        budget: as text; None takes the folder's, as the next two.
+        num_seeds: of each method.
+        evals: spread over the budget.
 
     Raises:
         ValueError: an option is missing or wrong, or the two differ in more than added methods or seeds.
     """
-    overrides = tuple(text for text in parsed.arguments if "=" in text)
-    files = [text for text in parsed.arguments if "=" not in text]
+    overrides = tuple(text for text in words if "=" in text)
+    files = [text for text in words if "=" not in text]
     asked = known.get("question")
     if asked is not None:
         asked = Question(**{**asked, "overrides": tuple(asked["overrides"])})
-        if not files and not overrides:  # the folder says it all, but for more seeds
-            budget, limit = (asked.budget, asked.limit) if parsed.budget is None else parse_budget(parsed.budget)
-            seeds, evals = parsed.num_seeds or asked.seeds, parsed.evals or asked.evals
-            return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=budget, limit=limit))
-    if parsed.budget is None and asked is None:
-        raise ValueError("give a budget: --budget nfe=200000, --budget seconds=600 or --budget images=5000")
-    budget, limit = (asked.budget, asked.limit) if parsed.budget is None and asked else parse_budget(parsed.budget)
+    if budget is not None:
+        unit, limit = parse_budget(budget)
+    elif asked is not None:
+        unit, limit = asked.budget, asked.limit
+    else:
+        raise ValueError("give a budget: `budget` nfe=200000, `budget` seconds=600 or `budget` images=5000")
+    seeds, evals = num_seeds or (asked.seeds if asked else SEEDS), evals or (asked.evals if asked else 2)
+    if asked is not None and not files and not overrides:  # the folder says it all, but for more seeds
+        return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=unit, limit=limit))
     if not files:
         raise ValueError("give the configurations to compare, for instance: flowrl compare A.yaml B.yaml ...")
     for text in overrides:
@@ -86,8 +92,7 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
         methods[path.stem] = name
     question = Question(
         methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
-        seeds=parsed.num_seeds or (asked.seeds if asked else SEEDS), budget=budget, limit=limit,
-        evals=parsed.evals or (asked.evals if asked else 2), overrides=overrides,
+        seeds=seeds, budget=unit, limit=limit, evals=evals, overrides=overrides,
     )  # fmt: skip
     return question if asked is None else _joined(asked, question)
 
@@ -104,7 +109,7 @@ def parse_budget(text: str) -> tuple[str, float]:
     except ValueError:
         limit = 0.0
     if kind not in BUDGETS or not 0 < limit < float("inf"):
-        raise ValueError(f"--budget {text!r}: give nfe=NUMBER, seconds=NUMBER or images=NUMBER, such as nfe=200000")
+        raise ValueError(f"`budget` {text!r}: give nfe=NUMBER, seconds=NUMBER or images=NUMBER, such as nfe=200000")
     return kind, limit
 
 
@@ -169,13 +174,13 @@ def read_journal(folder: Path) -> dict[str, Any]:
     path = folder / JOURNAL
     if not path.exists():
         if is_taken(folder):
-            raise ValueError(f"{folder} is not empty and holds no comparison ({JOURNAL}): give --out another folder")
+            raise ValueError(f"{folder} is not empty and holds no comparison ({JOURNAL}): give `out` another folder")
         return {}
     try:
         journal = read_json(path)
         Question(**journal["question"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): restore it, or give --out another folder") from error
+        raise ValueError(f"{path} cannot be read ({error}): restore it, or give `out` another folder") from error
     return journal
 
 
@@ -199,7 +204,7 @@ def _joined(asked: Question, given: Question) -> Question:
     if (asked.budget, asked.limit) != (given.budget, given.limit):
         differences.append(f"the budget was {asked.budget}={asked.limit:g}, not {given.budget}={given.limit:g}")
     if asked.evals != given.evals:
-        differences.append(f"--evals was {asked.evals}, not {given.evals}")
+        differences.append(f"`evals` was {asked.evals}, not {given.evals}")
     if asked.overrides != given.overrides:
         was, now = (" ".join(overrides) or "none" for overrides in (asked.overrides, given.overrides))
         differences.append(f"the overrides were {was}, not {now}")
@@ -214,7 +219,7 @@ def _joined(asked: Question, given: Question) -> Question:
     if differences:
         raise ValueError(
             f"the folder holds another comparison: {'; '.join(differences)}. Methods and seeds may be added, nothing "
-            "else: give --out another folder, or no configurations at all to continue with what it holds"
+            "else: give `out` another folder, or no configurations at all to continue with what it holds"
         )
     methods, settings = {**asked.methods, **given.methods}, {**asked.settings, **given.settings}
     return replace(given, methods=methods, settings=settings)

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flowrl.comparing.question import Question
+from flowrl.runtime.call import shown
 from flowrl.runtime.progress import clock
 from flowrl.runtime.scrubbing import say as print
 
@@ -40,7 +41,7 @@ class Display:
         """Watches the runs of a question in a folder."""
         self.folder, self.question = folder, question
         self.live: Live | None = None
-        if sys.stderr.isatty():
+        if shown() and sys.stderr.isatty():
             self.live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
         self.printed = time.monotonic()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -66,11 +65,12 @@ class Comparison:
         self.interrupts = 0
         self.working: list[Training] = []
 
-    def run(self, jobs: int) -> int:
-        """Trains what is not finished, `jobs` at a time; returns 0, 1 where a run failed, 130 when interrupted.
+    def run(self, jobs: int) -> tuple[str, ...]:
+        """Trains what is not finished, `jobs` at a time; returns the runs that failed.
 
         Raises:
             ValueError: another comparison works in the folder.
+            KeyboardInterrupt: it was interrupted, and all have been saved.
         """
         busy = "another comparison, or a training that it started,"
         with (
@@ -96,7 +96,15 @@ class Comparison:
                 display.update(self._runs(), self.working)
                 if self.working:
                     time.sleep(_LOOK_EVERY)
-        return self._conclude()
+        states = {name: entry["state"] for name, entry in self._runs().items()}
+        failed = tuple(name for name, state in states.items() if state == "failed")
+        done = sum(state == "finished" for state in states.values())
+        print(f"\n{done} of {len(states)} runs are finished" + (f", {len(failed)} failed:" if failed else "."))
+        for name in failed:
+            print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
+        if self.interrupts:
+            raise KeyboardInterrupt(f"Stopped. The same call continues the comparison in {self.folder}.")
+        return failed
 
     def _runs(self) -> dict[str, Any]:
         runs: dict[str, Any] = self.journal["runs"]
@@ -113,9 +121,12 @@ class Comparison:
             path = find_config(self.question.methods[entry["method"]])
             initial = f"eval.initial={str(entry['initial']).lower()}"
             arguments = [
-                "train", str(path), f"out={folder}",
-                *overrides_of(self.question, entry["seed"], place.threads), initial,
-            ]  # fmt: skip
+                "train",
+                str(path),
+                f"out={folder}",
+                *overrides_of(self.question, entry["seed"], place.threads),
+                initial,
+            ]
         entry["state"] = "running"
         self._write()
         share = spent_share(folder, self.question)
@@ -130,10 +141,12 @@ class Comparison:
     def _base_known(self, name: str, key: str) -> bool:
         """Whether the evaluation before training is there, or another run is about to make it."""
         return any(
-            entry.get("base") == key and entry.get("initial")
+            entry.get("base") == key
+            and entry.get("initial")
             and ((self.folder / other / "eval" / "iteration_000000.jsonl").is_file() or entry["state"] == "running")
-            for other, entry in self._runs().items() if other != name
-        )  # fmt: skip
+            for other, entry in self._runs().items()
+            if other != name
+        )
 
     def _ended(self, training: Training, code: int, display: Display) -> None:
         entry, name = self._runs()[training.name], training.name
@@ -148,20 +161,6 @@ class Comparison:
             entry["error"] = last_line(self.folder / "logs" / f"{name}.log") or f"exit code {code}"
         display.ended(name, entry)
         self._write()
-
-    def _conclude(self) -> int:
-        states = {name: entry["state"] for name, entry in self._runs().items()}
-        failed = [name for name, state in states.items() if state == "failed"]
-        done = sum(state == "finished" for state in states.values())
-        print(f"\n{done} of {len(states)} runs are finished" + (f", {len(failed)} failed:" if failed else "."))
-        for name in failed:
-            print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
-        if self.interrupts:
-            quoted = shlex.quote(str(self.folder))
-            print(f"\nStopped. Continue with:\n  flowrl compare --out {quoted} --jobs {self.journal['jobs']}")
-            print(f"A table of what is there:\n  flowrl compare --out {quoted} --report-only")
-            return 130
-        return 1 if failed else 0
 
     def _write(self) -> None:
         write_atomically(self.folder / JOURNAL, json.dumps(self.journal, indent=1) + "\n")
@@ -203,7 +202,7 @@ def shared_gpus(jobs: int, gpus: int) -> str:
     shared = "one GPU" if gpus == 1 else f"{gpus} GPUs"
     return (
         f"{jobs} trainings share {shared}: their memory adds up and each takes longer, so compare times with care; "
-        f"--jobs {gpus} gives each a GPU of its own"
+        f"`jobs` {gpus} gives each a GPU of its own"
     )
 
 

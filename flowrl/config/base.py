@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from importlib import resources
@@ -96,6 +97,9 @@ def find_config(name: str, *, here: bool = True) -> Path:
     shipped = config_files()
     if name in shipped:
         return shipped[name]
+    preset = re.fullmatch(r"(\w+)_([1-9]\d*)gb", name)
+    if preset is not None and preset[1] in shipped:
+        raise ValueError(f"{name} is {preset[1]} with `card` {preset[2]} now, which sets what the plan finds for it")
     near = closest(Path(name).stem, list(shipped))
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(

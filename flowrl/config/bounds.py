@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from numbers import Integral
 from typing import Any
 
 from flowrl.config.strict_yaml import ConfigError
@@ -52,6 +53,17 @@ MOST: dict[str, float] = {
     "eval.width": SIDE, "eval.shift": 1_000, "eval.seed": 2**63 - 1,
 }  # fmt: skip
 """Dotted key -> the largest absolute value, of a list's members each."""
+
+
+def check_counts(most: int = 1_000_000, **values: int | None) -> None:
+    """Refuses parameters, by their names, that are no whole numbers from 1 to `most`; None passes.
+
+    Raises:
+        ValueError: names the parameter.
+    """
+    for name, value in values.items():
+        if value is not None and not (isinstance(value, Integral) and value is not True and 1 <= value <= most):
+            raise ValueError(f"`{name}` must be a whole number from 1 to {most:,}, got {value!r}")
 
 
 def check_most(config: Any) -> None:

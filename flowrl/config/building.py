@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import os
 import re
 import types
 import typing
@@ -44,6 +46,27 @@ def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str
         apply_override(data, text)
     made: Setting = build(cls, data, Source(file=command, own_keys=tuple(dotted_keys(cls))))
     return made
+
+
+def setting_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the `key=value` words of a command line; those of a mapping in a mapping have dotted keys.
+
+    >>> setting_words({"num_iterations": 3, "optim": {"lr": 1e-4}})
+    ['num_iterations=3', 'optim.lr=0.0001']
+
+    Raises:
+        ConfigError: a value that no file could hold.
+    """
+    words = []
+    for key, value in dotted_items(settings):
+        try:
+            words.append(f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)}")
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a "
+                "reward of your own is {'file': 'my_reward.py', 'function': 'score'}"
+            ) from None
+    return words
 
 
 def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str = "") -> Any:

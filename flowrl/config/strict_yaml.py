@@ -231,8 +231,6 @@ _COMMENT = re.compile(r"\s#")
 def apply_override(data: dict[str, Any], argument: str) -> str:
     """Set ``a.b=value`` or ``items.0.name=value`` in ``data``, in place, and return the dotted key.
 
-    Sections that are not there are created; whether the key exists at all is for :func:`build` to judge.
-
     Raises:
         ConfigError: no equals sign, an empty part of the key, a bad list index, or a part of a single value.
     """
@@ -245,7 +243,18 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
     parsed = parse_yaml(text, f"override '{argument}'")
     if _COMMENT.search(text) and not isinstance(parsed, dict | list) and text.lstrip()[0] not in "\"'|>":
         parsed = text.strip()  # a file's comment, which no word of a command line is
-    value = Override(text=text.strip(), value=parsed)
+    set_value(data, dotted, Override(text=text.strip(), value=parsed), argument)
+    return dotted
+
+
+def set_value(data: dict[str, Any], dotted: str, value: Override, argument: str) -> None:
+    """Set the value of an override, in place; sections that are not there are created.
+
+    Whether the key exists at all is for :func:`build` to judge.
+
+    Raises:
+        ConfigError: a bad list index, or a part of a single value.
+    """
     parts = dotted.split(".")
     node: Any = data
     for depth, part in enumerate(parts):
@@ -266,7 +275,6 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
             # A copy: through YAML anchors two places of the file can be one object.
             node[slot] = {} if child is None else child.copy() if isinstance(child, (dict, list)) else child
             node = node[slot]
-    return dotted
 
 
 def dump(data: Mapping[str, Any]) -> str:

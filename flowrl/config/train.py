@@ -7,7 +7,7 @@ other are refused with the numbers and with what to change. Derived quantities a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -27,6 +27,7 @@ from flowrl.config.methods import (
     SlotsConfig,
     TimesConfig,
 )
+from flowrl.config.overrides import Settings, apply_settings
 from flowrl.config.rewards import RewardConfig, check_rewards
 from flowrl.config.sections import (
     EvalConfig,
@@ -44,7 +45,7 @@ from flowrl.config.sections import (
     share,
 )
 from flowrl.config.spelling import closest
-from flowrl.config.strict_yaml import ConfigError, Source, all_at_once, apply_override, dotted_keys, dump, refuse
+from flowrl.config.strict_yaml import ConfigError, Source, all_at_once, dotted_keys, dump, refuse
 
 __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
@@ -307,18 +308,19 @@ class TrainConfig:
         )
 
 
-def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a YAML file and its base, apply ``a.b=value`` overrides (later ones win) and check everything.
+def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) -> TrainConfig:
+    """Read a YAML file and its base, put other settings in the place of its own and check everything.
 
     Args:
         path: the file, or settings that are no file's.
-        overrides: values are YAML; list items by index, ``rewards.0.weight=2``.
+        overrides: ``a.b=value`` words with YAML values, later ones win, or values by their keys; list items by index,
+            ``rewards.0.weight=2``.
 
     Raises:
         ConfigError: a ValueError that names the file or the override, the key, and what to change.
     """
     data = read_with_base(path)
-    origins = {apply_override(data, argument): argument for argument in overrides}
+    origins = apply_settings(data, overrides)
     config: TrainConfig = build(
         TrainConfig,
         data,

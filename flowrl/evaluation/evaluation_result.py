@@ -1,22 +1,24 @@
-"""From a benchmark's result to text and files: rows, result.json, the page; and several models' results as one."""
+"""From a benchmark's result to text and files: rows, result.json; and several models' results as one."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from flowrl.evaluation.benchmark import REPRODUCES, Result
+from flowrl.evaluation.benchmark import BENCHMARKS, Result
 from flowrl.generation.subject import Settings
-from flowrl.pages.evaluation_page import render
 from flowrl.rendering.markup import bounds, estimate, number, signed
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
+from flowrl.runtime.call import call_words
 from flowrl.runtime.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.runtime.versions import version_of
 from flowrl.statistics.paired import over_runs
+
+Page = Callable[..., str]
+"""(result, title, names, command) -> the page as HTML."""
 
 
 def with_notes(result: Result, settings: Settings) -> Result:
@@ -46,31 +48,22 @@ def as_text(result: Result) -> str:
     return "\n\n".join([*blocks, *(textwrap.fill(f"Note: {note}", COLUMNS) for note in result.notes)])
 
 
-def write(result: Result, settings: Settings, command: str) -> None:
+def write(result: Result, settings: Settings, page: Page | None) -> None:
     """Rows of both subjects, result.json and the page."""
-    names = [settings.subject.label]
-    _write_rows(settings.subject.folder, result.rows)
-    if settings.base is not None:
-        names.append(settings.base.label)
-        _write_rows(settings.base.folder, result.base_rows)
+    for subject, rows in zip(settings.subjects, (result.rows, result.base_rows), strict=False):
+        subject.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(subject.folder / "rows.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in rows))
     images = {
         side: str(subject.images.resolve())
-        for side, subject in zip(("model", "base"), settings.subjects, strict=False) if subject.images is not None
-    }  # fmt: skip
-    write_result(result, settings.out, settings.benchmark, names, command, images)
-
-
-def _write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "rows.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in rows))
+        for side, subject in zip(("model", "base"), settings.subjects, strict=False)
+        if subject.images is not None
+    }
+    names = [subject.label for subject in settings.subjects]
+    write_result(result, settings.out, settings.benchmark, names, images, page)
 
 
 def refuse_foreign_result(out: Path) -> None:
-    """Refuses a folder with a result.json or page.html of others.
-
-    Raises:
-        ValueError: names the file.
-    """
+    """Refuses a folder with a result.json or page.html of others."""
     try:
         own = {"benchmark", "headline"} <= read_json(out / "result.json").keys()
     except ValueError:
@@ -80,52 +73,54 @@ def refuse_foreign_result(out: Path) -> None:
 
 
 def write_result(
-    result: Result, out: Path, benchmark: str, names: Sequence[str], command: str, images: Mapping[str, str]
+    result: Result, out: Path, benchmark: str, names: Sequence[str], images: Mapping[str, str], page: Page | None = None
 ) -> None:
-    """result.json and the page; `images` are the folders of images that were given, by side."""
+    """result.json, and the page where there is who writes one; `images` are the folders that were given, by side."""
     out.mkdir(parents=True, exist_ok=True)
+    command = call_words()
     content = {
         "benchmark": benchmark, "names": list(names), "command": command, "version": version_of("flowrl-toolkit"),
-        "reproduces": REPRODUCES.get(benchmark), "images": dict(images),
+        "reproduces": BENCHMARKS[benchmark].reproduces, "images": dict(images),
         **{key: plain(getattr(result, key)) for key in ("headline", "metrics", "base_metrics", "intervals",
            "base_intervals", "differences", "tables", "notes", "facts")},
     }  # fmt: skip
     write_atomically(out / "result.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    title = f"{benchmark}: {' against '.join(names)}"
-    write_atomically(out / "page.html", render(result, title=title, names=names, command=command))
+    if page is not None:
+        title = f"{benchmark}: {' against '.join(names)}"
+        write_atomically(out / "page.html", page(result, title=title, names=names, command=command))
 
 
 def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     """Several trainings of one method as one: means of all metrics, and of their changes, with t intervals."""
+    notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
     if not any(result.metrics for result in results):  # drawn for a judge that is to come
-        return Result(
-            headline=" ".join(result.headline for result in results), rows=(), metrics={}, tables=(),
-            notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
-        )  # fmt: skip
-    means = over_runs([result.metrics for result in results])
-    changes = over_runs([_changes(result) for result in results])
-    short = {name: name.split("/", 2)[-1] for name in means}
-    kept = [name for name in means if not name.endswith(("_low", "_high"))]
-    body = [
-        (short[name], number(means[name].mean), bounds(means[name]),
-         *((signed(changes[name].mean), bounds(changes[name], sign=True)) if changes else ()))
-        for name in kept if not changes or name in changes
-    ]  # fmt: skip
-    head = ("", "mean", "95 %", *(("change", "95 %") if changes else ()))
-    single = [(label, number(result.metrics[kept[0]])) for label, result in zip(labels, results, strict=True)]
-    first = kept[0]
+        headline = " ".join(result.headline for result in results)
+        return Result(headline=headline, rows=(), metrics={}, tables=(), notes=notes)
+    means, changes = over_runs([result.metrics for result in results]), over_runs([_changes(one) for one in results])
+    short = {name: name.split("/", 2)[-1] for name in means if not name.endswith(("_low", "_high"))}
+    first = next(iter(short))
+    if changes:
+        head: tuple[str, ...] = ("", "mean", "95 %", "change", "95 %")
+        body: list[tuple[str, ...]] = [
+            (short[name], number(means[name].mean), bounds(means[name]), signed(change.mean), bounds(change, sign=True))
+            for name, change in changes.items()
+            if name in short
+        ]
+    else:
+        head, body = ("", "mean", "95 %"), [(short[n], number(means[n].mean), bounds(means[n])) for n in short]
+    single = [(label, number(result.metrics[first])) for label, result in zip(labels, results, strict=True)]
     return Result(
         headline=f"{short[first]} {estimate(means[first])}, mean of {len(results)} models.",
         rows=(), claim="other trainings of the same kind, on these prompts",
         metrics={name: interval.mean for name, interval in means.items()},
-        intervals={short[name]: means[name] for name in kept},
-        differences={short[name]: changes[name] for name in kept if name in changes},
+        intervals={text: means[name] for name, text in short.items()},
+        differences={text: changes[name] for name, text in short.items() if name in changes},
         tables=(
             Table(title=f"Means over {len(results)} models", head=head, rows=tuple(body),
                   note="Student's t interval over models: it speaks of another training, with these prompts."),
             Table(title="Each model", head=("", short[first]), rows=tuple(single)),
         ),
-        notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        notes=notes,
     )  # fmt: skip
 
 

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.evaluation.benchmark import NO_TRAINING, Result
-from flowrl.evaluation.runner_parts import Line, compared, metrics_of, score_table, trained_on
+from flowrl.benchmarks.geneval.published import published_records
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
+from flowrl.evaluation.runner import SubjectVerdicts
+from flowrl.evaluation.summing import Line, compared, score_table, trained_on
 from flowrl.generation.folders import ImageFile, read_drawn
-from flowrl.generation.subject import Settings, Subject
+from flowrl.generation.subject import Settings
 from flowrl.prompts.overlap import Overlap
 from flowrl.rendering.embedded_images import image_element
 from flowrl.rendering.markup import bounds, esc, number, plural, section
@@ -36,48 +38,60 @@ REASONS: dict[str, str] = {
 EXAMPLES = 6
 
 
-def result_of(
-    settings: Settings,
-    rows: Sequence[Sequence[Row]],
-    images: Sequence[Sequence[ImageFile]],
-    *,
-    judge: Detector,
-    seconds: Mapping[str, Mapping[str, float]],
-    is_published: bool,
+def geneval_result(
+    settings: Settings, plan: Any, judge: Detector, parts: Sequence[SubjectVerdicts[list[dict[str, Any]]]]
 ) -> Result:
-    """The result of one subject (`rows[0]`), or of a subject and a base (`rows[1]`)."""
-    names = [subject.label for subject in settings.subjects]
+    """The result of one subject, or of a subject and a base."""
+    rows, names = [part.found for part in parts], [part.label for part in parts]
     summaries = [summarise(score_rows(part), order=TASKS) for part in rows]
-    change = None
-    if len(rows) > 1:
-        change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS)
+    change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS) if len(rows) > 1 else None
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
     shared = trained_on(settings, (row["prompt"] for row in rows[0]))
-    notes = _notes(settings, judge.remarks, is_published=is_published and samples == 4, shared=shared)
+    published = {prompt.text for prompt in plan.prompts} == {record["prompt"] for record in published_records()}
     spoken = claim(score_rows(rows[0]))
-    if spoken != "prompts of this kind":
-        notes.append(f"Intervals speak of {spoken}.")
-    return Result(
-        headline=_headline(names, rows[0], summaries[0], change),
-        rows=tuple(rows[0]),
-        base_rows=tuple(rows[1]) if len(rows) > 1 else (),
-        metrics=metrics(rows[0], summaries[0], samples),
-        base_metrics=metrics(rows[1], summaries[1], samples) if len(rows) > 1 else {},
-        intervals=_intervals(summaries[0]),
-        base_intervals=_intervals(summaries[1]) if len(rows) > 1 else {},
-        differences={} if change is None else _intervals(change),
-        claim=spoken + NO_TRAINING,
-        tables=(_scores(rows, names, summaries, change, samples), _failures(rows, names)),
-        notes=tuple(notes),
+    prompts = len({row["prompt"] for row in rows[0]})
+    macro = summaries[0].macro
+    said = (
+        f"GenEval overall {number(macro.mean)} (macro, 95 % {bounds(macro)}) for {names[0]}: "
+        f"{plural(len(rows[0]), 'image')} of {plural(prompts, 'prompt')}."
+    )
+    return result_of(
+        settings.benchmark, said if change is None else compared(said, change.macro, names[1]),
+        [SideResult(rows=own, metrics=metrics(own, summary, samples), intervals=_intervals(summary))
+         for own, summary in zip(rows, summaries, strict=True)],
+        changes={} if change is None else _intervals(change), claim=spoken + NO_TRAINING,
+        notes=_notes(settings, judge, shared, spoken, published=published and samples == 4),
+        tables=(_scores(rows, names, summaries, change, samples), _failures(rows)),
         facts={
-            "judge": judge.version, "prompts": len({row["prompt"] for row in rows[0]}), "samples": samples,
-            "seed": settings.seed, "seconds": {name: dict(part) for name, part in seconds.items()},
+            "judge": judge.version, "prompts": prompts, "samples": samples, "seed": settings.seed,
+            "seconds": {part.label: dict(part.seconds) for part in parts},
             "detectable_difference": _detectable(summaries[0], change),
             **({} if change is None else {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}),
             **({} if shared is None else {"overlap": {"exact": shared.exact, "swapped": shared.swapped}}),
         },
-        sections=(failure_examples(rows[0], images[0]),),
+        sections=(failure_examples(rows[0], parts[0].images),),
     )  # fmt: skip
+
+
+def _notes(settings: Settings, judge: Detector, shared: Overlap | None, spoken: str, *, published: bool) -> list[str]:
+    notes = [*judge.remarks]
+    if not published:
+        notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
+    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in settings.subjects]
+    seeds = {None if note is None else note.get("seed") for note in drawn}  # images of other programs have none
+    if len(drawn) > 1 and (len(seeds) > 1 or None in seeds):
+        notes.append("The images share no known start noise: pairs share their prompts only.")
+    if shared:
+        found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
+        how = ", ".join(f"{len(texts)} {words}" for words, texts in found.items() if texts)
+        both = shared.exact + shared.swapped
+        notes.append(
+            f"{len(both)} of {shared.total} prompts were trained on ({how}), such as {both[0]!r}: this is not a score "
+            f"of unseen prompts alone."
+        )
+    if spoken != "prompts of this kind":
+        notes.append(f"Intervals speak of {spoken}.")
+    return notes
 
 
 def score_rows(rows: Sequence[Row], key: str = "correct") -> list[ScoreRow]:
@@ -94,13 +108,12 @@ def score_rows(rows: Sequence[Row], key: str = "correct") -> list[ScoreRow]:
 
 def metrics(rows: Sequence[Row], summary: Summary, samples: float) -> dict[str, float]:
     """Numbers by name; `score` is the benchmark's own overall, as in the evaluations of a training run."""
-    found = {
+    return {
         "score": summary.macro.mean, "score_low": summary.macro.low, "score_high": summary.macro.high,
         "micro": summary.micro.mean, f"pass_at_{samples:g}": summary.any_correct.mean,
         "graded": pooled(score_rows(rows, "graded")).mean, "strict": pooled(score_rows(rows, "strict")).mean,
         **{task: interval.mean for task, interval in summary.tasks.items()},
     }  # fmt: skip
-    return metrics_of("geneval", found)
 
 
 def kinds(reason: str) -> list[str]:
@@ -115,31 +128,25 @@ def _intervals(summary: Summary | Comparison) -> dict[str, Interval]:
     return {**summary.tasks, "overall (macro)": summary.macro, "overall (micro)": summary.micro}
 
 
-def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, change: Comparison | None) -> str:
-    prompts = len({row["prompt"] for row in rows})
-    said = (
-        f"GenEval overall {number(summary.macro.mean)} (macro, 95 % {bounds(summary.macro)}) for {names[0]}: "
-        f"{plural(len(rows), 'image')} of {plural(prompts, 'prompt')}."
-    )
-    if change is None:
-        return said
-    return compared(said, change.macro, names[1])
-
-
 def _scores(
     rows: Sequence[Sequence[Row]], names: Sequence[str], summaries: Sequence[Summary], change: Comparison | None,
     samples: float,
 ) -> Table:  # fmt: skip
     """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
     sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
-
-    def line(name: str, found: list[Interval]) -> Line:
-        return (name, found[: len(names)], found[-1] if change is not None else None)
-
-    lines = [line(task, [part.tasks[task] for part in sides]) for task in summaries[0].tasks]
-    lines.append(line("overall, macro", [part.macro for part in sides]))
-    lines.append(line("overall, micro", [part.micro for part in sides]))
-    lines.append(line(f"pass@{samples:g}", [part.any_correct for part in sides]))
+    listed = [
+        {
+            **part.tasks,
+            "overall, macro": part.macro,
+            "overall, micro": part.micro,
+            f"pass@{samples:g}": part.any_correct,
+        }
+        for part in sides
+    ]
+    lines: list[Line] = [
+        (name, [part[name] for part in listed[: len(names)]], listed[-1][name] if change is not None else None)
+        for name in listed[0]
+    ]
     for key in ("graded", "strict"):
         scored = [score_rows(part, key) for part in rows]
         difference = pooled(scored[0], base=scored[1]) if change is not None else None
@@ -162,7 +169,7 @@ def _detectable(summary: Summary, change: Comparison | None) -> float:
     return detectable((change or summary).macro, paired=change is not None)
 
 
-def _failures(rows: Sequence[Sequence[Row]], names: Sequence[str]) -> Table:
+def _failures(rows: Sequence[Sequence[Row]]) -> Table:
     """How many images fail for each kind of reason; an image may fail for several."""
     counts = [Counter(kind for row in part for kind in set(kinds(row["reason"]))) for part in rows]
     order = [kind for kind in (*REASONS, "other") if any(count[kind] for count in counts)]
@@ -173,30 +180,6 @@ def _failures(rows: Sequence[Sequence[Row]], names: Sequence[str]) -> Table:
     head = ("", "images") if len(rows) == 1 else ("", "base", "model")
     note = "An image can fail for several reasons, and colour and position are judged only where the objects are there."
     return Table(title="Why images fail", head=head, rows=tuple(body), note=note if body else "None failed.")
-
-
-def _notes(settings: Settings, remarks: Sequence[str], *, is_published: bool, shared: Overlap | None) -> list[str]:
-    notes = [*remarks]
-    if not is_published:
-        notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
-    if not _share_noise(settings.subjects):
-        notes.append("The images share no known start noise: pairs share their prompts only.")
-    if shared:
-        found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
-        how = ", ".join(f"{len(texts)} {words}" for words, texts in found.items() if texts)
-        both = shared.exact + shared.swapped
-        notes.append(
-            f"{len(both)} of {shared.total} prompts were trained on ({how}), such as {both[0]!r}: this is not a score "
-            f"of unseen prompts alone."
-        )
-    return notes
-
-
-def _share_noise(subjects: Sequence[Subject]) -> bool:
-    """Whether the notes of all folders name one seed; images of other programs have none."""
-    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in subjects]
-    seeds = {None if note is None else note.get("seed") for note in drawn}
-    return len(subjects) == 1 or (len(seeds) == 1 and None not in seeds)
 
 
 def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowrl.evaluation.named_judges import check_alive, check_tokens
 from flowrl.generation.journal import Journal, Row
@@ -30,25 +31,40 @@ Read = Callable[[int, Answer], tuple[str | None, Row]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tries:
-    """How often and how warmly a question is asked.
+class Asking:
+    """How answers are asked for.
 
     Attributes:
-        attempts: tries for a question.
+        attempts: tries for a question whose answer cannot be read; each after the first has another seed.
+        max_tokens: length of an answer.
         temperature: of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least.
+        seed: of sampled answers.
     """
 
-    attempts: int
+    attempts: int = 1
+    max_tokens: int = 1024
     temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.max_tokens < 1:
+            raise ValueError(f"attempts and max_tokens must be at least 1, got {self.attempts} and {self.max_tokens}.")
+        if not 0 <= self.temperature <= 10:
+            raise ValueError(f"temperature must be 0 (greedy) to 10, got {self.temperature:g}.")
 
     def heat(self, attempt: int) -> float:
         """The temperature of a try, counted from 0."""
         return self.temperature if attempt == 0 else max(self.temperature, RETRY_TEMPERATURE)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result says of it."""
+        return {"temperature": self.temperature, "tries": self.attempts, "max_tokens": self.max_tokens}
+
 
 def ask_kept(
-    chat: Chat, keys: Sequence[str], build: Build, read: Read, journal: Journal, tries: Tries, *, label: str,
-    lost: str = "without scores", show: bool = True,
+    chat: Chat, keys: Sequence[str], build: Build, read: Read, journal: Journal, asking: Asking, *, label: str,
+    lost: str = "without scores", kept: Sequence[str | None] = KEPT_ERRORS,
 ) -> list[Row]:  # fmt: skip
     """The judge's answers to some questions, in their order; those in the journal are not asked for again.
 
@@ -61,10 +77,10 @@ def ask_kept(
         build: makes a question; called again for every try.
         read: what an answer says.
         journal: of answers.
-        tries: how often a question is asked.
+        asking: how often, and how warmly, a question is asked.
         label: who is judged, for the progress.
         lost: what to call those that failed, for the progress.
-        show: whether progress is shown.
+        kept: what may be said of answers that are kept.
 
     Raises:
         ValueError: the judge answers nothing at all: not there, refuses, or it has used all its tokens. What it said
@@ -74,15 +90,15 @@ def ask_kept(
     batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
     failed: dict[str, Row] = {}
     done = len(keys) - len(missing)
-    skipped = sum(journal.rows[key]["error"] is not None for key in keys if key in journal.rows)
+    skipped = sum(journal.rows[key].get("error") is not None for key in keys if key in journal.rows)
     heard = done > 0
-    with progress(f"judging {label}", len(keys), done, enabled=show) as advance:
+    with progress(f"judging {label}", len(keys), done) as advance:
         for batch in batches:
             # A single question may be refused for what it shows; many at once, or the very first, mean the judge.
-            rows = _ask(chat, batch, build, read, tries, stop_at=MANY if heard else 1)
-            heard = heard or any(row["error"] in KEPT_ERRORS for row in rows)
+            rows = _ask(chat, batch, build, read, asking, stop_at=MANY if heard else 1, kept=kept)
+            heard = heard or any(row["error"] in kept for row in rows)
             for place, row in zip(batch, rows, strict=True):
-                if row["error"] in KEPT_ERRORS:
+                if row["error"] in kept:
                     journal.add(keys[place], row)
                 else:
                     failed[keys[place]] = row
@@ -92,17 +108,20 @@ def ask_kept(
     return [journal.rows.get(key) or failed[key] for key in keys]
 
 
-def _ask(chat: Chat, batch: Sequence[int], build: Build, read: Read, tries: Tries, *, stop_at: int) -> list[Row]:
+def _ask(
+    chat: Chat, batch: Sequence[int], build: Build, read: Read, asking: Asking, *, stop_at: int,
+    kept: Sequence[str | None],
+) -> list[Row]:  # fmt: skip
     start = time.monotonic()
     rows: list[Row] = [{} for _ in batch]
     tokens = [0] * len(batch)
     waiting = list(range(len(batch)))
-    for attempt in range(tries.attempts):
+    for attempt in range(asking.attempts):
         if not waiting:
             break
-        answers = ask_all(chat, [build(batch[k], attempt, tries.heat(attempt)) for k in waiting])
+        answers = ask_all(chat, [build(batch[k], attempt, asking.heat(attempt)) for k in waiting])
         if attempt == 0 and len(answers) >= stop_at:
-            check_alive(answers, READABLE_ERRORS)
+            check_alive(answers, [error for error in READABLE_ERRORS if error in kept])
         for k, answer in zip(waiting, answers, strict=True):
             tokens[k] += answer.tokens
             error, found = (answer.error, {}) if answer.error not in READABLE_ERRORS else read(batch[k], answer)

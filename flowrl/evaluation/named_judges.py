@@ -1,14 +1,15 @@
-"""Judges on the command line: a name that a benchmark knows, a mapping, or a YAML file with one.
+"""Judges as they are given: a name that a benchmark knows, a mapping as text, or a YAML file with one.
 
-    --judge offline
-    --judge '{server: http://127.0.0.1:8080/v1, model: QwenVL}'
-    --judge my/judge.yaml
+    offline
+    {server: http://127.0.0.1:8080/v1, model: QwenVL}
+    my/judge.yaml
 
 The mapping is the option `judge` of the rewards that ask one; see `flowrl.rewards.judges.chat`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from flowrl.training.model_files import named_files
 
 
 def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owner: str) -> dict[str, Any]:
-    """The judge that `--judge` describes, checked without calling a server or loading weights.
+    """The judge that is described, checked without calling a server or loading weights.
 
     Args:
         text: as given; None if it was not.
@@ -32,17 +33,22 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
     names = ", ".join(known)
     how = "a mapping such as '{server: http://127.0.0.1:8000/v1, model: NAME}', or a .yaml file with one"
     if text is None:
-        raise ValueError(f"{owner} needs --judge: one of {names}, {how}.")
+        raise ValueError(f"{owner} needs `judge`: one of {names}, {how}.")
     if text in known:
         judge = dict(known[text])
     elif text.lstrip().startswith("{"):
-        judge = parse_yaml(text, "--judge")
+        judge = parse_yaml(text, "`judge`")
     elif text.endswith((".yaml", ".yml")):
         judge = read_mapping(text)
     else:
-        raise ValueError(f"--judge: {unknown_name('judge', text, known)} Or give {how}.")
-    check_chat(judge, owner=f"{owner}, --judge")
+        raise ValueError(f"`judge`: {unknown_name('judge', text, known)} Or give {how}.")
+    check_chat(judge, owner=f"{owner}, `judge`")
     return judge
+
+
+def judge_text(judge: str | Mapping[str, Any] | None) -> str | None:
+    """A judge as `read_judge` takes it."""
+    return json.dumps(dict(judge)) if isinstance(judge, Mapping) else judge
 
 
 def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -56,11 +62,7 @@ def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def check_tokens(errors: Iterable[str | None]) -> None:
-    """Stops where a judge has used all its tokens; called when what it did answer has been kept.
-
-    Raises:
-        ValueError: one of the errors of some questions says so.
-    """
+    """Stops where a judge has used all its tokens; called when what it did answer has been kept."""
     if NO_TOKENS in errors:
         raise ValueError(
             "the judge has used all tokens that max_tokens_total gives it: raise it, or remove it. What was answered "
@@ -74,9 +76,6 @@ def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (Non
     Args:
         answers: to some questions.
         readable: errors with which it answered all the same.
-
-    Raises:
-        ValueError: none of the answers has one of these.
     """
     errors = {answer.error for answer in answers}
     if not errors & set(readable):

@@ -100,9 +100,12 @@ def prune_steps(
 
     found = search(lambda rows: make([prompts[row // count] for row in rows]), x, schedule, plan, score)
     return Found(
-        images=pipeline.decode(found.final).cpu(), chosen=found.chosen, scores=found.scores,
-        evaluations=plan.evaluations(schedule.num_steps), looks=plan.looks,
-    )  # fmt: skip
+        images=pipeline.decode(found.final).cpu(),
+        chosen=found.chosen,
+        scores=found.scores,
+        evaluations=plan.evaluations(schedule.num_steps),
+        looks=plan.looks,
+    )
 
 
 def _check(prompts: Sequence[Prompt], x: Tensor) -> int:

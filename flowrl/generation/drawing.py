@@ -20,8 +20,8 @@ Make = Callable[[Sequence[Prompt]], Velocity]
 """The velocity of a batch of prompts: of a base model, a tuned one or RLG between them."""
 
 
-def find_device(given: str | None, key: str = "--device ") -> torch.device:
-    """The device that `--device` names, or the best one of this machine; `key` is what it was given as.
+def find_device(given: str | None, key: str = "`device` ") -> torch.device:
+    """The device that a word names, or the best one of this machine; `key` is what it was given as.
 
     Raises:
         ValueError: it is not there.

@@ -50,7 +50,9 @@ def features_of(
     the square root of their number, so that a Euclidean distance is the root mean square of their differences.
     """
     if features == "pixels":
-        return np.stack([_pixels(image) for image in images]), f"pixels:{_SIDE}x{_SIDE}"
+        small = [Image.fromarray(image.pixels()).resize((_SIDE, _SIDE), Image.Resampling.BOX) for image in images]
+        values = np.stack([np.asarray(one, dtype=np.float64).reshape(-1) / 255.0 for one in small])
+        return values / np.sqrt(values.shape[1]), f"pixels:{_SIDE}x{_SIDE}"
     name = model or CLIP_MODEL
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, processor = load_clip(name, device=device, revision=None, owner=OWNER, option="feature_model")
@@ -60,9 +62,3 @@ def features_of(
             pixels = [image.pixels() for image in images[first : first + _BATCH]]
             found.append(clip_of_pixels(network, processor, pixels).double().cpu().numpy())
     return np.concatenate(found), f"clip:{name}@{clip_fingerprint(network)}"
-
-
-def _pixels(image: ImageFile) -> Float64[np.ndarray, " d"]:
-    small = Image.fromarray(image.pixels()).resize((_SIDE, _SIDE), Image.Resampling.BOX)
-    values = np.asarray(small, dtype=np.float64).reshape(-1) / 255.0
-    return values / np.sqrt(len(values))

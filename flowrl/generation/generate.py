@@ -72,7 +72,7 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], s
     folder = subject.folder / "images"
     draw_folder(
         subject.source, prompts, folder, label=subject.label, samples=settings.samples, seed=settings.seed,
-        batch_size=settings.batch_size, device=settings.device, show=settings.show, suffix=suffix,
+        batch_size=settings.batch_size, device=settings.device, suffix=suffix,
     )  # fmt: skip
     return read_folder(folder, kinds)
 
@@ -88,7 +88,7 @@ def given_images(settings: Settings, folder: Path, kinds: Sequence[str] = IMAGES
     kept = set(some(indexes, settings.num_prompts))
     samples = len(images) // len(indexes)
     if not 1 <= settings.samples <= samples:
-        raise ValueError(f"--samples must be 1 to {samples}, as many as {folder} has, got {settings.samples}")
+        raise ValueError(f"`samples` must be 1 to {samples}, as many as {folder} has, got {settings.samples}")
     return [image for image in images if image.index in kept and image.sample < settings.samples]
 
 
@@ -222,13 +222,13 @@ def _short(text: str) -> str:
 def _check_old(folder: Path) -> None:
     """Refuses a folder of another program before the model is looked at."""
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give another --out.")
+        raise ValueError(f"{folder} is a file: give another `out`.")
     if not folder.is_dir() or read_drawn(folder) is not None:
         return
     if any(not path.name.startswith(".") for path in folder.iterdir()):  # a dot: a first note that was cut short
         raise ValueError(
-            f"{folder} is not empty and was not drawn by this command (it has no {DRAWN}): give another --out, or "
-            f"judge what is in it with --images {folder}."
+            f"{folder} is not empty and was not drawn by this command (it has no {DRAWN}): give another `out`, or "
+            f"judge what is in it with `images` {folder}."
         )
 
 
@@ -244,7 +244,7 @@ def _claim(folder: Path, wanted: Mapping[str, Any]) -> None:
     if changed:
         words = ", ".join(f"{key} {old.get(key)!r} (now {wanted.get(key)!r})" for key in sorted(changed))
         raise ValueError(
-            f"{folder} was drawn with other settings: {words}. Give the same ones to continue, another --out to "
+            f"{folder} was drawn with other settings: {words}. Give the same ones to continue, another `out` to "
             f"start again, or delete the folder."
         )
     for leftover in folder.glob("*/samples/.*.tmp"):  # of a process that was killed while it wrote

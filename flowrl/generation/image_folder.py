@@ -2,7 +2,7 @@
 
 A folder is one of
 
-    images, at any depth, and --prompt TEXT, or --prompts FILE:
+    images, at any depth, and `prompt` TEXT, or `prompts` FILE:
         .txt     one prompt per image, in the order of the files' names, numbers in them by value
         .jsonl   {"file": "a/0001.png", "prompt": ..., ...} per line; the whole object is the image's record, and the
                  images that it is about are named as in any file of prompts (`flowrl.prompts.prompt_files`)
@@ -74,18 +74,24 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path |
     """The images of a folder with their prompts; see the module.
 
     Raises:
-        ValueError: no folder or no images, prompts that do not fit, or both --prompt and --prompts.
+        ValueError: no folder or no images, prompts that do not fit, or both `prompt` and `prompts`.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one with images ({', '.join(SUFFIXES)}).")
     if prompt is not None and prompts is not None:
-        raise ValueError("--prompt gives all images one prompt and --prompts each its own: give one of them.")
+        raise ValueError("`prompt` gives all images one prompt and `prompts` each its own: give one of them.")
     file = None if prompts is None else resolve_path(str(prompts))
     records = natural_order(folder.glob("*/metadata.jsonl"), folder)
     if records and (prompt is not None or prompts is not None):
-        raise ValueError(f"{folder} has GenEval's layout, which names its own prompts: leave out --prompt(s).")
+        raise ValueError(
+            f"{folder} has GenEval's layout, which names its own prompts: leave out `prompt` and `prompts`."
+        )
     if records:
-        rows = [row for record in records for row in _geneval(folder, record)]
+        rows: list[_Row] = [
+            (path, read_prompts(record)[0], record.parent.name)
+            for record in records
+            for path in images_in(record.parent / "samples")
+        ]
     elif file is not None and file.suffix == ".jsonl":
         rows = _listed(folder, file)
     else:
@@ -117,11 +123,6 @@ def images_in(folder: Path) -> list[Path]:
         first = min(set(found) - set(seen)).relative_to(folder)
         _say(f"{folder}: hidden files are no images of a folder: {len(found) - len(seen)} left out, such as {first}")
     return natural_order(seen, folder)
-
-
-def _geneval(folder: Path, record: Path) -> list[_Row]:
-    row = read_prompts(record)[0]
-    return [(path, row, record.parent.name) for path in images_in(record.parent / "samples")]
 
 
 def _in_order(folder: Path, prompt: str | None, prompts: Path | None) -> list[_Row]:
@@ -169,8 +170,6 @@ def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts
     """Refuses a reward that a folder of images cannot feed, and one that must be trained first.
 
     Args:
-        reward: what is to score.
-        items: the images.
         key: its name, for messages.
         prompts_given: whether prompts were given, even if empty.
     """
@@ -184,11 +183,11 @@ def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts
             "sound, or take another reward."
         )
     if "prompts" in reward.needs and not prompts_given:
-        raise ValueError(f"reward {key!r} reads prompts: give --prompt TEXT or --prompts FILE (.txt or .jsonl).")
+        raise ValueError(f"reward {key!r} reads prompts: give `prompt` TEXT or `prompts` FILE (.txt or .jsonl).")
     for what in ("source_images", "reference_images"):
         if what in reward.needs and (lacking := next((item for item in items if not getattr(item, what)), None)):
             raise ValueError(
-                f"reward {key!r} needs {what}, and {lacking.file} has none: list them in a .jsonl file of --prompts."
+                f"reward {key!r} needs {what}, and {lacking.file} has none: list them in a .jsonl file of `prompts`."
             )
 
 
@@ -200,8 +199,6 @@ def score_items(
     """Scores every item. Items of a batch have one size; a groupwise or pairwise reward gets whole groups.
 
     Args:
-        reward: what scores.
-        items: the images.
         key: the reward's name, for messages.
         batch_size: items at once; more where a group is larger.
         iteration: as the reward is told; it draws what it draws at random by it.

@@ -13,11 +13,6 @@ from flowrl.runtime.files import parse_json, write_atomically
 Row = dict[str, Any]
 
 
-def _name(identity: Mapping[str, Any]) -> str:
-    text = json.dumps(dict(identity), sort_keys=True)
-    return f"journal-{hashlib.sha256(text.encode()).hexdigest()[:10]}.jsonl"
-
-
 class Journal:
     """What was said of images, by key; a context that closes its file.
 
@@ -29,15 +24,12 @@ class Journal:
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         """Opens `folder/journal-<hash of identity>.jsonl`.
 
-        Args:
-            folder: where journals lie.
-            identity: all that an answer depends on beside its key.
-
         Raises:
             ValueError: a line before the last cannot be read.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / _name(identity)
+        digest = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()
+        self.path = folder / f"journal-{digest[:10]}.jsonl"
         self.rows: dict[str, Row] = {}
         if not self.path.is_file():
             write_atomically(self.path, json.dumps({"identity": dict(identity)}) + "\n")

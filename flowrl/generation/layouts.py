@@ -33,7 +33,7 @@ def read_numbered(folder: Path, prompts: Mapping[int, str], samples: int) -> lis
         named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise ValueError(
             f"{folder} lacks {len(missing)} of {len(wanted)} images ({named}): draw them all first, or lower "
-            f"--samples or --num-prompts; nothing was judged."
+            f"`samples` or `num_prompts`; nothing was judged."
         )
     return [
         ImageFile(file=name, path=folder / name, prompt=prompts[index], index=index, sample=sample)

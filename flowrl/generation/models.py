@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrl.config.locations import at_revision
 from flowrl.config.train import TrainConfig, load_config
+from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.prompts.loading import Prompt
 from flowrl.runtime.files import read_json
 from flowrl.training.model_files import MODEL, add_file, add_files, files_of, hub_commit
@@ -96,16 +97,7 @@ class Source:
 
 
 def find_source(
-    model: str,
-    *,
-    base: bool = False,
-    lora: Path | None = None,
-    num_steps: int | None = None,
-    guidance_scale: float | None = None,
-    max_sequence_length: int | None = None,
-    dtype: str | None = None,
-    height: int | None = None,
-    width: int | None = None,
+    model: str, *, base: bool = False, lora: Path | None = None, sampling: SamplingOptions | None = None
 ) -> Source:
     """Reads a run's own settings, or takes a model with defaults; what is given here wins. Loads no weights.
 
@@ -114,28 +106,32 @@ def find_source(
             base, a folder written by diffusers, `asset:tiny-sd3`, or a hub id.
         base: of a run, the model before training.
         lora: a LoRA folder to add; of a run that trained one, in place of its own.
-        num_steps: denoising steps; a run's own, that of `SHIPPED`, else the checkpoint's or family's usual ones.
-        guidance_scale: as `num_steps`.
-        max_sequence_length: tokens; a run's own, 16 for the embedded models, else the family's.
-        dtype: of the network; a run's own, else float32.
-        height: pixels; those of a run's evaluations, else the model's own.
-        width: as `height`.
+        sampling: in place of a run's own (of its evaluations), of `SHIPPED`, else of what the checkpoint or its family
+            is usually sampled with (16 tokens for the embedded models, float32).
 
     Raises:
         ValueError: an unknown dtype, or a LoRA folder that does not say what it belongs to.
     """
     from flowrl.training.parts import DTYPES
 
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    given = sampling or SamplingOptions()
+    if given.dtype is not None and given.dtype not in DTYPES:
+        raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {given.dtype!r}")
     model, lora = _owner_of_lora(model, lora)
     config_file = Path(model) / "config.yaml"
     found = _of_run(config_file, base=base, lora=lora) if config_file.is_file() else _of_model(model, lora)
-    given = {"num_steps": num_steps, "guidance_scale": guidance_scale, "max_sequence_length": max_sequence_length,
-             "dtype": dtype}  # fmt: skip
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    size = {name: value for name, value in (("height", height), ("width", width)) if value is not None}
-    return replace(found, **changes, options=found.options | size)
+    wanted: dict[str, Any] = {
+        "num_steps": given.steps,
+        "guidance_scale": given.guidance,
+        "max_sequence_length": given.max_sequence_length,
+        "dtype": given.dtype,
+    }
+    size = {"height": given.height, "width": given.width}
+    return replace(found, **_known(wanted), options=found.options | _known(size))
+
+
+def _known(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
@@ -143,6 +139,8 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
 
     config = load_config(config_file)
     scale, full = config.eval.guidance_scale, config.policy.train == "full"
+    trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
+    elsewhere = config.eval.shift == "training" and evaluated != (None, None)  # at the rollouts' noise levels
     own = at_revision(config.pipeline.model, config.pipeline.revision)
     source = Source(
         model=str(config_file.parent / MODEL) if full else own, trained_from=own if full else None,
@@ -155,15 +153,9 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
         variant=None if full else config.pipeline.variant,
         options=_drawn_options(config), train_prompts=config.prompts.train,
         shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
-        negative=config.prompts.negative, training_size=_training_size(config),
+        negative=config.prompts.negative, training_size=trained if elsewhere else None,
     )  # fmt: skip
     return source.before_training() if base else source
-
-
-def _training_size(config: TrainConfig) -> tuple[int | None, int | None] | None:
-    """The size of rollouts where evaluations draw another one at the rollouts' noise levels."""
-    trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
-    return trained if config.eval.shift == "training" and evaluated != (None, None) else None
 
 
 def _drawn_options(config: TrainConfig) -> dict[str, Any]:
@@ -172,7 +164,7 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
     given = {"height": evaluated.height or settings.height, "width": evaluated.width or settings.width,
              "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice,
              "vae_dtype": None if settings.vae_dtype == "float32" else settings.vae_dtype}  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None} | settings.options
+    return _known(given) | settings.options
 
 
 def _of_model(model: str, lora: Path | None) -> Source:
@@ -198,14 +190,14 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     if not is_lora(folder):
         return model, lora
     if lora is not None:
-        raise ValueError(f"{model} is a LoRA and --lora gives another: give the model that they belong to instead")
+        raise ValueError(f"{model} is a LoRA and `lora` gives another: give the model that they belong to instead")
     if (folder.resolve().parent / "config.yaml").is_file():
         return str(folder.resolve().parent), folder
     card = (folder if folder.is_dir() else folder.parent) / CARD
     said = read_json(card, finite=False) if card.is_file() else {}
     named = said.get("base_model_name_or_path")
     if not named:
-        raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and --lora {model}")
+        raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and `lora` {model}")
     return at_revision(str(named), said.get("revision")), folder
 
 
@@ -297,10 +289,13 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
     if source.max_sequence_length is not None:
         tokens["max_sequence_length"] = source.max_sequence_length
     pipeline = family(source.family).load(
-        model_location(source.model), dtype=DTYPES[source.dtype], device=device,
+        model_location(source.model),
+        dtype=DTYPES[source.dtype],
+        device=device,
         how=Loading(quantize=source.quantize, offload=source.offload, variant=source.variant),
-        **tokens, **source.options,
-    )  # fmt: skip
+        **tokens,
+        **source.options,
+    )
     if source.lora is not None:
         add_saved_lora(pipeline.denoiser, source.lora, stock_of(source.family, pipeline.model))
     return pipeline
@@ -311,6 +306,34 @@ def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
     if source.training_size is not None:
         pipeline = pipeline.resized(*source.training_size)
     return pipeline.schedule(source.num_steps, source.grid, source.shift)
+
+
+class InFolder(Protocol):
+    """What lies in a folder, such as a run that `flowrl.train` returned."""
+
+    @property
+    def folder(self) -> Path:
+        """Where."""
+
+
+Model = str | Path | InFolder
+"""A run folder or what `flowrl.train` returned, a LoRA or model folder, a hub id or `asset:NAME`."""
+Words = str | Path | Sequence[str | Path]
+"""One or several."""
+
+
+def place_of(model: Model) -> str:
+    """A model as one names it: what a function of flowrl returned by its folder."""
+    return str(model) if isinstance(model, str | Path) else str(model.folder)
+
+
+def several(given: Any) -> list[Any]:
+    """One or several, as a list.
+
+    >>> several("a red circle"), several((1, 2))
+    (['a red circle'], [1, 2])
+    """
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [given]
 
 
 def label_of(model: str, lora: Path | None = None) -> str:

@@ -64,7 +64,7 @@ def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, An
             text = text.removeprefix(f"{owner}.")
         elif len(specs) > 1:
             raise ValueError(
-                f"--option {text}: with several rewards begin with the name of one, {labels[0]}.KEY=VALUE; "
+                f"`options` {text}: with several rewards begin with the name of one, {labels[0]}.KEY=VALUE; "
                 + unknown_name("reward", owner if rest else text, labels)
             )
         spec = specs[labels.index(owner) if dot and owner in labels else 0]

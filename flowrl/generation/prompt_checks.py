@@ -124,9 +124,10 @@ def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> 
 def _unread(row: Prompt) -> list[str]:
     """Keys of a row without source images that may name some and are not read."""
     return [
-        name for name, value in row.metadata.items() if name not in (*REFERENCES, "file")
-        and (name in foreign_rows.SOURCES or foreign_rows.image_names(value))
-    ]  # fmt: skip
+        name
+        for name, value in row.metadata.items()
+        if name not in (*REFERENCES, "file") and (name in foreign_rows.SOURCES or foreign_rows.image_names(value))
+    ]
 
 
 def _say_unread(rows: Sequence[Prompt]) -> None:

@@ -1,13 +1,13 @@
-"""Reinforcement learning guidance of `flowrl sample` and `flowrl sweep`: its options, adapters and velocity."""
+"""Reinforcement learning guidance from a base to tuned models: its options, adapters and velocity."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowrl.generation.models import several
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.rlg_network import adapter_layers, adapter_network, add_adapter
 from flowrl.pipelines.weights.lora_names import Stock
@@ -37,18 +37,18 @@ class RLG:
 
     def __post_init__(self) -> None:
         if not self.loras:
-            raise ValueError("--rlg guides by tuned models and none was given: sample a run, or add --lora FOLDER")
+            raise ValueError("`rlg` guides by tuned models and none was given: sample a run, or add `lora` FOLDER")
         if len(self.loras) != len(self.scales):
             raise ValueError(
-                f"--rlg needs one scale for each LoRA, got {len(self.scales)} for {len(self.loras)}: "
-                f"separate them by commas, --rlg {','.join(['1'] * len(self.loras))}"
+                f"`rlg` needs one scale for each LoRA, got {len(self.scales)} for {len(self.loras)}: "
+                f"separate them by commas, `rlg` {','.join(['1'] * len(self.loras))}"
             )
         if self.first_steps and self.interval is not None:
-            raise ValueError("--rlg-from and --rlg-interval both say when --rlg acts: give one of them")
+            raise ValueError("`rlg_from` and `rlg_interval` both say when `rlg` acts: give one of them")
         if len(self.loras) > 1 and (self.first_steps or self.interval is not None):
             raise ValueError(
-                "--rlg-from and --rlg-interval leave steps to the tuned model alone, and there are "
-                f"{len(self.loras)}: give one --lora"
+                "`rlg_from` and `rlg_interval` leave steps to the tuned model alone, and there are "
+                f"{len(self.loras)}: give one `lora`"
             )
 
     def check(self, num_steps: int) -> None:
@@ -58,7 +58,7 @@ class RLG:
             ValueError: it is as large as the number of steps.
         """
         if self.first_steps >= num_steps:
-            raise ValueError(f"--rlg-from {self.first_steps} leaves no step to --rlg: there are {num_steps} steps")
+            raise ValueError(f"`rlg_from` {self.first_steps} leaves no step to `rlg`: there are {num_steps} steps")
 
     def schedules(self, schedule: Schedule) -> list[Scale]:
         """The scales as functions of sigma where they are not constant."""
@@ -79,54 +79,67 @@ class RLG:
         return f"RLG {scales}{when}: {rows} network rows per image and step, {alone} for the tuned model alone"
 
 
-def rlg_settings(options: argparse.Namespace, loras: Sequence[Path]) -> RLG | None:
-    """Reads `--rlg` and what belongs to it; None where it was not given.
+Numbers = str | float | Sequence[float]
+"""Numbers, or a text that lists them with commas."""
+
+
+def rlg_settings(
+    loras: Sequence[Path],
+    scales: Numbers | None,
+    *,
+    first_steps: int | None = None,
+    interval: Numbers | None = None,
+    base_guidance: float | None = None,
+    before_training: bool = False,
+) -> RLG | None:
+    """Reads what is said of guidance between models; None where no scales were given.
 
     Raises:
         ValueError: a value that is not a number, or options that contradict each other.
     """
-    if options.rlg is None:
-        extra = [name for name in ("rlg_from", "rlg_interval", "base_guidance") if vars(options)[name] is not None]
-        if extra:
-            raise ValueError(f"--{extra[0].replace('_', '-')} says how --rlg acts, and there is no --rlg: add one")
+    if scales is None:
+        said = {"rlg_from": first_steps, "rlg_interval": interval, "base_guidance": base_guidance}
+        if extra := [name for name, value in said.items() if value is not None]:
+            raise ValueError(f"`{extra[0]}` says how `rlg` acts, and there is no `rlg`: add one")
         if len(loras) > 1:
             raise ValueError(
-                f"{len(loras)} LoRAs were given: add --rlg with a scale for each, such as "
-                f"--rlg {','.join([f'{1 / len(loras):.2g}'] * len(loras))}"
+                f"{len(loras)} LoRAs were given: add `rlg` with a scale for each, such as "
+                f"`rlg` {','.join([f'{1 / len(loras):.2g}'] * len(loras))}"
             )
         return None
-    if options.before_training:
-        raise ValueError("--before-training samples the model before training, as --rlg 0 does: give one of them")
-    first = options.rlg_from or 0
+    if before_training:
+        raise ValueError("`before_training` samples the model before training, as `rlg` 0 does: give one of them")
+    first = first_steps or 0
     if first < 0:
-        raise ValueError(f"--rlg-from counts steps and must not be negative, got {first}")
-    ends = () if options.rlg_interval is None else numbers(options.rlg_interval, "--rlg-interval", "0.2,0.8")
+        raise ValueError(f"`rlg_from` counts steps and must not be negative, got {first}")
+    ends = () if interval is None else numbers(interval, "`rlg_interval`", "0.2,0.8")
     if len(ends) not in (0, 2):
-        raise ValueError(
-            f"--rlg-interval takes two noise levels LOW,HIGH such as 0.2,0.8, got {options.rlg_interval!r}"
-        )
+        raise ValueError(f"`rlg_interval` takes two noise levels LOW,HIGH such as 0.2,0.8, got {interval!r}")
     settings = RLG(
-        loras=tuple(loras), scales=numbers(options.rlg, "--rlg", "1.6"), first_steps=first,
-        interval=(ends[0], ends[1]) if ends else None, base_guidance_scale=options.base_guidance,
-    )  # fmt: skip
+        loras=tuple(loras),
+        scales=numbers(scales, "`rlg`", "1.6"),
+        first_steps=first,
+        interval=(ends[0], ends[1]) if ends else None,
+        base_guidance_scale=base_guidance,
+    )
     if settings.interval is not None:
         rl_outside(1.0, *settings.interval)  # refuses what it cannot use, before weights load
     return settings
 
 
-def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
-    """Finite numbers of a list separated by commas, in its order.
+def numbers(given: Numbers, option: str, example: str) -> tuple[float, ...]:
+    """Finite numbers, of a list separated by commas in its order.
 
     Raises:
-        ValueError: nothing, or something else.
+        ValueError: nothing, or something else; names the option and the example.
     """
     try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
+        values = [float(part) for part in (given.split(",") if isinstance(given, str) else several(given))]
+    except (ValueError, TypeError):
         values = [math.nan]
-    if not all(math.isfinite(value) for value in values):
-        given = repr(text) if text.strip() else "nothing"
-        raise ValueError(f"{option} takes finite numbers separated by commas, such as {example}, got {given}.")
+    if not values or not all(math.isfinite(value) for value in values):
+        said = repr(given) if not isinstance(given, str) or given.strip() else "nothing"
+        raise ValueError(f"{option} takes finite numbers separated by commas, such as {example}, got {said}.")
     return tuple(values)
 
 

@@ -30,7 +30,7 @@ def scorer_specs(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any
 
     Args:
         rewards: names by commas, or a YAML file with a list `rewards:`.
-        options: `pick_score.scale` -> text, as given with --option.
+        options: `pick_score.scale` -> text.
 
     Raises:
         ValueError: an unknown reward or option, or a bad value.
@@ -70,13 +70,6 @@ def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 def answers_of(benchmark: str, name: str, reward: Reward, spec: Mapping[str, Any], folder: Path) -> Journal:
     """The journal of what a reward says of the images of a subject: one for each version of it, with its options and
     the content of files that these name.
-
-    Args:
-        benchmark: that is run.
-        name: of the reward.
-        reward: what scores.
-        spec: of the reward.
-        folder: of the subject.
     """
     identity = {"benchmark": benchmark, "reward": name, "version": reward.version}
     return Journal(folder, identity | said_by(spec))
@@ -93,7 +86,7 @@ def said_by(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_prompts(items: Sequence[ImageFile], prompt: str | None) -> bool:
-    """Whether prompts were given; `--prompt ""` gives the empty one on purpose."""
+    """Whether prompts were given; an empty one may be given on purpose."""
     return prompt is not None or any(item.prompt for item in items)
 
 

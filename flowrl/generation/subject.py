@@ -33,7 +33,7 @@ class Settings:
     """What the subject is compared to, on the same prompts and start noise."""
     out: Path
     prompts: str | None = None
-    """--prompts as given: a file or a word that the benchmark knows ("published", "world"); None: its default."""
+    """As given: a file or a word that the benchmark knows ("published", "world"); None: its default."""
     num_prompts: int | None = None
     """Number of prompts, spread evenly over the list; None takes all."""
     samples: int = 4
@@ -42,15 +42,13 @@ class Settings:
     """Of the start noise and of the bootstrap."""
     batch_size: int = 32
     judge: str | None = None
-    """--judge as given; None: the benchmark's default."""
+    """As given; None: the benchmark's default."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """--option key=value, as text; a benchmark refuses those it does not know."""
+    """Values as text; a benchmark refuses those it does not know."""
     train_prompts: Path | None = None
     """The prompts that the subject was trained on, to be searched for the benchmark's."""
     device: str = "cpu"
     """Where models, judges and scorers run."""
-    show: bool = True
-    """Show progress on standard error."""
 
     @property
     def subjects(self) -> list[Subject]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import ConfigError, TrainConfig, find_config, load_config
-from flowrl.health.diagnosis import Check, Diagnosis
+from flowrl.config.base import SETTINGS, named_config
+from flowrl.config.overrides import Settings
+from flowrl.config.train import ConfigError, TrainConfig, load_config
+from flowrl.health.diagnosis import Check, Examination
 from flowrl.health.machine_checks import disk_check
 from flowrl.health.real_step import step_checks
 from flowrl.health.spoken import divided, faulty
@@ -26,7 +28,7 @@ from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
 from flowrl.rewards.base.specs import CheckedReward, checked_reward
 from flowrl.rewards.judges.chat import is_server
-from flowrl.runtime.failures import explain, faults_of
+from flowrl.runtime.failures import Faults, explain, faults_of
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import more_faults
 from flowrl.training.model_files import location_of
@@ -38,51 +40,58 @@ CANNOT = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
 """What loading and asking raise where something is not there."""
 
 
-def diagnose_configuration(name: str, overrides: Sequence[str], *, step: bool, offline: bool) -> Diagnosis:
+def diagnose_configuration(
+    given: str | Mapping[str, Any], overrides: Settings, *, step: bool, offline: bool
+) -> Examination:
     """Everything that can be known of a configuration before a run of it.
 
     Args:
-        name: of a shipped configuration, or a file.
+        given: name of a shipped configuration, a file, or settings.
         overrides: settings that replace its.
         step: whether two iterations are trained.
         offline: whether the hub is not asked.
     """
-    about = f"The configuration {name}"
+    about = f"The configuration {SETTINGS if isinstance(given, Mapping) else given}"
     try:
-        path = find_config(name)
-        config = load_config(path, overrides)
-    except ConfigError as error:
-        faults = [*error.faults, *more_faults(path, overrides, error)]
-        return Diagnosis(about=about, checks=tuple(faulty("settings", fault) for fault in faults))
-    except ValueError as error:
-        return Diagnosis(about=about, checks=(faulty("settings", str(error)),))
-    try:
-        family = model_family(config.pipeline)
+        path, name = named_config(given)
+        config = _loaded(path, overrides)
+        about = about if isinstance(path, Mapping) else f"{about} ({path})"
         copy = config.parallel.shard * config.parallel.context
-        found = obstacles(config, family, copy * (config.parallel.replicate or 1))
+        found = obstacles(config, model_family(config.pipeline), copy * (config.parallel.replicate or 1))
     except CANNOT as error:
-        return Diagnosis(about=f"{about} ({path})", checks=tuple(faulty("settings", one) for one in faults_of(error)))
+        return Examination(about=about, checks=tuple(faulty("settings", one) for one in faults_of(error)))
+    return Examination(about=about, checks=_checks(config, name, found, step=step, offline=offline))
+
+
+def _checks(config: TrainConfig, name: str, found: Obstacles, *, step: bool, offline: bool) -> tuple[Check, ...]:
+    """Everything but the reading of the settings, in order; `found` stands in the way of a run."""
     told = {*found.refused, *found.absent, *found.device}
-    prompts = _read(config)
-    checks = [*_prompts(config, prompts), *_settings(found)]
-    checks += [*_model(config, offline=offline)]
+    prompts = None  # where they cannot be read, which is told with what stands in the way
+    with suppress(ValueError, OSError):
+        prompts = read_run_prompts(config.prompts)
+    checks = [*_prompts(config, prompts)]
+    for kind, sentences in (("settings", found.refused), ("missing", found.absent), ("device", found.device)):
+        checks += [faulty("prompts" if said in found.of_prompts else kind, said) for said in sentences]
+    if not told:
+        checks.append(Check("settings", "ok", "flowrl train would take them"))
+    checks += _model(config, offline=offline)
     checks += [
-        check for check in _rewards(config, () if prompts is None else prompts.train, offline=offline)
+        check
+        for check in _rewards(config, () if prompts is None else prompts.train, offline=offline)
         if check.state != "fault" or not any(sentence.startswith(check.found) for sentence in told)
-    ]  # fmt: skip
+    ]
     if config.out is not None:
         checks.append(disk_check(Path(config.out), name="disk of out"))
     if step:
-        checks += step_checks(config, path.stem, hindered=any(check.state == "fault" for check in checks))
-    return Diagnosis(about=f"{about} ({path})", checks=tuple(checks))
+        checks += step_checks(config, name, hindered=any(check.state == "fault" for check in checks))
+    return tuple(checks)
 
 
-def _read(config: TrainConfig) -> RunPrompts | None:
-    """The prompts of a run; None where they cannot be read, which is told with what stands in the way."""
+def _loaded(path: Path | Mapping[str, Any], overrides: Settings) -> TrainConfig:
     try:
-        return read_run_prompts(config.prompts)
-    except (ValueError, OSError):
-        return None
+        return load_config(path, overrides)
+    except ConfigError as error:
+        raise Faults(*error.faults, *more_faults(path, overrides, error)) from error
 
 
 def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]:
@@ -94,33 +103,26 @@ def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]
     if again := len(prompts.train) - len(distinct(prompts.train)):
         said += f"; {again} of the first are there more than once"
     texts = list({row.text: None for row in (*prompts.train, *prompts.held_out)})
-    for line in cut_lines([entry for entry in (*config.rewards, *config.eval.rewards) if _is_right(entry)], texts):
-        yield Check(name="cut prompts", state="note", found=line)
+    for line in cut_lines(_right_rewards(config), texts):
+        yield Check("cut prompts", "note", line)
     if shared.exact:
         yield Check(
-            name="prompts", state="warning", found=f"{said}; {shared_words(len(shared.exact), shared.total)}",
-            cure="take other prompts for prompts.eval: scores on those say nothing about new prompts",
-        )  # fmt: skip
+            "prompts",
+            "warning",
+            f"{said}; {shared_words(len(shared.exact), shared.total)}",
+            "take other prompts for prompts.eval: scores on those say nothing about new prompts",
+        )
     else:
-        yield Check(name="prompts", state="ok", found=said)
+        yield Check("prompts", "ok", said)
 
 
-def _is_right(entry: RewardConfig) -> bool:
-    """Whether the options of a reward are right; what is wrong with them is told with the settings."""
-    try:
-        checked_reward(entry)
-    except CANNOT:
-        return False
-    return True
-
-
-def _settings(found: Obstacles) -> Iterator[Check]:
-    """What `flowrl train` would refuse, each thing by itself."""
-    for name, sentences in (("settings", found.refused), ("missing", found.absent), ("device", found.device)):
-        for sentence in sentences:
-            yield faulty("prompts" if sentence in found.of_prompts else name, sentence)
-    if not (found.refused or found.absent or found.device):
-        yield Check(name="settings", state="ok", found="flowrl train would take them")
+def _right_rewards(config: TrainConfig) -> list[CheckedReward]:
+    """The rewards whose options are right; what is wrong with the others is told with the settings."""
+    found = list[CheckedReward]()
+    for entry in (*config.rewards, *config.eval.rewards):
+        with suppress(*CANNOT):
+            found.append(checked_reward(entry))
+    return found
 
 
 # ---- model and licences ----------------------------------------------------------------------------------------------
@@ -133,16 +135,20 @@ def _model(config: TrainConfig, *, offline: bool) -> Iterator[Check]:
         yield faulty("model", str(error))
         return
     if Path(location).exists():
-        yield Check(name="model", state="ok", found=f"{location} is here")
+        yield Check("model", "ok", f"{location} is here")
     elif in_cache(location):
-        yield Check(name="model", state="ok", found=f"{location} is in the hub's cache")
+        yield Check("model", "ok", f"{location} is in the hub's cache")
     elif offline:
-        yield Check(name="model", state="warning", found=f"{location} is not here, and the hub not asked (--offline)",
-                    cure="have it downloaded first, or set pipeline.model to a folder")  # fmt: skip
+        yield Check(
+            "model",
+            "warning",
+            f"{location} is not here, and the hub not asked (`offline`)",
+            "have it downloaded first, or set pipeline.model to a folder",
+        )
     else:
         asked = ask(location)
         if asked.why == "found":
-            yield Check(name="model", state="note", found=f"{location} is on the hub: the first run downloads it")
+            yield Check("model", "note", f"{location} is on the hub: the first run downloads it")
         else:
             yield faulty("model", _unreachable(location, refusal(location, asked, sorted(PIPELINES)), asked.why))
     yield from _licences([location, *_reward_models(config)], offline=offline)
@@ -169,21 +175,20 @@ def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
             gated.append(model)
     if gated:
         yield Check(
-            name="licences", state="warning", found="; ".join(said),
-            cure=f"accept the licence of {', '.join(gated)} on its page of the hub, and set HF_TOKEN to a token of the "
+            "licences",
+            "warning",
+            "; ".join(said),
+            f"accept the licence of {', '.join(gated)} on its page of the hub, and set HF_TOKEN to a token of the "
             "account that did",
-        )  # fmt: skip
+        )
     elif said:
-        yield Check(name="licences", state="note", found="; ".join(said))
+        yield Check("licences", "note", "; ".join(said))
 
 
 def _reward_models(config: TrainConfig) -> Iterator[str]:
-    for entry in (*config.rewards, *config.eval.rewards):
-        try:
-            found = models_of(checked_reward(entry).options) or ()
-        except CANNOT:  # told with the rewards
-            continue
-        yield from (model.name for model in found)
+    for checked in _right_rewards(config):  # the others are told with the rewards
+        with suppress(*CANNOT):
+            yield from [model.name for model in models_of(checked.options) or ()]
 
 
 # ---- rewards ---------------------------------------------------------------------------------------------------------
@@ -197,25 +202,26 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
             checked = checked_reward(entry)
             if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
                 yield _reached(name, checked, prompts)
-                continue
-            away = [model.name for model in models_of(checked.options) or ()
-                    if not (Path(model.name).exists() or in_cache(model.name))]  # fmt: skip
+            else:
+                yield _kept(name, checked, offline=offline)
         except CANNOT as error:
             yield faulty(name, explain(error))
-            continue
-        if away and offline:
-            yield Check(name=name, state="warning", found=f"{', '.join(away)} is not here (--offline)",
-                        cure="have it downloaded first, or move the reward to a server (flowrl serve)")  # fmt: skip
-        elif away:
-            lost = [model for model in away if ask(model, "config.json").why in ("offline", "gated", "no repository")]
-            yield Check(
-                name=name, state="fault" if lost else "note", found=f"{', '.join(away)} is not in the hub's cache"
-                f"{', and the hub does not give it' if lost else ': the first run downloads it'}",
-                cure="download it where there is a net, or move the reward to a server that has it (flowrl serve)"
-                if lost else "",
-            )  # fmt: skip
-        else:
-            yield Check(name=name, state="ok", found="its options are right, and what it loads is here")
+
+
+def _kept(name: str, checked: CheckedReward, *, offline: bool) -> Check:
+    """Whether the models of a reward are here, or can be."""
+    models = [model.name for model in models_of(checked.options) or ()]
+    away = [model for model in models if not (Path(model).exists() or in_cache(model))]
+    if not away:
+        return Check(name, "ok", "its options are right, and what it loads is here")
+    missing = ", ".join(away)
+    if offline:
+        cure = "have it downloaded first, or move the reward to a server (flowrl serve)"
+        return Check(name, "warning", f"{missing} is not here (`offline`)", cure)
+    if any(ask(model, "config.json").why in ("offline", "gated", "no repository") for model in away):
+        cure = "download it where there is a net, or move the reward to a server that has it (flowrl serve)"
+        return Check(name, "fault", f"{missing} is not in the hub's cache, and the hub does not give it", cure)
+    return Check(name, "note", f"{missing} is not in the hub's cache: the first run downloads it")
 
 
 def _asks_judge(options: Any) -> bool:
@@ -230,7 +236,7 @@ def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Ch
     reward = checked.build(torch.device("cpu"), {})
     reached = time.perf_counter() - begun
     if not prompts or reward.needs & {"videos", "sounds", "source_images", "reference_images"}:
-        return Check(name=name, state="ok", found=f"its server is ready, in {reached:.2g} s; it was asked for no score")
+        return Check(name, "ok", f"its server is ready, in {reached:.2g} s; it was asked for no score")
     begun = time.perf_counter()
     output = reward(_two_images(reward, prompts[0]))
     seconds = time.perf_counter() - begun
@@ -240,15 +246,17 @@ def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Ch
             f"its server is ready and gives no score for two images of noise ({words}): look at the server's log, and "
             "try the reward on images with flowrl reward score"
         )
-        return Check(name=name, state="fault", found=said, cure=cure)
-    return Check(name=name, state="ok",
-                 found=f"its server is ready in {reached:.2g} s, and scores two images in {seconds:.2g} s")  # fmt: skip
+        return Check(name, "fault", said, cure)
+    return Check(name, "ok", f"its server is ready in {reached:.2g} s, and scores two images in {seconds:.2g} s")
 
 
 def _two_images(reward: Reward, prompt: Prompt) -> RewardInputs:
     """Noise, which every scorer gives some score: two images of one prompt, since some compare."""
     images = counter_normal((2, 3, _SIZE, _SIZE), "doctor", reward.version).mul(0.2).add(0.5).clamp(0, 1)
     return RewardInputs(
-        prompts=[prompt.text] * 2, images=images, metadata=[dict(prompt.metadata)] * 2,
-        group_ids=torch.zeros(2, dtype=torch.int64), sample_ids=torch.arange(2),
-    )  # fmt: skip
+        prompts=[prompt.text] * 2,
+        images=images,
+        metadata=[dict(prompt.metadata)] * 2,
+        group_ids=torch.zeros(2, dtype=torch.int64),
+        sample_ids=torch.arange(2),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ State = Literal["ok", "note", "warning", "fault"]
 """`fault` would stop a run or has made one worthless; a `note` says what was not looked at, or need not be there."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at: what was found, and what to change; `cure` is empty where nothing is."""
 
@@ -21,8 +20,8 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnosis:
-    """Everything that was looked at, in order, below a line that says what it is about."""
+class Examination:
+    """Everything that was looked at of one thing, in order, below a line that says what it is about."""
 
     about: str
     checks: tuple[Check, ...]
@@ -33,6 +32,38 @@ class Diagnosis:
         return int(any(check.state == "fault" for check in self.checks))
 
 
-def as_data(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    """What `--json` prints."""
-    return {"stops": any(one.code for one in diagnoses), "diagnoses": [asdict(one) for one in diagnoses]}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """What `flowrl.doctor` found.
+
+    Attributes:
+        examinations: of the machine and of a configuration, or of a run.
+        of_run: whether a run was looked at.
+    """
+
+    examinations: tuple[Examination, ...]
+    of_run: bool = False
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Everything that was looked at."""
+        return tuple(check for one in self.examinations for check in one.checks)
+
+    @property
+    def stops(self) -> bool:
+        """Whether something would stop a run, or has made one worthless."""
+        return any(one.code for one in self.examinations)
+
+    def _repr_html_(self) -> str:
+        from flowrl.rendering.notebook import heading, rows_table
+
+        return "".join(
+            heading(one.about)
+            + rows_table(("", "", "found", "what to change"), [(c.state, c.name, c.found, c.cure) for c in one.checks])
+            for one in self.examinations
+        )
+
+
+def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
+    """What `flowrl doctor --json` prints."""
+    return {"stops": diagnosis.stops, "diagnoses": [asdict(one) for one in diagnosis.examinations]}

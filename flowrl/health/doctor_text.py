@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from flowrl.health.diagnosis import Check, Diagnosis, State
+from flowrl.health.diagnosis import Check, Examination, State
 from flowrl.rendering.markup import plural
 from flowrl.rendering.terminal_text import COLUMNS
 
@@ -13,7 +13,7 @@ _MARKS: Mapping[State, str] = {"ok": "✓", "note": "-", "warning": "!", "fault"
 _PLAIN: Mapping[State, str] = {"ok": "+", "note": "-", "warning": "!", "fault": "X"}
 
 
-def as_text(diagnosis: Diagnosis, encoding: str | None = "utf-8") -> str:
+def as_text(diagnosis: Examination, encoding: str | None = "utf-8") -> str:
     """A diagnosis in lines.
 
     Args:
@@ -43,7 +43,7 @@ def last_words(checks: Sequence[Check]) -> str:
 def _filled(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
         text, COLUMNS, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )  # fmt: skip
+    )
 
 
 def _writes(encoding: str | None) -> bool:

@@ -62,11 +62,15 @@ def gpu_facts() -> GpuFacts:
     except (RuntimeError, AssertionError) as error:
         refused = str(error).partition("\n")[0]
     return GpuFacts(
-        driver=driver, named=named, complaint=complaint, build=torch.version.cuda,
+        driver=driver,
+        named=named,
+        complaint=complaint,
+        build=torch.version.cuda,
         names=tuple(torch.cuda.get_device_name(number) for number in range(count)),
         capabilities=tuple(torch.cuda.get_device_capability(number) for number in range(count)),
-        compiled=tuple(torch.cuda.get_arch_list()), refused=refused,
-    )  # fmt: skip
+        compiled=tuple(torch.cuda.get_arch_list()),
+        refused=refused,
+    )
 
 
 def _asked_driver() -> tuple[str | None, tuple[str, ...], str]:
@@ -87,68 +91,76 @@ def driver_check(facts: GpuFacts) -> Check:
     """Whether the driver is one, answers, and is new enough for torch's CUDA."""
     name = "driver"
     if facts.driver is None and not facts.names:
-        return Check(
-            name=name, state="note", found="no NVIDIA driver here: runs are on the CPU, as the embedded models are"
-        )
+        return Check(name, "note", "no NVIDIA driver here: runs are on the CPU, as the embedded models are")
     if facts.complaint:
         return Check(
-            name=name, state="fault", found=f"nvidia-smi fails: {facts.complaint}",
-            cure="restart the machine where the driver was updated (its module and its libraries differ until then), "
+            name,
+            "fault",
+            f"nvidia-smi fails: {facts.complaint}",
+            "restart the machine where the driver was updated (its module and its libraries differ until then), "
             "else install the driver again; in a container, start it with --gpus all",
-        )  # fmt: skip
+        )
     if facts.driver is not None and not re.fullmatch(r"\d+(\.\d+){1,2}", facts.driver):
         return Check(
-            name=name, state="fault", found=f"nvidia-smi gives {facts.driver!r} as the driver's version, which is none",
-            cure="install NVIDIA's driver again, and see that the first nvidia-smi in PATH is the driver's own",
-        )  # fmt: skip
+            name,
+            "fault",
+            f"nvidia-smi gives {facts.driver!r} as the driver's version, which is none",
+            "install NVIDIA's driver again, and see that the first nvidia-smi in PATH is the driver's own",
+        )
     if facts.build is None:
         seen = f"{facts.named[0]} is here" if facts.named else "a driver is here"
         return Check(
-            name=name, state="fault", found=f"{seen}, but torch {facts.torch} is built without CUDA: runs would be on "
-            "the CPU", cure=_INSTALL,
-        )  # fmt: skip
+            name, "fault", f"{seen}, but torch {facts.torch} is built without CUDA: runs would be on the CPU", _INSTALL
+        )
     least = LEAST_DRIVER.get(int(facts.build.partition(".")[0]))
     if facts.driver and least is not None and numbers(facts.driver)[0] < least:
         return Check(
-            name=name, state="fault",
-            found=f"driver {facts.driver} is too old: torch {facts.torch} is built for CUDA {facts.build}, which needs "
+            name,
+            "fault",
+            f"driver {facts.driver} is too old: torch {facts.torch} is built for CUDA {facts.build}, which needs "
             f"{least} or newer",
-            cure=f"update the driver to {least} or newer, or {_INSTALL}",
-        )  # fmt: skip
+            f"update the driver to {least} or newer, or {_INSTALL}",
+        )
     if not facts.names:
         return Check(
-            name=name, state="fault", found=f"driver {facts.driver} lists {', '.join(facts.named) or 'no GPU'}, but "
+            name,
+            "fault",
+            f"driver {facts.driver} lists {', '.join(facts.named) or 'no GPU'}, but "
             f"torch sees none{f': {facts.refused}' if facts.refused else ''}",
-            cure="look at CUDA_VISIBLE_DEVICES; in a container, start it with --gpus all",
-        )  # fmt: skip
+            "look at CUDA_VISIBLE_DEVICES; in a container, start it with --gpus all",
+        )
     return Check(
-        name=name, state="ok", found=f"{facts.driver or 'unknown'}, for torch's CUDA {facts.build}; "
-        f"{len(facts.names)} x {facts.names[0]}",
-    )  # fmt: skip
+        name,
+        "ok",
+        f"{facts.driver or 'unknown'}, for torch's CUDA {facts.build}; {len(facts.names)} x {facts.names[0]}",
+    )
 
 
 def kernel_check(facts: GpuFacts) -> Check:
     """Whether torch was compiled for each GPU, and computes on it."""
     name = "kernels"
     if not facts.names:
-        return Check(name=name, state="ok", found="torch's CPU kernels")
+        return Check(name, "ok", "torch's CPU kernels")
     for gpu, capability in zip(facts.names, facts.capabilities, strict=True):
         if facts.compiled and not has_kernels(capability, facts.compiled):
             own = ".".join(map(str, capability))
             return Check(
-                name=name, state="fault",
-                found=f"torch {facts.torch} has no kernels for {gpu} (compute capability {own}): it was built for "
+                name,
+                "fault",
+                f"torch {facts.torch} has no kernels for {gpu} (compute capability {own}): it was built for "
                 f"{', '.join(facts.compiled)}",
-                cure=f"install a build of torch that lists sm_{capability[0]}{capability[1]}, usually the one for the "
+                f"install a build of torch that lists sm_{capability[0]}{capability[1]}, usually the one for the "
                 "newest CUDA: https://pytorch.org/get-started",
-            )  # fmt: skip
+            )
     if facts.refused:
         return Check(
-            name=name, state="fault", found=f"a product of two small matrices failed on the GPU: {facts.refused}",
-            cure="see with nvidia-smi whether another process holds the GPU or its memory, then restart the machine",
-        )  # fmt: skip
+            name,
+            "fault",
+            f"a product of two small matrices failed on the GPU: {facts.refused}",
+            "see with nvidia-smi whether another process holds the GPU or its memory, then restart the machine",
+        )
     shown = ", ".join(sorted({".".join(map(str, capability)) for capability in facts.capabilities}))
-    return Check(name=name, state="ok", found=f"torch has kernels for compute capability {shown}, and they answer")
+    return Check(name, "ok", f"torch has kernels for compute capability {shown}, and they answer")
 
 
 def has_kernels(capability: tuple[int, int], compiled: Sequence[str]) -> bool:
@@ -171,6 +183,7 @@ def attention_check() -> Check:
     auto = choose("auto", machine, dtype, Known())
     faults = "; ".join(f"{package} is {why}" for package, why in machine.faults.items())
     return Check(
-        name="attention", state="ok", found=f"pipeline.attention=auto is {auto}; usable: {', '.join(words)}"
-        f"{f' ({faults})' if faults else ''}",
-    )  # fmt: skip
+        "attention",
+        "ok",
+        f"pipeline.attention=auto is {auto}; usable: {', '.join(words)}{f' ({faults})' if faults else ''}",
+    )

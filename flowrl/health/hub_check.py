@@ -19,21 +19,31 @@ def hub_check(*, offline: bool = False) -> Check:
     said = "a token is set" if token else "no token is set: gated models (FLUX, SD3.5) need HF_TOKEN"
     cached = f"models come from folders and the cache, {constants.HF_HUB_CACHE}"
     if constants.is_offline_mode():
-        return Check(name="hub", state="note", found=f"HF_HUB_OFFLINE is set, so {cached}",
-                     cure="unset HF_HUB_OFFLINE where something has to be downloaded")  # fmt: skip
+        return Check(
+            "hub",
+            "note",
+            f"HF_HUB_OFFLINE is set, so {cached}",
+            "unset HF_HUB_OFFLINE where something has to be downloaded",
+        )
     if offline:
-        return Check(name="hub", state="note", found=f"not asked (--offline); {said}")
+        return Check("hub", "note", f"not asked (`offline`); {said}")
     status = _status(place, token)
     if status is None:
-        return Check(name="hub", state="warning", found=f"{place} does not answer within {TIMEOUT:g} s: {cached}",
-                     cure="set HF_ENDPOINT to a mirror that you reach, or HTTPS_PROXY; without a net set "
-                     "HF_HUB_OFFLINE=1, so that nothing waits for it")  # fmt: skip
+        return Check(
+            "hub",
+            "warning",
+            f"{place} does not answer within {TIMEOUT:g} s: {cached}",
+            "set HF_ENDPOINT to a mirror that you reach, or HTTPS_PROXY; without a net set "
+            "HF_HUB_OFFLINE=1, so that nothing waits for it",
+        )
     if token and status in (401, 403):
-        return Check(name="hub", state="warning", found=f"{place} answers, and refuses the token ({status})",
-                     cure="set HF_TOKEN to one that is valid (https://huggingface.co/settings/tokens)")  # fmt: skip
-    return Check(
-        name="hub", state="ok", found=f"{place} answers; {'the token is valid' if token and status == 200 else said}"
-    )
+        return Check(
+            "hub",
+            "warning",
+            f"{place} answers, and refuses the token ({status})",
+            "set HF_TOKEN to one that is valid (https://huggingface.co/settings/tokens)",
+        )
+    return Check("hub", "ok", f"{place} answers; {'the token is valid' if token and status == 200 else said}")
 
 
 def _status(place: str, token: str | None) -> int | None:

@@ -36,17 +36,21 @@ def version_checks() -> list[Check]:
     wrong = {name: text for name, bounds in required.items() if (text := unmet(name, bounds, installed[name]))}
     if wrong:
         cure = f"pip install {' '.join(repr(name + required[name]) for name in wrong)}"
-        found = Check(name="versions", state="fault", found="; ".join(wrong.values()), cure=cure)
+        found = Check("versions", "fault", "; ".join(wrong.values()), cure)
         return [found, *_extra_checks(extras)]
     tested = versions()
     shown = ", ".join(f"{name.removesuffix('-toolkit')} {number or 'not installed'}" for name, number in tested.items())
     if odd := untested(tested):
         return [
-            Check(name="versions", state="warning", found="; ".join(odd.values()),
-                  cure="numbers may differ: install tested versions where they matter (docs/versions.md)"),
+            Check(
+                "versions",
+                "warning",
+                "; ".join(odd.values()),
+                "numbers may differ: install tested versions where they matter (docs/versions.md)",
+            ),
             *_extra_checks(extras),
-        ]  # fmt: skip
-    return [Check(name="versions", state="ok", found=f"{shown}: all tested"), *_extra_checks(extras)]
+        ]
+    return [Check("versions", "ok", f"{shown}: all tested"), *_extra_checks(extras)]
 
 
 def requirements(declared: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
@@ -82,10 +86,9 @@ def _extra_checks(extras: Mapping[str, Mapping[str, str]]) -> list[Check]:
         else:
             there.append(extra)
     if not lacking:
-        return [Check(name="extras", state="ok", found=", ".join(there) or "none are known: flowrl is not installed")]
+        return [Check("extras", "ok", ", ".join(there) or "none are known: flowrl is not installed")]
     found = f"{', '.join(there) or 'none'} installed; without {', '.join(lacking)}"
-    return [Check(name="extras", state="note", found=found,
-                  cure="only where you need one: in flowrl's folder, pip install -e '.[EXTRA]'")]  # fmt: skip
+    return [Check("extras", "note", found, "only where you need one: in flowrl's folder, pip install -e '.[EXTRA]'")]
 
 
 def _declared() -> list[str]:
@@ -104,29 +107,41 @@ def disk_check(folder: Path, *, name: str = "disk") -> Check:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        return Check(name=name, state="fault", found=f"nothing can be written into {place}: {explain(error)}",
-                     cure="make room there, or let runs be written elsewhere with out=FOLDER")  # fmt: skip
+        return Check(
+            name,
+            "fault",
+            f"nothing can be written into {place}: {explain(error)}",
+            "make room there, or let runs be written elsewhere with out=FOLDER",
+        )
     found = f"{free:.1f} GiB free in {place}"
     if free < NO_ROOM:
-        return Check(name=name, state="fault", found=f"{found}, too little for the checkpoints of a run",
-                     cure="make room there, let runs be written elsewhere with out=FOLDER, or keep fewer checkpoints "
-                     "(keep_checkpoints)")  # fmt: skip
+        return Check(
+            name,
+            "fault",
+            f"{found}, too little for the checkpoints of a run",
+            "make room there, let runs be written elsewhere with out=FOLDER, or keep fewer checkpoints "
+            "(keep_checkpoints)",
+        )
     if free < LITTLE_ROOM:
-        return Check(name=name, state="warning", found=found,
-                     cure="enough for a LoRA, not for downloading a large model: HF_HOME moves the cache")  # fmt: skip
-    return Check(name=name, state="ok", found=found)
+        return Check(
+            name, "warning", found, "enough for a LoRA, not for downloading a large model: HF_HOME moves the cache"
+        )
+    return Check(name, "ok", found)
 
 
 def shared_memory_check(place: Path = Path("/dev/shm")) -> Check:
     """Shared memory, through which the GPUs of a machine and its processes exchange what they have."""
     if not place.is_dir():
-        return Check(name="shared memory", state="note", found=f"there is no {place}; one process needs none")
+        return Check("shared memory", "note", f"there is no {place}; one process needs none")
     free = free_bytes(place) / GIB
     if free < SHARED:
-        return Check(name="shared memory", state="warning",
-                     found=f"{free:.2f} GiB at {place}: several processes may end with a bus error",
-                     cure="start the container with --ipc=host, or with --shm-size=8g")  # fmt: skip
-    return Check(name="shared memory", state="ok", found=f"{free:.1f} GiB at {place}")
+        return Check(
+            "shared memory",
+            "warning",
+            f"{free:.2f} GiB at {place}: several processes may end with a bus error",
+            "start the container with --ipc=host, or with --shm-size=8g",
+        )
+    return Check("shared memory", "ok", f"{free:.1f} GiB at {place}")
 
 
 def processes_check(backend: str, gpus: int) -> Check:
@@ -137,7 +152,7 @@ def processes_check(backend: str, gpus: int) -> Check:
         gpus: on this machine; NCCL needs one for each process.
     """
     if backend == "nccl" and gpus < 2:
-        return Check(name=backend, state="note", found="not tried: it needs two GPUs in this machine")
+        return Check(backend, "note", "not tried: it needs two GPUs in this machine")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flowrl-doctor-") as folder:
         command = [sys.executable, "-m", "flowrl.health.process_probe", backend, f"{folder}/meet"]
@@ -155,14 +170,13 @@ def processes_check(backend: str, gpus: int) -> Check:
                 said.append(one.communicate()[0])
     if not late and all(one.returncode == 0 for one in started):
         milliseconds = float(said[0].split()[-1])
-        return Check(
-            name=backend, state="ok", found=f"two processes reach each other, {milliseconds:.2g} ms an exchange"
-        )
+        return Check(backend, "ok", f"two processes reach each other, {milliseconds:.2g} ms an exchange")
     last = "" if late else next((line for text in said for line in reversed(text.splitlines()) if line.strip()), "")
     variable = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
     return Check(
-        name=backend, state="fault",
-        found=f"two processes do not reach each other: {last or f'no answer in {_PROBE_SECONDS:g} s'}",
-        cure=f"one process trains all the same; for several set {variable} to the network interface they share (ip "
+        backend,
+        "fault",
+        f"two processes do not reach each other: {last or f'no answer in {_PROBE_SECONDS:g} s'}",
+        f"one process trains all the same; for several set {variable} to the network interface they share (ip "
         f"addr lists them){', and see NCCL_DEBUG=INFO' if backend == 'nccl' else ''}",
-    )  # fmt: skip
+    )

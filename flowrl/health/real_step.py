@@ -12,8 +12,8 @@ from flowrl.config.train import TrainConfig
 from flowrl.health.diagnosis import Check
 from flowrl.health.spoken import divided, faulty
 from flowrl.planning.published_models import in_cache
-from flowrl.profiling.bench_subject import CANNOT_LOAD, Subject, prepare
 from flowrl.profiling.iterations import run_iterations, settings_of, with_prompts
+from flowrl.profiling.subject import CANNOT_LOAD, Subject, prepare
 from flowrl.runtime.failures import explain
 from flowrl.training.model_files import location_of
 
@@ -29,7 +29,7 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
         hindered: whether something was found that stops a run anyway.
     """
     if why := _left_out(config, hindered=hindered):
-        yield Check(name="step", state="note", found=f"not tried: {why}")
+        yield Check("step", "note", f"not tried: {why}")
         return
     try:
         subject = prepare(config, name, random_weights=False, layers=None)
@@ -39,7 +39,7 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
         yield faulty("step", explain(error))
         return
     for reward, reason in subject.absent:
-        yield Check(name="step", state="note", found=f"without the reward {reward}: {reason}")
+        yield Check("step", "note", f"without the reward {reward}: {reason}")
     yield from _said(rows, config)
     yield _pace(rows[-1], few, config)
 
@@ -66,23 +66,25 @@ def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:
     if failed > 0:
         reasons = {key.partition("/")[2] for row in rows for key in row if key.startswith("reward_errors/")}
         yield Check(
-            name="step", state="fault" if failed > config.max_invalid_ratio else "warning",
-            found=f"{failed:.0%} of the images got no valid reward ({', '.join(sorted(reasons)) or 'no reason given'})",
-            cure="fix the reward or its server: what fails teaches nothing, and beyond max_invalid_ratio "
+            "step",
+            "fault" if failed > config.max_invalid_ratio else "warning",
+            f"{failed:.0%} of the images got no valid reward ({', '.join(sorted(reasons)) or 'no reason given'})",
+            "fix the reward or its server: what fails teaches nothing, and beyond max_invalid_ratio "
             f"({config.max_invalid_ratio:g}) the run stops",
-        )  # fmt: skip
+        )
     if rows[0].get("ratio_first_deviation"):
         yield Check(
-            name="step", state="warning",
-            found=f"ratio_first_deviation is {rows[0]['ratio_first_deviation']:.2g} before the first update, not 0",
-            cure="set pipeline.compile=none and pipeline.attention=native, and see docs/speed.md",
-        )  # fmt: skip
+            "step",
+            "warning",
+            f"ratio_first_deviation is {rows[0]['ratio_first_deviation']:.2g} before the first update, not 0",
+            "set pipeline.compile=none and pipeline.attention=native, and see docs/speed.md",
+        )
     warned: dict[str, str] = {}
     for row in rows:
         warned = dict(row.get("warnings", {})) | warned
     for sentence in warned.values():
         found, cure = divided(sentence)
-        yield Check(name="step", state="warning", found=found, cure=cure)
+        yield Check("step", "warning", found, cure)
 
 
 def _pace(row: Mapping[str, Any], few: TrainConfig, config: TrainConfig) -> Check:
@@ -96,8 +98,9 @@ def _pace(row: Mapping[str, Any], few: TrainConfig, config: TrainConfig) -> Chec
         else f"{peak:.1f} GiB of the GPU"
     )
     return Check(
-        name="step", state="ok",
-        found=f"{few.num_images} images trained on in {seconds:.2g} s ({few.num_images / seconds:.2g} a second), with "
+        "step",
+        "ok",
+        f"{few.num_images} images trained on in {seconds:.2g} s ({few.num_images / seconds:.2g} a second), with "
         f"at most {memory}; {config.num_iterations} iterations of {config.num_images} images take about {hours:.2g} h "
         "on one such device, without evaluations",
-    )  # fmt: skip
+    )

@@ -14,57 +14,44 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrl.config.train import TrainConfig, load_config
-from flowrl.health.diagnosis import Check, Diagnosis, State
+from flowrl.config.train import load_config
+from flowrl.health.diagnosis import Check, Examination, State
 from flowrl.health.spoken import divided, faulty
-from flowrl.pages.health_section import SIGNS, Sign, Values
 from flowrl.rendering.markup import number
 from flowrl.runs.run_data import RunData, column, keys_below, read_run, warnings_by_kind
+from flowrl.runs.vital_signs import ALARMS, SIGNS, Sign, Values
 from flowrl.training.checkpoints import check_newest
 from flowrl.training.watchdog import iteration_warnings, new_history
 
-_RUIN = ("collapse", "constant_images", "diverged", "exploding_rewards", "reward_hacking", "zero_gradient")
-"""Warnings after which what a run made is worth nothing; others may pass."""
 _FALL = 2.5
 """Standard errors by which a training reward may lie below that of the untrained model; beyond, 1 in 160 by chance."""
 
 
-def diagnose_run(folder: Path) -> Diagnosis:
+def diagnose_run(folder: Path) -> Examination:
     """What is wrong with a run, finished, stopped or at work.
 
     Raises:
         ValueError: the folder is not a run.
     """
-    run = read_run(folder)
-    found = [*_error(run), *_checkpoint(folder), *_warnings(run), *_signs(run), *_reward(run), *_notes(run)]
+    run, found = read_run(folder), list[Check]()
+    if error := run.manifest.get("error"):
+        said, cure = divided(str(error))
+        found.append(Check("stopped", "fault", f"{said} ({run.manifest.get('failed')})", cure))
+    try:
+        check_newest(folder)
+    except ValueError as damage:
+        found.append(faulty("checkpoint", str(damage)))
+    found += [*_warnings(run), *_signs(run), *_reward(run)]
+    found += [Check("log", "note", note) for note in run.notes if not note.startswith("An error stopped")]
     if not any(check.state in ("fault", "warning") for check in found):
         checked = [sign.title.lower() for sign in SIGNS if len(column(run.train, sign.key)[1])]
-        found.insert(
-            0, Check(name="healthy", state="ok", found=f"nothing is wrong by {', '.join(checked) or 'its log'}")
-        )
-    return Diagnosis(about=_about(run), checks=tuple(found))
-
-
-def _about(run: RunData) -> str:
-    done, wanted = len(run.train), run.config.get("num_iterations", "?")
-    error = run.manifest.get("error")
+        found.insert(0, Check("healthy", "ok", f"nothing is wrong by {', '.join(checked) or 'its log'}"))
     ended = "stopped by an error" if error else "finished" if run.finished else "not finished: at work, or stopped"
     rewards = column(run.train, "reward")[1]
     change = f", training reward {number(rewards[0])} to {number(rewards[-1])}" if len(rewards) else ""
-    return f"{run.folder}: {ended}, {done} of {wanted} iterations logged{change}"
-
-
-def _error(run: RunData) -> Iterator[Check]:
-    if error := run.manifest.get("error"):
-        said, cure = divided(str(error))
-        yield Check(name="stopped", state="fault", found=f"{said} ({run.manifest.get('failed')})", cure=cure)
-
-
-def _checkpoint(folder: Path) -> Iterator[Check]:
-    try:
-        check_newest(folder)
-    except ValueError as error:
-        yield faulty("checkpoint", str(error))
+    done, wanted = len(run.train), run.config.get("num_iterations", "?")
+    about = f"{run.folder}: {ended}, {done} of {wanted} iterations logged{change}"
+    return Examination(about=about, checks=tuple(found))
 
 
 def _warnings(run: RunData) -> Iterator[Check]:
@@ -76,25 +63,21 @@ def _warnings(run: RunData) -> Iterator[Check]:
         first, last = min(said), max(said)
         when = f"iteration {first}" if first == last else f"iterations {first} to {last}, {len(said)} times"
         words, cure = divided(said[first])
-        state: State = "fault" if name in _RUIN else "warning"
-        yield Check(name=name.replace("_", " "), state=state, found=f"{when}: {words}", cure=cure)
+        state: State = "fault" if name in ALARMS and ALARMS[name].ruins else "warning"
+        yield Check(name.replace("_", " "), state, f"{when}: {words}", cure)
 
 
 def _seen_again(run: RunData) -> dict[str, list[tuple[int, str]]]:
     """What the watchdog says of a log without warnings, as far as rows tell: single rewards are not in them."""
-    config = _config(run)
-    if config is None or run.warned:
+    try:
+        config = load_config(run.folder / "config.yaml", ())
+    except (ValueError, OSError):  # of another release, or gone
+        return {}
+    if run.warned:
         return {}
     history = new_history()
     again = ({**row, "warnings": iteration_warnings(history, row, None, config)} for row in run.train)
     return warnings_by_kind(list(again))
-
-
-def _config(run: RunData) -> TrainConfig | None:
-    try:
-        return load_config(run.folder / "config.yaml", ())
-    except (ValueError, OSError):  # of another release, or gone
-        return None
 
 
 def _signs(run: RunData) -> Iterator[Check]:
@@ -105,18 +88,14 @@ def _signs(run: RunData) -> Iterator[Check]:
         since = _since(sign, values)
         found = f"{sign.key} is {sign.tested(values)}, unhealthy since iteration {int(at[since])}"
         if sign.key == "invalid_ratio":
-            found = f"{found}{_reasons(run)}"
+            keys = keys_below(run.train, "reward_errors/")
+            counts = {key.partition("/")[2]: int(column(run.train, key)[1].sum()) for key in keys}
+            reasons = ", ".join(f"{word} {count}" for word, count in Counter(counts).most_common())
+            found += f" ({reasons})" if reasons else ""
         ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1
-        yield Check(
-            name=sign.title.lower(), state="fault" if ruined else "warning", cure=sign.cure,
-            found=f"{found}; healthy: {_first_words(sign)}",
-        )  # fmt: skip
-
-
-def _first_words(sign: Sign) -> str:
-    """The first sentence on what is healthy, within another one."""
-    first = sign.healthy.partition(". ")[0].rstrip(".")
-    return first[:1].lower() + first[1:]
+        healthy = sign.healthy.partition(". ")[0].rstrip(".")
+        found = f"{found}; healthy: {healthy[:1].lower()}{healthy[1:]}"
+        yield Check(sign.title.lower(), "fault" if ruined else "warning", found, sign.cure)
 
 
 def _since(sign: Sign, values: Values) -> int:
@@ -125,13 +104,6 @@ def _since(sign: Sign, values: Values) -> int:
     while place > 1 and not sign.is_healthy(values[: place - 1]):
         place -= 1
     return place - 1
-
-
-def _reasons(run: RunData) -> str:
-    counts: Counter[str] = Counter()
-    for key in keys_below(run.train, "reward_errors/"):
-        counts[key.removeprefix("reward_errors/")] = int(column(run.train, key)[1].sum())
-    return f" ({', '.join(f'{word} {count}' for word, count in counts.most_common())})" if counts else ""
 
 
 def _reward(run: RunData) -> Iterator[Check]:
@@ -147,15 +119,10 @@ def _reward(run: RunData) -> Iterator[Check]:
     error = math.hypot(float(errors[0]), float(np.linalg.norm(errors[-late:])) / late)
     if fall > _FALL * error:
         yield Check(
-            name="reward", state="warning",
-            found=f"training made it lower: {number(rewards[0])} before the first update, {number(rewards[0] - fall)} "
+            "reward",
+            "warning",
+            f"training made it lower: {number(rewards[0])} before the first update, {number(rewards[0] - fall)} "
             f"over the last {late} iterations, {fall / error if error else math.inf:.1f} standard errors",
-            cure="lower optim.lr, by ten if nothing else was changed; a rate that falls (optim.schedule=cosine) and a "
+            "lower optim.lr, by ten if nothing else was changed; a rate that falls (optim.schedule=cosine) and a "
             "kl_coef above 0 hold a policy too",
-        )  # fmt: skip
-
-
-def _notes(run: RunData) -> Iterator[Check]:
-    for note in run.notes:
-        if not note.startswith("An error stopped"):
-            yield Check(name="log", state="note", found=note)
+        )

@@ -170,10 +170,10 @@ def _size(
     """
     from flowrl.planning.fits import fit
     from flowrl.planning.gather import gather
-    from flowrl.planning.plan_words import in_bytes
     from flowrl.planning.refusals import obstacles
     from flowrl.planning.throughput import pace
     from flowrl.planning.verdict import in_the_way
+    from flowrl.planning.words import in_bytes
     from flowrl.training.parts import model_family
 
     family = model_family(config.pipeline)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flowrl.profiling.bench_result import Spread
-from flowrl.profiling.bench_text import time
+from flowrl.profiling.result import Spread
+from flowrl.profiling.text import time
 from flowrl.rendering.charts import NARROW, WIDER, legend, nice_ticks, responsive, svg, tick_text
 from flowrl.rendering.markup import esc
 

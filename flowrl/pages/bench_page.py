@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from flowrl.pages.bench_figures import Pair, paired_bars
-from flowrl.profiling.bench_result import SECTIONS, USED, WHOLE, WRONG, Bench, Phase, Spread
-from flowrl.profiling.bench_text import (
+from flowrl.profiling.result import PAGE, USED, WHOLE, WRONG, Bench, Phase, Spread
+from flowrl.profiling.text import (
     READING,
     alone,
     amount,
@@ -19,9 +20,10 @@ from flowrl.profiling.bench_text import (
     size,
     span,
 )
-from flowrl.profiling.bench_text import time as written
+from flowrl.profiling.text import time as written
 from flowrl.rendering.document import document
 from flowrl.rendering.markup import DASH, card, code, esc, folded, notes_box, section, table, tiles
+from flowrl.runtime.files import write_atomically
 
 FOOTER = "Written by <code>flowrl bench</code>."
 _TITLES = {
@@ -32,15 +34,40 @@ _TITLES = {
 _HEAD = ("phase", "seconds", "min .. max", "repeats", "of ceiling", "roofline", "memory", "saved", "operations")
 
 
+def write_page(bench: Bench) -> Path:
+    """Writes the page into the folder of a bench, and returns where."""
+    assert bench.folder is not None
+    write_atomically(bench.folder / PAGE, render(bench))
+    return bench.folder / PAGE
+
+
 def render(bench: Bench) -> str:
     """The whole page as HTML."""
     words = [*bench.notes, *(word for word in last_words(bench) if WRONG in word or word.startswith("Cut off"))]
-    body = "".join([
-        notes_box(words), tiles(_tiles(bench)), _iteration(bench), _network(bench),
-        *(_table(bench, name) for name in SECTIONS), _settings(bench),
-    ])  # fmt: skip
+    timed = [one for one in bench.phases if one.section in ("network", "guidance") and one.seconds is not None]
+    bars = [_pair(bench, one) for one in timed]
+    chart = paired_bars(bars, ("measured", "roofline"), description="Seconds of the network's phases")
+    parts = [notes_box(words), tiles(_tiles(bench)), _iteration(bench)]
+    parts.append(section("network-bars", "The network beside its roofline", card(chart)))
+    for name, title in _TITLES.items():
+        rows = [_row(bench, one) for one in bench.phases if one.section == name and one.seconds is not None]
+        below = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes_of(bench, name))
+        parts.append(section(name, title, (table(title, _HEAD, rows) if rows else "") + below))
+    body = "".join([*parts, section("settings", "Settings and versions", _settings(bench))])
     facts = [bench.facts.get(key) for key in ("device", "model", "dtype", "date")]
     return document(f"Bench of {bench.name}", body, lead=" · ".join(esc(fact) for fact in facts if fact), footer=FOOTER)
+
+
+def _settings(bench: Bench) -> str:
+    """What was measured where, folded."""
+    given = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in bench.facts.items()
+    }
+    told = table("Facts", ["fact", "value"], [[esc(key), f"<code>{esc(text)}</code>"] for key, text in given.items()])
+    return (folded("Machine and software", told) if given else "") + (
+        folded("Configuration", code(bench.config)) if bench.config else ""
+    )
 
 
 def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
@@ -56,14 +83,16 @@ def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> st
     differ = [[esc(key), esc(a), esc(b)] for key, a, b in facts_that_differ(first, second)]
     named = [esc(name) for name in names]
     changed = [verdict for *_, verdict in found if verdict]
-    body = "".join([
-        notes_box(only),
-        f'<p class="summary">{len(changed)} of {len(found)} phases changed beyond the range of their repeats: '
-        f"{changed.count('faster')} faster, {changed.count('slower')} slower in {esc(names[1])}.</p>",
-        section("bars", "Seconds", card(chart)),
-        section("table", "Phases", table("Seconds of both", ["phase", *named, "A / B", "beyond spread"], rows)),
-        section("facts", "What differs", table("Facts", ["fact", *named], differ) if differ else ""),
-    ])  # fmt: skip
+    body = "".join(
+        [
+            notes_box(only),
+            f'<p class="summary">{len(changed)} of {len(found)} phases changed beyond the range of their repeats: '
+            f"{changed.count('faster')} faster, {changed.count('slower')} slower in {esc(names[1])}.</p>",
+            section("bars", "Seconds", card(chart)),
+            section("table", "Phases", table("Seconds of both", ["phase", *named, "A / B", "beyond spread"], rows)),
+            section("facts", "What differs", table("Facts", ["fact", *named], differ) if differ else ""),
+        ]
+    )
     return document(f"{names[0]} beside {names[1]}", body, footer=FOOTER)
 
 
@@ -89,9 +118,10 @@ def _tiles(bench: Bench) -> list[tuple[str, str, str]]:
 def _iteration(bench: Bench) -> str:
     whole = bench.phase("iteration", WHOLE)
     rows = [
-        one for one in bench.phases
+        one
+        for one in bench.phases
         if one.section == "iteration" and one.wall is not None and one.name not in (WHOLE, USED)
-    ]  # fmt: skip
+    ]
     if whole is None or whole.wall is None or not rows:
         return ""
     pairs = [_pair(bench, one) for one in [*rows, whole]]
@@ -102,29 +132,14 @@ def _iteration(bench: Bench) -> str:
     return section("an-iteration", "Where an iteration goes", card(chart), esc(lead))
 
 
-def _network(bench: Bench) -> str:
-    rows = [one for one in bench.phases if one.section in ("network", "guidance") and one.seconds is not None]
-    chart = paired_bars(
-        [_pair(bench, one) for one in rows], ("measured", "roofline"), description="Seconds of the network's phases"
-    )
-    return section("network-bars", "The network beside its roofline", card(chart))
-
-
 def _pair(bench: Bench, phase: Phase) -> Pair:
     least = bench.roofline(phase)
     assert phase.seconds is not None
     return Pair(
-        name=phase.name, first=phase.seconds,
+        name=phase.name,
+        first=phase.seconds,
         second=None if least is None else Spread(median=least, low=least, high=least),
-    )  # fmt: skip
-
-
-def _table(bench: Bench, name: str) -> str:
-    found = [one for one in bench.phases if one.section == name]
-    rows = [_row(bench, one) for one in found if one.seconds is not None]
-    below = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes_of(bench, name))
-    body = table(_TITLES[name], _HEAD, rows) if rows else ""
-    return section(name, _TITLES[name], body + below)
+    )
 
 
 def _row(bench: Bench, phase: Phase) -> list[str]:
@@ -136,23 +151,16 @@ def _row(bench: Bench, phase: Phase) -> list[str]:
         reached = pace(phase)
     rows = f" · {much}" if (much := amount(phase)) else ""
     return [
-        esc(phase.name + rows), written(phase.seconds.median), esc(span(phase.seconds)), str(phase.repeats),
-        reached or DASH, DASH if least is None else written(least),
+        esc(phase.name + rows),
+        written(phase.seconds.median),
+        esc(span(phase.seconds)),
+        str(phase.repeats),
+        reached or DASH,
+        DASH if least is None else written(least),
         *(DASH if count is None else size(count) for count in (phase.peak_bytes, phase.saved_bytes)),
         DASH if phase.operations is None else f"{phase.operations:,}",
-    ]  # fmt: skip
+    ]
 
 
 def _with_span(spread: Spread) -> str:
     return f"{written(spread.median)}<small>{esc(span(spread))}</small>"
-
-
-def _settings(bench: Bench) -> str:
-    rows = [[esc(key), f"<code>{esc(_plain(value))}</code>"] for key, value in bench.facts.items()]
-    parts = folded("Machine and software", table("Facts", ["fact", "value"], rows)) if rows else ""
-    parts += folded("Configuration", code(bench.config)) if bench.config else ""
-    return section("settings", "Settings and versions", parts)
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -40,8 +40,10 @@ def key(results: Results) -> str:
     """The legend."""
     palette = colors(results)
     shown = sorted((number, name) for name, number in palette.items() if number)
-    entries = [(results.label(name) + (" (baseline)" if name == results.baseline else ""), number, "line")
-               for number, name in shown]  # fmt: skip
+    entries = [
+        (results.label(name) + (" (baseline)" if name == results.baseline else ""), number, "line")
+        for number, name in shown
+    ]
     others = sum(not number for number in palette.values())
     return legend([*entries, *([(f"{others} others", 0, "line")] if others else [])])
 
@@ -90,15 +92,20 @@ def scatter(results: Results) -> str:
     rows = [(row, color) for row, color in _painted(results) if math.isfinite(row.kl) and row.kl > 0]
     points = [
         dots.Point(x=point(float(run.measured["kl"])), y=point(score), color=color, shape="raw")
-        for row, color in rows for run, score in zip(row.runs, row.seed_scores, strict=True) if run.measured.get("kl")
-    ]  # fmt: skip
+        for row, color in rows
+        for run, score in zip(row.runs, row.seed_scores, strict=True)
+        if run.measured.get("kl")
+    ]
     points += [
         dots.Point(
-            x=point(row.kl), y=point(row.score.mean), color=color, label=results.label(row.name),
+            x=point(row.kl),
+            y=point(row.score.mean),
+            color=color,
+            label=results.label(row.name),
             title=f"{results.label(row.name)}: {number(row.score.mean)} at {row.kl:.3g}",
         )
         for row, color in rows
-    ]  # fmt: skip
+    ]
     if not points:
         return ""
     name = metric_name(results)

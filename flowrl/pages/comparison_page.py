@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from flowrl.comparing.comparison_result import Results
 from flowrl.comparing.comparison_table import conclusion, heading, metric_name, tables
 from flowrl.pages.comparison_figures import forest, key, reward_chart, scatter, score_chart, shots
 from flowrl.rendering.document import document
 from flowrl.rendering.markup import card, code, esc, notes_box, plural, section, titled_table
+from flowrl.runtime.files import write_atomically
 
 DISTANCE_CAPTION = (
     "Large dots are means over seeds, small ones seeds. Up and left is better: more score for less change. What the "
@@ -18,6 +20,12 @@ REWARD_CAPTION = (
     "Of each seed a Gaussian moving average over iterations (standard deviation a twentieth of them), then the mean "
     "over seeds. Methods with other rewards, or other choices of prompts, are not comparable here."
 )
+
+
+def write_page(folder: Path, results: Results, *, command: str, provenance: Sequence[str]) -> None:
+    """Writes `compare.html` of a comparison's folder."""
+    page = render(results, command=command, provenance=provenance, title=f"Comparison {folder.resolve().name}")
+    write_atomically(folder / "compare.html", page)
 
 
 def render(results: Results, *, command: str, provenance: Sequence[str], title: str) -> str:
@@ -42,16 +50,14 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
         section("images", "Images", shots(results),
                 "Same prompts and start noise in every row, spread evenly over the evaluation, not picked; the first "
                 "seed of each method after training."),
-        section("settings", "Settings and commands", _settings(command, provenance)),
+        section("settings", "Settings and commands",
+                f"{code(command)}<ul>{''.join(f'<li>{esc(line)}</li>' for line in provenance)}</ul>"),
     ])  # fmt: skip
     footer = "Written by <code>flowrl compare</code> from the files of the runs."
-    return document(title, body, lead=_counts(results), footer=footer)
-
-
-def _counts(results: Results) -> str:
     runs = sum(len(row.runs) for row in results.methods)
     state = f"{plural(runs, 'finished run')} of {len(results.question.runs)}"
-    return " · ".join([plural(len(results.methods), "method"), state, esc(results.journal.get("created", ""))])
+    lead = [plural(len(results.methods), "method"), state, esc(results.journal.get("created", ""))]
+    return document(title, body, lead=" · ".join(lead), footer=footer)
 
 
 def _pair(results: Results) -> str:
@@ -60,8 +66,3 @@ def _pair(results: Results) -> str:
         for chart, words in ((scatter(results), DISTANCE_CAPTION), (reward_chart(results), REWARD_CAPTION))
     )
     return f'<div class="two">{charts}</div>{key(results)}' if charts else ""
-
-
-def _settings(command: str, provenance: Sequence[str]) -> str:
-    lines = "".join(f"<li>{esc(line)}</li>" for line in provenance)
-    return f"{code(command)}<ul>{lines}</ul>"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowrl.evaluation.reward_card.card_measure import Card
+from flowrl.evaluation.reward_card.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
 from flowrl.media.images import evenly
 from flowrl.media.perturbations import PERTURBATIONS
-from flowrl.pages.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
 from flowrl.prompts.loading import spread
 from flowrl.rendering.bars import Mark, forest
 from flowrl.rendering.charts import WIDER

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from flowrl.comparing.sweep.sweep_result import Results, SettingResult
-from flowrl.comparing.sweep.sweep_settings import Setting
+from flowrl.comparing.sweep.sweep_result import SettingResult, Sweep
+from flowrl.comparing.sweep.sweep_settings import Setting, StripRows
 from flowrl.rendering.charts import legend, tick_text
 from flowrl.rendering.dots import Point, scatter
 from flowrl.rendering.embedded_images import image_element, image_table
@@ -23,19 +22,19 @@ def key(kinds: Sequence[str]) -> str:
     return legend([(NAMES[kind], COLORS[kind], SHAPES[kind]) for kind in NAMES if kind in kinds])
 
 
-def against_diversity(results: Results, name: str) -> str:
+def against_diversity(results: Sweep, name: str) -> str:
     """A measure over diversity: scales joined in order, other runs beside them."""
     points = [_point(one, one.means[results.diversity], name, line="rlg") for one in results.of_kind("rlg", "run")]
     return _chart(points, f"{results.diversity} (right: more different images)", name)
 
 
-def against_scale(results: Results, name: str) -> str:
+def against_scale(results: Sweep, name: str) -> str:
     """A measure over the RLG scale."""
     points = [_point(one, point(one.setting.scale), name, line="rlg", label="") for one in results.of_kind("rlg")]
     return _chart(points, "RLG scale", name)
 
 
-def against_cost(results: Results, name: str) -> str:
+def against_cost(results: Sweep, name: str) -> str:
     """A measure over evaluations of the network: RLG, best of N and pruning; the best of several N is joined."""
     found = results.of_kind("rlg", "best_of", "prune")
     points = [_point(one, point(one.evaluations), name, line="best_of") for one in found]
@@ -57,19 +56,18 @@ def _point(one: SettingResult, x: Interval, name: str, *, line: str, label: str 
     """A setting on a chart; those of the kind `line` are joined, of best of N within a scale."""
     value, setting = one.means[name], one.setting
     return Point(
-        x=x, y=value, label=short(setting) if label is None else label, color=COLORS[setting.kind],
+        x=x,
+        y=value,
+        label=short(setting) if label is None else label,
+        color=COLORS[setting.kind],
         shape="ring" if setting.kind == "run" else "dot",
         line=None if setting.kind != line else setting.scale if line == "best_of" else line,
         title=f"{setting.label}: {name} {estimate(value)}, {one.evaluations} evaluations",
-    )  # fmt: skip
+    )
 
 
 def _chart(points: Sequence[Point], x_label: str, y_label: str, *, log: bool = False) -> str:
     return scatter(points, x_label=x_label, y_label=y_label, description=f"{y_label} against {x_label}", log=log)
-
-
-StripRows = list[tuple[str, list[tuple[Setting, Path]]]]
-"""One prompt per row: its text, and the image of every setting."""
 
 
 def strip(rows: StripRows, kinds: Sequence[str]) -> str:

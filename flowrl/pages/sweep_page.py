@@ -9,28 +9,35 @@ from flowrl.comparing.sweep.sweep_draw import FEATURES_TEXT
 from flowrl.comparing.sweep.sweep_result import (
     FEATURES,
     PIXELS,
-    Results,
     SettingResult,
+    Sweep,
     at_same_cost,
     differences,
     scale_text,
     sentence,
 )
-from flowrl.pages.sweep_figures import StripRows, against_cost, against_diversity, against_scale, key, strip
+from flowrl.comparing.sweep.sweep_settings import StripRows
+from flowrl.pages.sweep_figures import against_cost, against_diversity, against_scale, key, strip
 from flowrl.rendering.document import document
 from flowrl.rendering.markup import DASH, MINUS, card, code, esc, notes_box, number, section, table
+from flowrl.runtime.files import write_atomically
 from flowrl.statistics.bootstrap import Interval
 from flowrl.training.drift import KL_TEXT
 
 
-def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
+def write_page(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command: str) -> None:
+    """Writes `sweep.html` of a sweep's folder."""
+    write_atomically(results.folder / "sweep.html", render(results, rows=rows, facts=facts, command=command))
+
+
+def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
     """The whole page as HTML.
 
     Args:
         results: all numbers.
         rows: images of a few prompts.
         facts: how it was measured, by name.
-        command: what was typed; "" where that is not known.
+        command: what was typed or called; "" where that is not known.
     """
     title = f"RLG sweep of {facts['name']}"
     body = "".join([
@@ -51,7 +58,7 @@ def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], comma
     return document(title, body, lead=lead, footer=footer)
 
 
-def _reading(results: Results) -> str:
+def _reading(results: Sweep) -> str:
     said = (
         "RLG mixes the outputs of the base model and the tuned one at each step: scale 0 is the base model, 1 the "
         "tuned one, beyond 1 goes further in the direction of training, at the cost of both."
@@ -61,43 +68,49 @@ def _reading(results: Results) -> str:
     return said
 
 
-def _quality(results: Results) -> str:
+def _quality(results: Sweep) -> str:
     kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
     return section(
-        "quality", "Quality against diversity", _charts(results, against_diversity) + key(kinds),
+        "quality",
+        "Quality against diversity",
+        _charts(results, against_diversity) + key(kinds),
         "Each dot is a scale, with 95 % intervals over prompts both ways. Up and right is better. The intervals are "
         "wide where prompts differ; differences between scales, which share prompts and start noise, are surer than "
         "they look here and stand in the tables.",
-    )  # fmt: skip
+    )
 
 
-def _scales(results: Results) -> str:
+def _scales(results: Sweep) -> str:
     if len(results.of_kind("rlg")) < 2:
         return ""
     charts = _charts(results, against_scale, _diversities(results))
     return section("scales", "Scores and diversity against the scale", charts)
 
 
-def _charts(results: Results, draw: Callable[[Results, str], str], more: Sequence[str] = ()) -> str:
+def _charts(results: Sweep, draw: Callable[[Sweep, str], str], more: Sequence[str] = ()) -> str:
     """Charts of the target, the judge and more columns, two beside each other."""
+    roles = {measure.name: "target" if measure.role == "target" else "held out" for measure in results.measures}
     names = [*dict.fromkeys((results.target.name, results.judge.name)), *more]
-    charts = "".join(card(draw(results, name), title=esc(_headed(results, name))) for name in names)
+    titles = {name: f"{name}, {roles[name]}" if name in roles else name for name in names}
+    charts = "".join(card(draw(results, name), title=esc(title)) for name, title in titles.items())
     return f'<div class="two">{charts}</div>'
 
 
-def _cost(results: Results) -> str:
+def _cost(results: Sweep) -> str:
     searches = results.of_kind("best_of", "prune")
     if not searches:
         return ""
     kinds = [one.setting.kind for one in (*results.of_kind("rlg"), *searches)]
     return section(
-        "cost", "RLG beside search, at equal cost", _charts(results, against_cost) + key(kinds) + _same_cost(results),
+        "cost",
+        "RLG beside search, at equal cost",
+        _charts(results, against_cost) + key(kinds) + _same_cost(results),
         "Dots above one another cost the same. A search also decodes and scores every image it looks at, which the "
         "evaluations of the network do not count; the table does.",
-    )  # fmt: skip
+    )
 
 
-def _same_cost(results: Results) -> str:
+def _same_cost(results: Sweep) -> str:
     found = at_same_cost(results)
     if found is None:
         return '<p class="muted">No search costs as much as RLG; best of 2 does where both models are guided.</p>'
@@ -106,7 +119,9 @@ def _same_cost(results: Results) -> str:
     rows = [[esc(reference.setting.label), _spent(reference), *(_cell(results, reference, name) for name in names)]]
     for one in others:
         change = differences(one, reference)
-        rows.append([esc(one.setting.label), _spent(one), *(_compared(results, one, change, name) for name in names)])
+        means = {name: number(one.means[name].mean, results.digits(name)) for name in names}
+        cells = [f"{mean}<small>{_difference(results, change, name)}</small>" for name, mean in means.items()]
+        rows.append([esc(one.setting.label), _spent(one), *cells])
     head = ["Setting", "Evaluations", *map(esc, names)]
     where = scale_text(reference)
     return (
@@ -115,19 +130,24 @@ def _same_cost(results: Results) -> str:
     )
 
 
-def _tables(results: Results) -> str:
+def _tables(results: Sweep) -> str:
     names = [*_measure_names(results), *_diversities(results)]
     rows = []
     for one in results.settings:
-        rows.append([esc(one.setting.label), _spent(one), *(_cell(results, one, name) for name in names), _far(one)])
+        best = one.setting.kind == "best_of"
+        far = f"<small>KL \u2264 {number(one.kl_bound)}</small>" if best else number(one.drift)
+        rows.append([esc(one.setting.label), _spent(one), *(_cell(results, one, name) for name in names), far])
     head = ["Setting", "Evaluations", *map(esc, names), "Distance"]
     parts = "<h3>Every setting, mean and 95 % interval</h3>" + table("Every setting", head, rows)
     for title, changes in (
         ("the tuned model (scale 1)", [one.to_tuned for one in results.settings]),
         ("the base model (scale 0)", [one.to_base for one in results.settings]),
     ):
-        cells = [[esc(one.setting.label), *(_difference(results, found, name) for name in names)]
-                 for one, found in zip(results.settings, changes, strict=True) if found]  # fmt: skip
+        cells = [
+            [esc(one.setting.label), *(_difference(results, found, name) for name in names)]
+            for one, found in zip(results.settings, changes, strict=True)
+            if found
+        ]
         if cells:
             parts += f"<h3>Difference to {title}, same prompts and start noise</h3>"
             parts += table(f"Difference to {title}", ["Setting", *map(esc, names)], cells)
@@ -139,7 +159,7 @@ def _tables(results: Results) -> str:
     return section("tables", "Tables", f'<div class="tables">{parts}</div>', lead)
 
 
-def _measured(results: Results, facts: Mapping[str, str], command: str) -> str:
+def _measured(results: Sweep, facts: Mapping[str, str], command: str) -> str:
     said = dict(facts)
     features, _ = said.pop("features"), said.pop("name")
     roles = {"target": "target, as the run's reward", "heldout": "held out"}
@@ -156,39 +176,24 @@ def _measured(results: Results, facts: Mapping[str, str], command: str) -> str:
     return section("measured", "How it was measured", f'{code(command)}<dl class="facts">{items}</dl>')
 
 
-def _diversities(results: Results) -> list[str]:
+def _diversities(results: Sweep) -> list[str]:
     return [name for name in (FEATURES, PIXELS) if name in results.peak.columns]
 
 
-def _measure_names(results: Results) -> list[str]:
+def _measure_names(results: Sweep) -> list[str]:
     return [measure.name for measure in results.measures]
-
-
-def _headed(results: Results, name: str) -> str:
-    role = next((measure.role for measure in results.measures if measure.name == name), None)
-    return name if role is None else f"{name}, {'target' if role == 'target' else 'held out'}"
 
 
 def _spent(one: SettingResult) -> str:
     return f"{one.evaluations}<small>{one.looks} scored</small>" if one.looks else str(one.evaluations)
 
 
-def _far(one: SettingResult) -> str:
-    if one.setting.kind == "best_of":
-        return f"<small>KL \u2264 {number(one.kl_bound)}</small>"
-    return number(one.drift)
-
-
-def _cell(results: Results, one: SettingResult, name: str) -> str:
+def _cell(results: Sweep, one: SettingResult, name: str) -> str:
     value, digits = one.means[name], results.digits(name)
     return f"{number(value.mean, digits)}<small>{_bounds(value, digits)}</small>"
 
 
-def _compared(results: Results, one: SettingResult, change: Mapping[str, Interval], name: str) -> str:
-    return f"{number(one.means[name].mean, results.digits(name))}<small>{_difference(results, change, name)}</small>"
-
-
-def _difference(results: Results, change: Mapping[str, Interval], name: str) -> str:
+def _difference(results: Sweep, change: Mapping[str, Interval], name: str) -> str:
     """The difference, an arrow where its sign is established, and its interval."""
     value, digits = change[name], results.digits(name)
     mark = f' <span class="mark">{"▲" if value.mean > 0 else "▼"}</span>' if value.excludes(0.0) else ""

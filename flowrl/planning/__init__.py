@@ -3,6 +3,7 @@
 Configurations are checked as `flowrl train` checks them; networks are built on the meta device, where they have shapes
 and no weights, so that evaluations, FLOPs and activations are counted and not guessed. Nothing here asks the network.
 
+    plan.py         `flowrl.plan`, and what a card changes of a run
     counts.py       network evaluations of an iteration and of a run, as `NetworkCounter` counts them
     light_libraries.py  imports of a process that only plans
     network.py      a family's denoiser on the meta device: parameters, FLOPs and saved activations of one evaluation
@@ -15,5 +16,5 @@ and no weights, so that evaluations, FLOPs and activations are counted and not g
     throughput.py   the pace that hours are reckoned by
     verdict.py      whether a run fits a card, and what makes it fit
     refusals.py     what `flowrl train` would refuse, and what would only come to light once weights are loaded
-    plan_text.py    a `Plan` for a terminal of 80 columns
+    text.py         a `Plan` for a terminal of 80 columns, by words.py
 """

@@ -11,7 +11,7 @@ from flowrl.config.base import config_files, read_with_base
 from flowrl.config.key_docs import fields_of, first_sentence, key_docs
 from flowrl.config.source_syntax import PACKAGE, class_of, classes_in, table_of, tree_of
 from flowrl.config.train import TrainConfig
-from flowrl.evaluation.benchmark import BENCHMARKS, REPRODUCES
+from flowrl.evaluation.benchmark import BENCHMARKS
 from flowrl.runtime.files import read_json
 
 
@@ -120,9 +120,9 @@ def _families() -> Iterator[Entry]:
 
 
 def _benchmarks() -> Iterator[Entry]:
-    for name in BENCHMARKS:
-        text = REPRODUCES.get(name, "")
-        of_runner = ast.get_docstring(tree_of(BENCHMARKS[name])) or ""
+    for name, known in BENCHMARKS.items():
+        text = known.reproduces or ""
+        of_runner = ast.get_docstring(tree_of(known.rules)) or ""
         yield Entry(name=name, text=first_sentence(text or of_runner), more=(("in full", text or of_runner),))
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from flowrl.pipelines.places import known_checkpoints
-from flowrl.planning.counts import Counts, RunCounts
+from flowrl.planning.counts import RunCounts
 from flowrl.planning.network import Network
 from flowrl.planning.published_models import Parts
 from flowrl.planning.traces import Trace
+from flowrl.recipes.counting import Counts
 from flowrl.runtime.files import read_json
 
 FLOOR = 788.0
@@ -42,9 +43,14 @@ class Cost:
 
 
 def cost_of(
-    network: Network, run: RunCounts, *, eval_forward: float, decode: float | None, eval_decode: float | None,
+    network: Network,
+    run: RunCounts,
+    *,
+    eval_forward: float,
+    decode: float | None,
+    eval_decode: float | None,
     recomputed: float,
-) -> Cost:  # fmt: skip
+) -> Cost:
     """FLOPs of a whole run.
 
     Args:
@@ -70,9 +76,10 @@ def cost_of(
         evaluation = run.evaluations * (run.evaluation_rows * eval_forward + images)
         evaluation += (run.base_rows or 0) * eval_forward
     return Cost(
-        stages={name: value for name, value in stages.items() if value}, evaluation=evaluation,
+        stages={name: value for name, value in stages.items() if value},
+        evaluation=evaluation,
         decoding=None if decode is None else decode * total.images,
-    )  # fmt: skip
+    )
 
 
 def per_image(counts: Counts, images: int) -> dict[str, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,42 +54,42 @@ def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "f
     name = config.get("_class_name") or known_checkpoints.tables()["families"][family.name]["autoencoder"]
     with torch.device("meta"):
         vae: Any = getattr(diffusers, name).from_config(dict(config))
-    low = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-
-    def made(height: int, width: int, frames: int | None) -> int:
-        given: dict[str, Any] = {"height": height, "width": width, **({} if frames is None else {"num_frames": frames})}
-        p = FamilyPipeline(
-            _without_scheduler(family), card, family.options(**given), pipe=SimpleNamespace(vae=vae), denoisers={},
-            dtype=torch.float32, device=torch.device("meta"), tokens=1,
-        )  # fmt: skip
-        with torch.no_grad(), Fused(low), Trace() as trace:
-            family.decode(p, common.meta(1, *p.latent_shape))
-        return trace.peak
-
-    def peak(height: int, width: int, frames: int | None) -> int:
-        factor = card.factors[1]
-        latent = 1 if frames is None else (frames - 1) // factor + 1
-        if name not in _BY_FRAME or latent <= _SOME_FRAMES[1]:
-            return made(height, width, frames)
-        few, more = (made(height, width, factor * (count - 1) + 1) for count in _SOME_FRAMES)
-        return more + (more - few) * (latent - _SOME_FRAMES[1])
-
-    whole = peak(*size)
+    made = partial(_decoded, family, card, vae, torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+    peak = partial(_extended, made, card.factors[1]) if name in _BY_FRAME else made
+    whole = peak(size)
     if not family.videos or whole < _LITTLE:
         return whole, whole
     multiple = 4 * card.factors[0]  # of any family's sizes
     sides = (vae.tile_sample_min_height, vae.tile_sample_min_width)
     tile = [min(side, multiple * math.ceil(own / multiple)) for side, own in zip(size[:2], sides, strict=True)]
-    return whole, min(whole, peak(tile[0], tile[1], size[2]) + _CLIPS * 4 * 3 * size[0] * size[1] * (size[2] or 1))
+    return whole, min(whole, peak((tile[0], tile[1], size[2])) + _CLIPS * 4 * 3 * size[0] * size[1] * (size[2] or 1))
 
 
-def _without_scheduler(family: Family) -> Family:
-    """The family, without constants that are a scheduler's, which decoding does not ask for."""
+def _extended(made: Callable[[Size], int], factor: int, size: Size) -> int:
+    """Bytes of a decoder that takes one latent frame after another, `factor` frames each, from those of a few."""
+    height, width, frames = size
+    latent = 1 if frames is None else (frames - 1) // factor + 1
+    if latent <= _SOME_FRAMES[1]:
+        return made(size)
+    few, more = (made((height, width, factor * (count - 1) + 1)) for count in _SOME_FRAMES)
+    return more + (more - few) * (latent - _SOME_FRAMES[1])
+
+
+def _decoded(family: Family, card: cards.Card, vae: Any, dtype: torch.dtype, size: Size) -> int:
+    """Bytes at most while one image or clip of a size is decoded on the meta device."""
 
     def constants(p: FamilyPipeline) -> dict[str, Tensor]:
         try:
             return family.constants(p)
-        except AttributeError:
+        except AttributeError:  # those that are a scheduler's, which decoding does not ask for
             return {}
 
-    return replace(family, constants=constants)
+    frames = {} if size[2] is None else {"num_frames": size[2]}
+    given: dict[str, Any] = {"height": size[0], "width": size[1], **frames}
+    p = FamilyPipeline(
+        replace(family, constants=constants), card, family.options(**given), pipe=SimpleNamespace(vae=vae),
+        denoisers={}, dtype=torch.float32, device=torch.device("meta"), tokens=1,
+    )  # fmt: skip
+    with torch.no_grad(), Fused(dtype), Trace() as trace:
+        family.decode(p, common.meta(1, *p.latent_shape))
+    return trace.peak

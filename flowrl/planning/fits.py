@@ -20,7 +20,7 @@ dear setting changes only where no cheaper ones will do, and none further than i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowrl.planning.memory import CARDS, GIB, Facts, Memory, Settings, memory_of
@@ -78,13 +78,13 @@ class Choices:
         copies: of the denoiser that the run asks for (`parallel.replicate`).
     """
 
-    sizes: Mapping[int, Sequence[int]]
-    encoders: bool
-    checkpoints: bool
-    videos: bool
-    rewards: bool
-    splits: bool
-    forms: Sequence[str]
+    sizes: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    encoders: bool = False
+    checkpoints: bool = False
+    videos: bool = False
+    rewards: bool = False
+    splits: bool = False
+    forms: Sequence[str] = ()
     copies: int = 1
 
 
@@ -112,8 +112,9 @@ def fit(facts: Facts, chosen: Settings, choices: Choices, card: int) -> Fit:
     for k in reversed(range(len(ladders))):
         places[k] = next((rung for rung in range(len(ladders[k])) if fits([*places[:k], rung, *places[k + 1 :]])), -1)
         if places[k] < 0:
-            return _least(facts, chosen, [at([*places[:k], rung, *places[k + 1 :]]) for rung in range(len(ladders[k]))],
-                          card)  # fmt: skip
+            return _least(
+                facts, chosen, [at([*places[:k], rung, *places[k + 1 :]]) for rung in range(len(ladders[k]))], card
+            )
     settings = at(places) or chosen
     overrides = tuple(text for ladder, place in zip(ladders, places, strict=True) for text in ladder[place].overrides)
     memory, gains = memory_of(facts, settings), list[tuple[str, int]]()
@@ -133,39 +134,48 @@ def _least(facts: Facts, chosen: Settings, tried: Sequence[Settings | None], car
 
 def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladder]:
     """What can be changed, the cheapest first."""
-
-    def ladder(*changes: tuple[str, dict[str, Any]]) -> Ladder:
-        return (AS_IT_IS, *(Change(overrides=tuple(text.split()), settings=given) for text, given in changes))
-
-    if choices.encoders and not chosen.free_text_encoders:
-        yield ladder(("pipeline.free_text_encoders=true", {"free_text_encoders": True}))
-    yield ladder(*((f"pipeline.vae_slice={n}", {"vae_slice": n}) for n in _halves(chosen.vae_slice)))
-    if facts.evaluates:
-        yield ladder(*((f"eval.batch_size={n}", {"eval_batch_size": n}) for n in _halves(chosen.eval_batch_size)))
     smaller = sorted({n for sizes in choices.sizes.values() for n in sizes if n < chosen.micro_batch_size})
-    yield ladder(*(
-        (f"rollout_batch_size={n} micro_batch_size={n}", {"micro_batch_size": n, "rollout_batch_size": n})
-        for n in reversed(smaller)
-    ))  # fmt: skip
-    if choices.checkpoints and not chosen.gradient_checkpointing and not facts.keeps:
-        yield ladder(("pipeline.gradient_checkpointing=true", {"gradient_checkpointing": True}))
-    if chosen.optimizer == "adamw" and not chosen.optim_offload:
-        yield ladder(("optim.name=adamw_8bit", {"optimizer": "adamw_8bit"}),
-                     ("optim.offload=true", {"optim_offload": True}))  # fmt: skip
-    if choices.rewards and "rewards" not in chosen.offload:
-        away = (*chosen.offload, "rewards")
-        yield ladder((f"pipeline.offload=[{','.join(away)}]", {"offload": away}))
-    if choices.videos and not chosen.vae_tiling:
-        yield ladder(("pipeline.options.vae_tiling=true", {"vae_tiling": True}))
-    smaller_forms = [form for form in choices.forms if _BITS[form] < _BITS[chosen.quantize]]
-    forms: list[tuple[str, dict[str, Any]]] = [(f"pipeline.quantize={f}", {"quantize": f}) for f in smaller_forms]
-    forms = forms if not facts.full and chosen.shard == 1 else []
-    if choices.splits and chosen.shard == 1 and chosen.quantize == "none":
-        forms += [
+    away = (*chosen.offload, "rewards")
+    ladders: list[tuple[bool, list[tuple[str, dict[str, Any]]]]] = [
+        (choices.encoders, [("pipeline.free_text_encoders=true", {"free_text_encoders": True})]),
+        (True, [(f"pipeline.vae_slice={n}", {"vae_slice": n}) for n in _halves(chosen.vae_slice)]),
+        (facts.evaluates, [(f"eval.batch_size={n}", {"eval_batch_size": n}) for n in _halves(chosen.eval_batch_size)]),
+        (True, [
+            (f"rollout_batch_size={n} micro_batch_size={n}", {"micro_batch_size": n, "rollout_batch_size": n})
+            for n in reversed(smaller)
+        ]),
+        (choices.checkpoints and not facts.keeps,
+         [("pipeline.gradient_checkpointing=true", {"gradient_checkpointing": True})]),
+        (chosen.optimizer == "adamw" and not chosen.optim_offload,
+         [("optim.name=adamw_8bit", {"optimizer": "adamw_8bit"}), ("optim.offload=true", {"optim_offload": True})]),
+        (choices.rewards and "rewards" not in chosen.offload,
+         [(f"pipeline.offload=[{','.join(away)}]", {"offload": away})]),
+        (choices.videos, [("pipeline.options.vae_tiling=true", {"vae_tiling": True})]),
+        (True, _forms(facts, chosen, choices)),
+    ]  # fmt: skip
+    for allowed, changes in ladders:
+        news = [
+            Change(overrides=tuple(text.split()), settings=given)
+            for text, given in changes
+            if any(getattr(chosen, name) != value for name, value in given.items())
+        ]
+        if allowed:
+            yield (AS_IT_IS, *news)
+
+
+def _forms(facts: Facts, chosen: Settings, choices: Choices) -> list[tuple[str, dict[str, Any]]]:
+    """A denoiser in fewer bits, then one that is split over processes."""
+    whole, found = chosen.shard == 1, list[tuple[str, dict[str, Any]]]()
+    if whole and not facts.full:
+        smaller = [form for form in choices.forms if _BITS[form] < _BITS[chosen.quantize]]
+        found += [(f"pipeline.quantize={form}", {"quantize": form}) for form in smaller]
+    if whole and choices.splits and chosen.quantize == "none":
+        found += [
             (f"parallel.shard={n}", {"shard": n, "processes": max(n * choices.copies, chosen.processes)})
-            for n in SHARDS if choices.sizes.get(n)
-        ]  # fmt: skip
-    yield ladder(*forms)
+            for n in SHARDS
+            if choices.sizes.get(n)
+        ]
+    return found
 
 
 def _halves(size: int) -> Iterator[int]:

@@ -1,9 +1,9 @@
-"""A configuration's plan: everything that `flowrl.planning.plan_text` prints."""
+"""A configuration's plan: everything that `flowrl.planning.text` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -20,15 +20,16 @@ from flowrl.planning.decoding import Size
 from flowrl.planning.family_route import Drawn, FamilyRoute
 from flowrl.planning.fits import SHARDS, Choices
 from flowrl.planning.memory import Facts, Memory, Settings, allowed_sizes, memory_of
-from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
+from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.published_models import Parts
 from flowrl.planning.sent_text import Text
 from flowrl.planning.stock_route import StockRoute, stock_route
 from flowrl.planning.throughput import Pace
 from flowrl.prompts.loading import eval_items
-from flowrl.recipes import forward_settings
+from flowrl.recipes.counting import Passes, RecipeCounts
 from flowrl.rewards import models_of, reward_options
 from flowrl.session.batch_sizes import geometry_of
+from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
@@ -54,6 +55,7 @@ class Plan:
         network: one evaluation of the denoiser.
         unknown: why `network` is None; empty where it is known.
         run: evaluations of the run.
+        counts: what the recipe says of it.
         slots: copies of the trained weights.
         parts: of the model besides the denoiser.
         rewards: models of the rewards, `(model, parameters, bytes per weight)`, each once.
@@ -79,19 +81,20 @@ class Plan:
     geometry: Geometry
     size: Size | None
     text: Text
-    usual_forward: int | None
-    network: Network | None
+    usual_forward: int | None = None
+    network: Network | None = None
     unknown: str
     run: RunCounts
+    counts: RecipeCounts
     slots: int
     parts: Parts | None
     rewards: tuple[tuple[str, int, int], ...]
     unknown_rewards: tuple[str, ...]
-    cost: Cost | None
-    memory: Memory | None
-    facts: Facts | None
+    cost: Cost | None = None
+    memory: Memory | None = None
+    facts: Facts | None = None
     settings: Settings
-    choices: Choices
+    choices: Choices = field(default_factory=Choices)
     counted_as: str | None
     parts_of: str | None
     licence: tuple[str, bool] | None
@@ -112,101 +115,104 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     Raises:
         ValueError: the model cannot draw the configured size.
     """
-    settings, location = config.pipeline, location_of(config.pipeline)
+    location = location_of(config.pipeline)
     model = checkpoints.counted_as(family, location)
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
-    options = family_options(settings)
-    items = _eval_items(config)
-    found = stock_route(family, model, options, settings.vae_dtype)
-    route = (
-        found if isinstance(found, StockRoute)
-        else FamilyRoute(family=family, model=model, options=options, vae_dtype=settings.vae_dtype)
-    )  # fmt: skip
+    options = family_options(config.pipeline)
+    given: dict[str, Any] = {"model": model, "options": options, "vae_dtype": config.pipeline.vae_dtype}
+    found = stock_route(family, **given)
+    route = found if isinstance(found, StockRoute) else FamilyRoute(family=family, **given)
     passes = cache(route.rows)  # asked in every iteration
-    run = of_run(config, passes, ranks, items)
     text, usual_call = route.text(_prompts(config))
     trained = _trained(config, route.targets)
-    size, denoisers = route.size, few_blocks(family, model, trained.targets or ())
-    unknown = found if isinstance(found, str) else ""
-    unknown = unknown or f"no configuration of {config.pipeline.model} is known without its download"
+    denoisers = few_blocks(family, model, trained.targets or ())
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
-    elsewhere = bool(config.workers.rewards)  # workers hold the models that score
-    geometry, slots = geometry_of(config, ranks), _slots(config)
-    usual = network = cost = facts = None
-    if size is not None and denoisers is not None:
-        unknown = ""
-        drawn = eval_drawn = route.drawn(size, text.most)
-        network = measure(denoisers, drawn.call, trained=trained, dtype=DTYPES[settings.dtype])
-        eval_forward, eval_working = network.forward, network.working
-        evaluated = _eval_size(config, size)
-        if evaluated != size and run.evaluations:
-            eval_drawn = _eval_drawn(route, evaluated, text.most)
-            eval_forward, eval_working = without_gradient(denoisers, eval_drawn.call)
-        if usual_call is not None:
-            usual = without_gradient(denoisers, usual_call)[0]
-        decode_cost, decode = drawn.decoding()
-        eval_cost, eval_decode = (decode_cost, decode) if eval_drawn is drawn else eval_drawn.decoding()
-        cost = cost_of(
-            network, run, eval_forward=eval_forward, decode=decode_cost, eval_decode=eval_cost,
-            recomputed=(settings.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
-        )  # fmt: skip
-        unknown_parts: tuple[str, ...] = ("text encoders and autoencoder",) if route.parts is None else ()
-        facts = Facts(
-            network=network, eval_working=eval_working, rows=graph_rows(config, passes),
-            passes=(passes(config.sampler.guidance_scale), passes(_eval_scale(config))),
-            keeps=geometry.images_per_process // config.updates_per_rollout if config.keep_graphs else 0,
-            decode=decode, eval_decode=eval_decode, image=4 * 3 * size[0] * size[1] * (size[2] or 1),
-            parts=route.parts or {}, rewards=() if elsewhere else rewards,
-            unknown=(
-                *unknown_parts, *route.uncounted, *(f"reward {name}" for name in unknown_rewards if not elsewhere),
-            ),
-            dtype=(settings.dtype, DTYPES[settings.dtype].itemsize), full=config.policy.train == "full", slots=slots,
-            reference=config.policy.train == "full" and (bool(run.evaluations) or config.kl_coef > 0),
-            evaluates=run.evaluations > 0, at_once=route.at_once,
-        )  # fmt: skip
-    own = _settings(config, family, options, geometry, processes)
-    return Plan(
+    counts, geometry, train = recipe_of(config).counts(config), geometry_of(config, ranks), config.prompts.train
+    plan = Plan(
         name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
-        processor=processor, geometry=geometry, size=size, text=text, usual_forward=usual, network=network,
-        unknown=unknown, run=run, slots=slots, parts=route.parts, rewards=rewards, unknown_rewards=unknown_rewards,
-        cost=cost, memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
-        choices=_choices(config, family, facts, processes), counted_as=None if model == location else model,
-        parts_of=route.parts_of, licence=checkpoints.licence_of(location), prompts=_train_prompts(config),
+        processor=processor, geometry=geometry, size=route.size, text=text,
+        unknown=found if isinstance(found, str)
+        else f"no configuration of {config.pipeline.model} is known without its download",
+        run=of_run(config, passes, ranks, _eval_items(config)), counts=counts,
+        slots=counts.slots + int(config.policy.ema_decay > 0), parts=route.parts, rewards=rewards,
+        unknown_rewards=unknown_rewards, settings=_settings(config, family, options, geometry, processes),
+        counted_as=None if model == location else model, parts_of=route.parts_of,
+        licence=checkpoints.licence_of(location),
+        prompts=len(read_prompts(config.prompts, train)) if is_here(train) else None,
     )  # fmt: skip
+    if route.size is not None and denoisers is not None:
+        plan = _count(plan, route, denoisers, trained, usual_call, passes)
+    return replace(plan, choices=_choices(plan, family))
 
 
-def group_multiple(config: TrainConfig) -> int:
-    """Images that a micro-batch is a multiple of."""
-    if config.recipe == "preference":
-        return 2
-    return config.group_size if config.recipe == "forward" and forward_settings.objective_of(config).whole_groups else 1
+def _count(
+    plan: Plan,
+    route: FamilyRoute | StockRoute,
+    denoisers: FewBlocks,
+    trained: Trained,
+    usual_call: dict[str, Any] | None,
+    passes: Passes,
+) -> Plan:
+    """The plan of a model whose dimensions are known: one evaluation, and what follows for cost and memory."""
+    config, run, size = plan.config, plan.run, plan.size
+    assert size is not None
+    pipeline, settings = config.pipeline, config.eval
+    drawn = route.drawn(size, plan.text.most)
+    network = measure(denoisers, drawn.call, trained=trained, dtype=DTYPES[pipeline.dtype])
+    eval_drawn = _eval_drawn(plan, route, drawn)
+    eval_forward, eval_working = (
+        (network.forward, network.working) if eval_drawn is drawn else without_gradient(denoisers, eval_drawn.call)
+    )
+    usual = None if usual_call is None else without_gradient(denoisers, usual_call)[0]
+    decode_cost, decode = drawn.decoding()
+    eval_cost, eval_decode = (decode_cost, decode) if eval_drawn is drawn else eval_drawn.decoding()
+    cost = cost_of(
+        network,
+        run,
+        eval_forward=eval_forward,
+        decode=decode_cost,
+        eval_decode=eval_cost,
+        recomputed=(pipeline.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
+    )
+    here, full = not config.workers.rewards, config.policy.train == "full"  # else workers hold the models that score
+    scale = config.sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
+    unknown = [] if route.parts is not None else ["text encoders and autoencoder"]
+    unknown += [*route.uncounted, *(f"reward {name}" for name in plan.unknown_rewards if here)]
+    facts = Facts(
+        network=network, eval_working=eval_working, rows=graph_rows(config, passes),
+        passes=(passes(config.sampler.guidance_scale), passes(scale)),
+        keeps=plan.geometry.images_per_process // config.updates_per_rollout if config.keep_graphs else 0,
+        decode=decode, eval_decode=eval_decode, image=4 * 3 * size[0] * size[1] * (size[2] or 1),
+        parts=route.parts or {}, rewards=plan.rewards if here else (), unknown=tuple(unknown),
+        dtype=(pipeline.dtype, DTYPES[pipeline.dtype].itemsize), full=full, slots=plan.slots,
+        reference=full and (bool(run.evaluations) or config.kl_coef > 0), evaluates=run.evaluations > 0,
+        at_once=route.at_once,
+    )  # fmt: skip
+    return replace(
+        plan,
+        usual_forward=usual,
+        network=network,
+        unknown="",
+        cost=cost,
+        facts=facts,
+        memory=memory_of(facts, plan.settings),
+    )
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------
 
 
-def _eval_size(config: TrainConfig, size: Size) -> Size:
-    return config.eval.height or size[0], config.eval.width or size[1], size[2]
-
-
-def _eval_scale(config: TrainConfig) -> float:
-    return config.sampler.guidance_scale if config.eval.guidance_scale is None else config.eval.guidance_scale
-
-
-def _eval_drawn(route: FamilyRoute | StockRoute, size: Size, tokens: int) -> Drawn:
-    """At the size that evaluations draw."""
+def _eval_drawn(plan: Plan, route: FamilyRoute | StockRoute, drawn: Drawn) -> Drawn:
+    """What evaluations draw; `drawn`, what training does, where they draw the same or there are none."""
+    settings, size = plan.config.eval, plan.size
+    assert size is not None
+    evaluated = (settings.height or size[0], settings.width or size[1], size[2])
+    if evaluated == size or not plan.run.evaluations:
+        return drawn
     try:
-        return route.drawn(size, tokens)
+        return route.drawn(evaluated, plan.text.most)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-
-
-def _slots(config: TrainConfig) -> int:
-    """Copies of the trained weights beside themselves."""
-    average = int(config.policy.ema_decay > 0)
-    if config.recipe == "forward":
-        return average + len(forward_settings.slot_decays(config))
-    return average + int(config.recipe == "preference")
 
 
 def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:
@@ -233,29 +239,34 @@ def _settings(
     )  # fmt: skip
 
 
-def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, processes: int) -> Choices:
+def _choices(plan: Plan, family: ModelFamily) -> Choices:
     """What may be changed so that a run fits a card."""
-    group, sizes = group_multiple(config), dict[int, list[int]]()
+    config, facts = plan.config, plan.facts
     parallel, pipeline = config.parallel, config.pipeline
+    sizes = dict[int, list[int]]()
     device = "mps" if pipeline.device == "mps" else None  # others may be on another machine than this one
-    copies = parallel.replicate or 1
+    copies, own = parallel.replicate or 1, family.name not in GENERIC  # stock pipelines are loaded whole
     offload = tuple(dict.fromkeys((*pipeline.offload, "rewards")))
     for shard in (parallel.shard, *SHARDS):
-        ranks = max(shard * copies, processes // parallel.context)
+        ranks = max(shard * copies, plan.processes // parallel.context)
         images, left = divmod(config.num_images, ranks * config.updates_per_rollout)
         if not left and ranks % shard == 0:
-            sizes[shard] = allowed_sizes(images, group)
-    return Choices(
-        sizes=sizes, encoders=facts is not None and set(facts.parts) > {"vae"},
-        checkpoints=facts is not None and facts.network.blocks > 0, videos=family.videos,
-        rewards=facts is not None and bool(facts.rewards)
-        and _passes(check_offload, replace(config, pipeline=replace(pipeline, offload=offload))),
-        splits=facts is not None and parallel.context == 1 and family.name not in GENERIC  # loaded whole
-        and _passes(check_parallel, replace(config, parallel=replace(parallel, shard=SHARDS[0])), None),
-        forms=[form for form in ("int8", "nf4") if family.name not in GENERIC
-               and _passes(check_quantize, form, device, compile=pipeline.compile)],
-        copies=copies,
-    )  # fmt: skip
+            sizes[shard] = allowed_sizes(images, plan.counts.multiple)
+    forms = [
+        form for form in ("int8", "nf4") if own and _passes(check_quantize, form, device, compile=pipeline.compile)
+    ]
+    found = Choices(sizes=sizes, videos=family.videos, forms=forms, copies=copies)
+    if facts is None:
+        return found
+    away = replace(config, pipeline=replace(pipeline, offload=offload))
+    split = replace(config, parallel=replace(parallel, shard=SHARDS[0]))
+    return replace(
+        found,
+        encoders=set(facts.parts) > {"vae"},
+        checkpoints=facts.network.blocks > 0,
+        rewards=bool(facts.rewards) and _passes(check_offload, away, through_rewards=plan.counts.through_rewards),
+        splits=parallel.context == 1 and own and _passes(check_parallel, split, None),
+    )
 
 
 def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
@@ -285,10 +296,6 @@ def _prompts(config: TrainConfig) -> list[str] | None:
         return None
     rows = [row for text in files for row in read_prompts(config.prompts, text)]
     return list(dict.fromkeys(text for row in rows for text in (row.text, row.negative)))
-
-
-def _train_prompts(config: TrainConfig) -> int | None:
-    return len(read_prompts(config.prompts, config.prompts.train)) if is_here(config.prompts.train) else None
 
 
 def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:

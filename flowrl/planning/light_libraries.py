@@ -12,19 +12,36 @@ import importlib
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from flowrl.config.locations import is_path, split_revision
+from flowrl.config.train import TrainConfig
+from flowrl.planning.catalogue import families
+from flowrl.runtime.files import read_json
 from flowrl.runtime.private_names import COMPILER, LIGHT_MODULES, SIZES, forget_disabled
 
 _ABSENT = ("accelerate", "bitsandbytes", "peft", "scipy", COMPILER, "torchao", "torchvision", "transformers", "triton")
 _FLEX = {"torch.nn.attention.flex_attention": SimpleNamespace(BlockMask=object, create_block_mask=None)}
 """Attention by SymPy's expressions, of no family here; diffusers takes a class from it for its annotations."""
 _MODULE = ("flowrl", "__main__.py")
+
+
+@contextmanager
+def light_libraries(config: TrainConfig) -> Iterator[None]:
+    """Inside, a configuration is planned with as few libraries as it needs: all of them where a user's file, whose
+    imports nobody knows, or stock's own pipeline takes part."""
+    if _names_file(asdict(config)) or _is_stock(config):
+        yield
+        return
+    import_lightly()
+    with without_compiler():
+        yield
 
 
 def import_lightly() -> None:
@@ -147,3 +164,24 @@ def _stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
 def _as_it_is(*given: Any, **options: Any) -> Any:
     """A decorator that changes nothing, with or without arguments of its own."""
     return given[0] if given and callable(given[0]) else lambda function: function
+
+
+def _is_stock(config: TrainConfig) -> bool:
+    """Whether stock's own pipeline is called, or may be, which has to be imported whole; known before torch is."""
+    name, model = config.pipeline.name, config.pipeline.model
+    if name is not None:
+        return name == "generic"
+    place, known = Path(model).expanduser(), families().values()
+    index = place / "model_index.json"
+    if index.is_file():
+        return read_json(index).get("_class_name") not in {stock for one in known for stock in one["stock"]}
+    if place.exists() or is_path(model):  # files and assets are of families
+        return False
+    return split_revision(model)[0] not in {own for one in known for own in one["checkpoints"]}
+
+
+def _names_file(settings: Any) -> bool:
+    """Whether a user's file is named anywhere in settings: what it imports is not known, and it may load models."""
+    if isinstance(settings, Mapping):
+        return settings.get("file") is not None or any(map(_names_file, settings.values()))
+    return isinstance(settings, Sequence) and not isinstance(settings, str) and any(map(_names_file, settings))

@@ -135,17 +135,20 @@ class Memory:
 def memory_of(facts: Facts, chosen: Settings) -> Memory:
     """What a process holds with these settings."""
     network, split = facts.network, chosen.context
-    gathered = 0 if chosen.shard == 1 else _gathered(network.weights, facts.dtype[1])
-    restored = _RESTORED[chosen.quantize] * max((o * i for o, i in network.weights.matrices), default=0)
+    weights = network.weights
+    beside = 2 * weights.largest_block + weights.parameters - weights.blocks  # a part has two blocks, and what is none
+    gathered = 0 if chosen.shard == 1 else facts.dtype[1] * beside
+    restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)
     working = gathered + restored
     held = _denoiser(facts, chosen) | _trained(facts, chosen)
     encoders, vae, rewards = _others(facts)
     stages: dict[str, int] = {}
     away = 0  # what comes back from the host for a while
-    if encoders and "text_encoders" in chosen.offload and not chosen.free_text_encoders:
-        stages["encoding"] = encoders
-    elif encoders and not chosen.free_text_encoders:
-        held[f"text encoders, {facts.dtype[0]}"] = encoders
+    if encoders and not chosen.free_text_encoders:
+        if "text_encoders" in chosen.offload:
+            stages["encoding"] = encoders
+        else:
+            held[f"text encoders, {facts.dtype[0]}"] = encoders
     for names, kind in ((vae, "vae"), (rewards, "rewards")):
         if kind in chosen.offload:
             away += sum(names.values())
@@ -159,11 +162,10 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
         here + images + decoded + away
     )
     if facts.evaluates:
-        rows = chosen.eval_batch_size * facts.passes[1]
-        own = _decoded(facts.eval_decode, chosen, chosen.eval_batch_size)
-        stages[f"evaluating {chosen.eval_batch_size} images"] = (
-            working + max(rows * facts.eval_working // split, own) + 2 * chosen.eval_batch_size * facts.image + away
-        )
+        size = chosen.eval_batch_size
+        drawn = size * facts.passes[1] * facts.eval_working // split
+        own = max(drawn, _decoded(facts.eval_decode, chosen, size))
+        stages[f"evaluating {size} images"] = working + own + 2 * size * facts.image + away
     each = {
         checkpointed: (saved + network.beside) * facts.rows // split
         for checkpointed, saved in ((False, network.saved), (True, network.saved_checkpointed))
@@ -173,8 +175,8 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
         held=held, unknown=facts.unknown, image=each[False], image_checkpointed=each[True],
         configured=each[chosen.gradient_checkpointing] * graphs, micro_batch_size=chosen.micro_batch_size,
         update=working, stages=stages,
-        start=encoders + sum(vae.values()) + sum(_denoiser(facts, chosen).values()) * facts.at_once
-        if chosen.free_text_encoders else 0,
+        start=chosen.free_text_encoders
+        * (encoders + sum(vae.values()) + sum(_denoiser(facts, chosen).values()) * facts.at_once),
     )  # fmt: skip
     if not chosen.rollouts:
         return memory
@@ -233,11 +235,6 @@ def allowed_sizes(images: int, multiple: int) -> list[int]:
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------
-
-
-def _gathered(weights: Weights, width: int) -> int:
-    """Bytes of weights that a process of a split denoiser has beside its part: two blocks, and what is no block."""
-    return width * (2 * weights.largest_block + weights.parameters - weights.blocks)
 
 
 def _decoded(each: tuple[int, int] | None, chosen: Settings, batch: int) -> int:

@@ -146,8 +146,9 @@ def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBl
         return None
     more = [
         (kinds[kind] - count, family.meta_denoiser(model, {**few, kind: count + 1}))
-        for kind, count in few.items() if kinds[kind] > count
-    ]  # fmt: skip
+        for kind, count in few.items()
+        if kinds[kind] > count
+    ]
     return FewBlocks(least=least, more=[(lacking, network) for lacking, network in more if network is not None])
 
 
@@ -207,9 +208,11 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
             parameter.register_post_accumulate_grad_hook(_forget)
     _, working = _evaluated(network, call)
     given = cast(dict(call), dtype)
+    image = given["x"][0][None] if "x" in given else given.get("hidden_states", given.get("sample"))  # x is a list
+    latent = tuple(image.shape[1:]) if isinstance(image, Tensor) else ()
     saved = Saved(network)
     blocks = _checkpointed(network, saved.block)
-    with Fused(dtype) as fused, saved_tensors_hooks(saved.pack, _as_it_is), Trace() as trace:
+    with Fused(dtype) as fused, saved_tensors_hooks(saved.pack, lambda tensor: tensor), Trace() as trace:
         output = network(**given)
         answer = output
         while not isinstance(answer, Tensor):  # one of a tuple, and of Z-Image's list of samples
@@ -217,7 +220,7 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
         forward = trace.total
         answer.float().sum().backward()
     return _Counted(
-        weights=weights, trained=added, latent=_latent(given), attended=fused.attended,
+        weights=weights, trained=added, latent=latent, attended=fused.attended,
         forward=forward + fused.attention, backward=trace.total - forward + 2 * fused.attention,
         attention=fused.attention, saved=saved.total, kept=saved.outside, largest=saved.largest,
         beside=max(0, trace.peak - saved.total), working=working, blocks=saved.blocks if blocks else 0,
@@ -227,10 +230,6 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
 def _forget(parameter: Tensor) -> None:
     """Gradients of weights are counted as such, not among activations."""
     parameter.grad = None
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _prepare(denoiser: nn.Module, trained: Trained) -> int:
@@ -247,8 +246,9 @@ def _add_lora(denoiser: nn.Module, trained: Trained) -> int:
     """Puts a LoRA on the layers that targets match; how many parameters it has."""
     denoiser.requires_grad_(False)
     endings = tuple(f".{target}" for target in trained.targets or ())
-    bound = [name for name, part in denoiser.named_modules()
-             if isinstance(part, nn.Linear) and f".{name}".endswith(endings)]  # fmt: skip
+    bound = [
+        name for name, part in denoiser.named_modules() if isinstance(part, nn.Linear) and f".{name}".endswith(endings)
+    ]
     outputs = 0
     for name in bound:
         layer: Any = denoiser.get_submodule(name)
@@ -285,13 +285,6 @@ class _WithLora(nn.Module):
         result = self.base(x)
         change = self.up(self.down(x.to(self.down.weight.dtype))) * 1.0
         return (result + change).to(result.dtype)
-
-
-def _latent(call: dict[str, Any]) -> tuple[int, ...]:
-    if "x" in call:  # a list, one image per sample
-        return tuple(call["x"][0].shape)
-    value = call.get("hidden_states", call.get("sample"))
-    return tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
 
 
 def _checkpointed(network: Any, function: Callable[..., Any]) -> bool:

@@ -39,8 +39,9 @@ def nearest(family: ModelFamily, model: str) -> str | None:
     own = {} if Path(model).exists() else small_json(model, f"{family.denoisers[0]}/config.json") or {}
     alike = {
         name: sum(own.get(key) == value for key, value in known.network.items())
-        for name, known in known_checkpoints.checkpoints().items() if known.family == family.name
-    }  # fmt: skip
+        for name, known in known_checkpoints.checkpoints().items()
+        if known.family == family.name
+    }
     return max(alike, key=alike.__getitem__, default=None)
 
 

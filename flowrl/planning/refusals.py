@@ -46,13 +46,19 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
     with _world(processes):
         looked = look(config, here=False, only_here=True)
         found.of_prompts.extend(looked.of_prompts)
+        scored = (*config.rewards, *config.eval.rewards)
+        named = [*_strings([*(one.options for one in scored), config.objective.options, config.policy.init_lora])]
+        named += [one.file for one in scored if one.file is not None]
         for fault in looked.faults:
-            missing = [value for value in _texts(config) if value in fault and not is_here(value)]
+            missing = [value for value in named if value in fault and not is_here(value)]
             (found.absent if missing else found.refused).append(fault)
-        found.device.extend(found_by(
-            lambda: check_device(config.pipeline.device), lambda: check_attention(config.pipeline, family),
-            lambda: check_arithmetic(config),
-        ))  # fmt: skip
+        found.device.extend(
+            found_by(
+                lambda: check_device(config.pipeline.device),
+                lambda: check_attention(config.pipeline, family),
+                lambda: check_arithmetic(config),
+            )
+        )
     found.refused.extend(one for one in _found_late(config, family, processes) if one not in found.refused)
     return found
 
@@ -83,13 +89,6 @@ def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Ite
                 f"{key} ({reward.name}) judges edits of a source image, and the family {family.name} takes none: "
                 "change one of them"
             )
-
-
-def _texts(config: TrainConfig) -> list[str]:
-    """Paths that options may name."""
-    options = [reward.options for reward in (*config.rewards, *config.eval.rewards)]
-    found = list(_strings([*options, config.objective.options, config.policy.init_lora]))
-    return [*found, *(reward.file for reward in (*config.rewards, *config.eval.rewards) if reward.file is not None)]
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -127,9 +127,13 @@ def stock_route(
             denoiser = FAMILY.meta_denoiser(model)
             targets = () if denoiser is None else found_targets(first_expert(denoiser))
             return StockRoute(
-                recorder=recorder, longest=longest, recorded=found, targets=targets, vae_dtype=vae_dtype,
+                recorder=recorder,
+                longest=longest,
+                recorded=found,
+                targets=targets,
+                vae_dtype=vae_dtype,
                 videos=family.videos,
-            )  # fmt: skip
+            )
     except _FAULTS as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         return (

@@ -46,14 +46,14 @@ def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> 
 
     Args:
         config: of the run that is planned.
-        given: by `--tflops`; None where it was not.
-        bench: a bench's file or folder, by `--bench`; its machine may be another one.
+        given: by `tflops`; None where it was not.
+        bench: a bench's file or folder, by `bench`; its machine may be another one.
 
     Raises:
         ValueError: the bench cannot be read, measured no pace, or is one of another model.
     """
     if given is not None:
-        return Pace(range=(given, given), told=f"The pace of {given:g} TFLOP/s is what --tflops says.")
+        return Pace(range=(given, given), told=f"The pace of {given:g} TFLOP/s is what `tflops` says.")
     if bench is not None:
         return _of_file(config, Path(bench))
     damaged = list[Path]()
@@ -74,20 +74,20 @@ def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> 
 def _of_file(config: TrainConfig, path: Path) -> Pace:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"--bench: there is no {file}: give the folder of a flowrl bench, or its {FILE}")
+        raise ValueError(f"`bench`: there is no {file}: give the folder of a flowrl bench, or its {FILE}")
     try:
         facts, found = _read(file)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(
-            f"--bench: {file} is damaged, or of another version: measure again with flowrl bench"
+            f"`bench`: {file} is damaged, or of another version: measure again with flowrl bench"
         ) from error
     if found is None:
-        raise ValueError(f"--bench: {file} measured no pace: let flowrl bench time the network, or leave --bench out")
+        raise ValueError(f"`bench`: {file} measured no pace: let flowrl bench time the network, or leave `bench` out")
     wanted = _wanted(config)
     if other := {key: facts.get(key) for key in wanted if facts.get(key) != wanted[key]}:
         theirs = ", ".join(f"{key} {value}" for key, value in other.items())
         own = ", ".join(f"{key} {wanted[key]}" for key in other)
-        raise ValueError(f"--bench: {file} was measured with {theirs}, this run has {own}: measure this one")
+        raise ValueError(f"`bench`: {file} was measured with {theirs}, this run has {own}: measure this one")
     low, median, high = found
     where = facts.get("device", "a device that it does not name")
     told = f"The pace of {median:g} TFLOP/s ({low:g} to {high:g}) was measured on {where}: {file}."
@@ -125,9 +125,11 @@ def measured_tflops(
 def _wanted(config: TrainConfig) -> dict[str, Any]:
     """Facts of a bench that has the pace of a run, wherever it was made."""
     return {
-        "layers": None, "model": config.pipeline.model, "dtype": config.pipeline.dtype,
+        "layers": None,
+        "model": config.pipeline.model,
+        "dtype": config.pipeline.dtype,
         "compile": config.pipeline.compile,
-    }  # fmt: skip
+    }
 
 
 def _benches(folder: Path, damaged: list[Path]) -> Iterator[tuple[Path, dict[str, Any], tuple[float, float, float]]]:

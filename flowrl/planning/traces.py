@@ -111,11 +111,7 @@ class Trace(TorchDispatchMode):
         asked = None if func.is_view else _asked(func, args, kwargs)
         known = None if asked is None else _MADE.get(asked)
         if known is not None:
-            self.total += known.flops
-            again = tuple(map(_again, known.tensors))
-            for made in again:
-                self._begin(made)
-            return again[0] if known.alone else again
+            return self._repeat(known)
         output = func(*args, **kwargs)
         formula = flop_registry.get(operation_of(func))
         flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=output))
@@ -126,6 +122,14 @@ class Trace(TorchDispatchMode):
         if asked is not None and several and all(fresh) and not isinstance(output, list):
             _keep(asked, several, alone, flops)
         return output
+
+    def _repeat(self, known: _Made) -> Any:
+        """What an operation makes that was met before, counted as then."""
+        self.total += known.flops
+        again = tuple(map(_again, known.tensors))
+        for made in again:
+            self._begin(made)
+        return again[0] if known.alone else again
 
     def _follow(self, tensor: Tensor, args: Any) -> bool:
         """Follows a tensor; whether it is new, no view and nothing that was met before."""

@@ -7,7 +7,7 @@ import re
 from flowrl.planning.fits import Fit, card_gib, fit
 from flowrl.planning.gather import Plan
 from flowrl.planning.memory import CARDS, GIB
-from flowrl.planning.plan_words import in_bytes, note, pairs
+from flowrl.planning.words import in_bytes, note, pairs
 
 _NAMED = re.compile(r"_([1-9]\d*)gb$")
 
@@ -45,6 +45,20 @@ def verdict(plan: Plan, card: int | None) -> list[str]:
         f"{in_bytes(plan.memory.peak)}; each setting is needed, and without it alone the run would take so much more:"
     )
     return lines + pairs((in_bytes(gain), overrides) for overrides, gain in found.gains)
+
+
+def changes_for(plan: Plan, card: int) -> tuple[str, ...]:
+    """The least settings, as `key=value`, with which a process fits a card of so many GB; none where it does.
+
+    Raises:
+        ValueError: no setting makes it fit, or nothing is known of the model.
+    """
+    if plan.facts is None:
+        raise ValueError(f"whether {plan.name} fits {card} GB is not known: {plan.unknown}; leave `card` out")
+    found = fit(plan.facts, plan.settings, plan.choices, card)
+    if found.overrides is None:
+        raise ValueError(f"{plan.name} does not fit {card} GB with any setting, because {in_the_way(found)}")
+    return found.overrides
 
 
 def in_the_way(found: Fit) -> str:

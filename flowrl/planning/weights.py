@@ -30,18 +30,21 @@ class Weights:
     def __add__(self, other: Weights) -> Weights:
         shapes = {**self.matrices, **other.matrices}
         return Weights(
-            parameters=self.parameters + other.parameters, blocks=self.blocks + other.blocks,
+            parameters=self.parameters + other.parameters,
+            blocks=self.blocks + other.blocks,
             matrices={shape: self.matrices.get(shape, 0) + other.matrices.get(shape, 0) for shape in shapes},
             largest_block=max(self.largest_block, other.largest_block),
-        )  # fmt: skip
+        )
 
     def beyond(self, less: Weights, times: int) -> Weights:
         """So many times what this has more than `less`."""
         more = {shape: times * (count - less.matrices.get(shape, 0)) for shape, count in self.matrices.items()}
         return Weights(
-            parameters=times * (self.parameters - less.parameters), blocks=times * (self.blocks - less.blocks),
-            matrices=more, largest_block=self.largest_block,
-        )  # fmt: skip
+            parameters=times * (self.parameters - less.parameters),
+            blocks=times * (self.blocks - less.blocks),
+            matrices=more,
+            largest_block=self.largest_block,
+        )
 
 
 def weights_of(denoiser: nn.Module) -> Weights:
@@ -60,5 +63,7 @@ def weights_of(denoiser: nn.Module) -> Weights:
             matrices[shape] = matrices.get(shape, 0) + len(experts)
     return Weights(
         parameters=sum(parameter.numel() for parameter in denoiser.parameters()),
-        blocks=sum(sizes) * len(experts), matrices=matrices, largest_block=max(sizes, default=0),
-    )  # fmt: skip
+        blocks=sum(sizes) * len(experts),
+        matrices=matrices,
+        largest_block=max(sizes, default=0),
+    )

@@ -16,7 +16,7 @@ from flowrl.runtime.files import write_atomically
 from flowrl.world.clips import motion_records
 from flowrl.world.edits import draw_edit, edit_records
 from flowrl.world.scene_grids import grid_records
-from flowrl.world.scene_prompts import Record, eval_records, train_records
+from flowrl.world.scene_prompts import eval_records, train_records
 
 _SOURCES = "edit_sources"
 
@@ -34,19 +34,17 @@ def main(config: PromptsConfig) -> Path:
     out = Path(config.out)
     (out / _SOURCES).mkdir(parents=True, exist_ok=True)
     lists = {
-        "world": (train_records(), eval_records()), "world_grids": grid_records(), "motion": motion_records(),
+        "world": (train_records(), eval_records()),
+        "world_grids": grid_records(),
+        "motion": motion_records(),
         "edits": edit_records(),
-    }  # fmt: skip
+    }
     for kind, parts in lists.items():
         for part, records in zip(("train", "heldout"), parts, strict=True):
             if kind == "edits":
-                records = [_with_source(r, out, f"{part}_{n:03d}") for n, r in enumerate(records)]
+                sources = [f"{_SOURCES}/{part}_{n:03d}.png" for n in range(len(records))]
+                for source, record in zip(sources, records, strict=True):
+                    Image.fromarray(draw_edit(record)[0]).save(out / source, optimize=True)
+                records = [{"prompt": r["prompt"], "source": s, **r} for s, r in zip(sources, records, strict=True)]
             write_atomically(out / f"{kind}_{part}.jsonl", "".join(json.dumps(r) + "\n" for r in records))
     return out
-
-
-def _with_source(record: Record, out: Path, name: str) -> Record:
-    """The record with the path of its source image, which is drawn there."""
-    source = f"{_SOURCES}/{name}.png"
-    Image.fromarray(draw_edit(record)[0]).save(out / source, optimize=True)
-    return {"prompt": record["prompt"], "source": source, **record}

@@ -173,7 +173,8 @@ def accuracy(net: AttributeNet, seed: int, *, corrupted: bool) -> dict[str, floa
     same where that many were drawn; `relation`: which of the four relations a position prompt's two objects have.
     """
     scenes = scenes_for_prompts(seed)
-    images = _as_images([draw_scene(shapes) for _, shapes in scenes])
+    drawn = np.stack([draw_scene(shapes) for _, shapes in scenes])
+    images = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255.0
     if corrupted:
         images = corrupt(images, torch.Generator().manual_seed(counter_seed(seed, "scorer held out")))
     found = net(images)
@@ -188,20 +189,12 @@ def accuracy(net: AttributeNet, seed: int, *, corrupted: bool) -> dict[str, floa
     rows = [i for i, (record, _) in enumerate(scenes) if record["tag"] == "position"]
     guesses = []
     for relation in RELATIONS:
-        asked = [_with_relation(scenes[i][0], relation) for i in rows]
+        pairs = [scenes[i][0]["include"] for i in rows]
+        asked = [position(subject["class"], relation, reference["class"]) for reference, subject in pairs]
         guesses.append(attribute_scores(type(found)(*(part[rows] for part in found)), asked, combine="product"))
     best = torch.stack(guesses).argmax(dim=0).tolist()
     wanted = [RELATIONS.index(scenes[i][0]["include"][1]["position"][0]) for i in rows]
     return figures | {"relation": float(np.mean(np.asarray(best) == wanted))}
-
-
-def _with_relation(record: Record, relation: str) -> Record:
-    reference, subject = record["include"]
-    return position(subject["class"], relation, reference["class"])
-
-
-def _as_images(images: Sequence[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255.0
 
 
 @torch.no_grad()

@@ -155,9 +155,12 @@ def flow_matching_loss(pipe: Any, clean: Tensor, prompts: list[str], config: Pre
             batch.prompts, batch.prompts, batch.prompts, do_classifier_free_guidance=False, max_sequence_length=CONTEXT
         )
         velocity: Tensor = pipe.transformer(
-            batch.x, timestep=1000 * batch.sigma, encoder_hidden_states=embeds, pooled_projections=pooled,
+            batch.x,
+            timestep=1000 * batch.sigma,
+            encoder_hidden_states=embeds,
+            pooled_projections=pooled,
             return_dict=False,
-        )[0]  # fmt: skip
+        )[0]
         return velocity
 
     return velocity_error(clean, prompts, config, step, predict)

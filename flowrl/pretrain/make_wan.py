@@ -126,10 +126,12 @@ def reconstruction_loss(pipe: WanPipeline, config: WanConfig, step: int) -> Tens
 @torch.no_grad()
 def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
     """Writes mean and deviation of every latent channel, over some clips, into the autoencoder's configuration."""
-    latents = torch.cat([
-        pipe.vae.encode(clip_batch(range(first, first + 32), seed, "latent statistics").clips).latent_dist.mean
-        for first in range(0, _MEASURED, 32)
-    ])  # fmt: skip
+    latents = torch.cat(
+        [
+            pipe.vae.encode(clip_batch(range(first, first + 32), seed, "latent statistics").clips).latent_dist.mean
+            for first in range(0, _MEASURED, 32)
+        ]
+    )
     channels = latents.transpose(0, 1).flatten(1).double()
     pipe.vae.register_to_config(
         latents_mean=[round(float(value), 4) for value in channels.mean(1)],
@@ -140,8 +142,9 @@ def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
 def clip_examples(vae: Any, config: WanConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
     """Examples for `flowrl.pretrain.making.learn`: latents [16, 3, 8, 8] in float16, as the transformer sees them,
     labels of the last frame of each latent one, and prompts, of which a share names the opposite of the clip's way."""
-    mean, std = (torch.tensor(values)[:, None, None, None] for values in
-                 (vae.config.latents_mean, vae.config.latents_std))  # fmt: skip
+    mean, std = (
+        torch.tensor(values)[:, None, None, None] for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
 
     def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
         def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:

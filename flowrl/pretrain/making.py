@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,8 +14,6 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from flowrl.config.building import build_settings
-from flowrl.config.options import entry_of
 from flowrl.config.train import resolve_path
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.stock_loading import quiet_libraries
@@ -35,58 +31,8 @@ from flowrl.statistics.paired import best_of_prompt
 from flowrl.training.heldout import generate
 from flowrl.training.prompting import reward_inputs
 
-MODELS: dict[str, tuple[str, str]] = {
-    "kontext": ("flowrl.pretrain.make_kontext", "KontextConfig"),
-    "prompts": ("flowrl.pretrain.make_prompts", "PromptsConfig"),
-    "scorer": ("flowrl.pretrain.make_scorer", "ScorerConfig"),
-    "sd15": ("flowrl.pretrain.make_sd15", "Sd15Config"),
-    "sd3": ("flowrl.pretrain.make_sd3", "PretrainConfig"),
-    "wan": ("flowrl.pretrain.make_wan", "WanConfig"),
-}
-"""What `flowrl pretrain` makes: name -> module with `main(config) -> Path`, and its settings."""
-MOST_THREADS = 256
-"""CPU threads: far more of them end torch without a word."""
 SAMPLES = 4
 """Images, clips or edits of each held-out prompt that a model's README speaks of."""
-_SHARES = ("prompt_dropout", "wrong", "label_smoothing", "ema_decay")
-_MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
-
-
-def pretrain(arguments: Sequence[str]) -> Path:
-    """Makes the model that the first argument names, sd3 without one, by the `key=value` texts after it.
-
-    Raises:
-        ValueError: there is no such model; an unknown key, a wrong type, or a number that cannot be meant.
-    """
-    named = bool(arguments) and "=" not in arguments[0]
-    name, overrides = (arguments[0], arguments[1:]) if named else ("sd3", arguments)
-    module_name, settings = entry_of(MODELS, name, "model", owner="pretrain")
-    module = importlib.import_module(module_name)
-    config = build_settings(getattr(module, settings), overrides, command=f"pretrain {name}")
-    check_numbers(config)
-    made: Path = module.main(config)
-    return made
-
-
-def check_numbers(config: Any) -> None:
-    """Refuses settings that would train for nothing or without an end.
-
-    Raises:
-        ValueError: names the setting.
-    """
-    for name, value in asdict(config).items():
-        if name == "seed" or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if name in _SHARES:
-            fits, words = 0 <= value <= 1, "lie in [0, 1]"
-        elif name in _MAY_BE_ZERO:
-            fits, words = 0 <= value < math.inf, "be 0 or a finite number above"
-        elif name == "threads":
-            fits, words = 0 < value <= MOST_THREADS, f"lie in 1 .. {MOST_THREADS}: give the number of cores"
-        else:
-            fits, words = 0 < value < math.inf, "be a finite number above 0"
-        if not fits:
-            raise ValueError(f"{name}={value} must {words}")
 
 
 def prepare(out: str, threads: int) -> Path:

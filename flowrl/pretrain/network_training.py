@@ -121,9 +121,12 @@ def noised(
     sigma = shift * uniform / (1 + (shift - 1) * uniform)
     level = sigma.view(-1, *[1] * (clean.ndim - 1))
     return Noised(
-        x=(1 - level) * clean + level * noise, sigma=sigma, velocity=noise - clean,
-        prompts=some_empty(prompts, prompt_dropout, generator), generator=generator,
-    )  # fmt: skip
+        x=(1 - level) * clean + level * noise,
+        sigma=sigma,
+        velocity=noise - clean,
+        prompts=some_empty(prompts, prompt_dropout, generator),
+        generator=generator,
+    )
 
 
 def velocity_error(

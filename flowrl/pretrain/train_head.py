@@ -160,11 +160,7 @@ def bradley_terry_loss(winner: Float[Tensor, " n"], loser: Float[Tensor, " n"]) 
 def fit(winner: Tensor, loser: Tensor, split: Split, config: HeadConfig) -> Fitted:
     """Trains on the pairs of `split.learn`, keeps the head that is best on `split.stop`, and calibrates it there.
 
-    Args:
-        winner: [n, d] features.
-        loser: [n, d].
-        split: which pairs are for what.
-        config: settings.
+    `winner` and `loser` are features [n, d].
     """
     known = torch.cat([winner[split.learn], loser[split.learn]])
     deviation = known.std(dim=0, unbiased=False)
@@ -178,10 +174,12 @@ def fit(winner: Tensor, loser: Tensor, split: Split, config: HeadConfig) -> Fitt
         weight.requires_grad_(True)
     inputs = {"out": weights["out"].shape[1]}  # the others look at the features
     optimizer = torch.optim.AdamW(
-        [{"params": [weight], "lr": config.lr / math.sqrt(inputs.get(name, winner.shape[1]))}
-         for name, weight in weights.items()],
+        [
+            {"params": [weight], "lr": config.lr / math.sqrt(inputs.get(name, winner.shape[1]))}
+            for name, weight in weights.items()
+        ],
         weight_decay=config.weight_decay,
-    )  # fmt: skip
+    )
     best, best_epoch, best_loss, epoch = weights, 0, math.inf, 0
     with progress("preference head", config.epochs) as advance:
         for epoch in range(1, config.epochs + 1):
@@ -279,12 +277,14 @@ def summary(report: Mapping[str, Any]) -> str:
     learned, held = report["training"], report["measured"]
     known = held["accuracy_low"] is not None
     interval = f" (95 %: {held['accuracy_low']:.3f} to {held['accuracy_high']:.3f})" if known else ""
-    return "\n".join([
-        f"{report['pairs']} pairs in {report['units']} sets by {report['split_by']}: learned from "
-        f"{report['learned_from']}, measured on {report['measured_on']}",
-        f"held-out accuracy    {held['accuracy']:.3f}{interval}",
-        f"training accuracy    {learned['accuracy']:.3f}",
-        f"held-out loss        {held['loss']:.4f} ({held['loss_uncalibrated']:.4f} uncalibrated; chance is 0.6931)",
-        f"calibration error    {held['calibration_error']:.3f}, temperature {report['temperature']:.3g}",
-        f"best epoch           {report['best_epoch']} of {report['epochs']}, {report['seconds']:g} s",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"{report['pairs']} pairs in {report['units']} sets by {report['split_by']}: learned from "
+            f"{report['learned_from']}, measured on {report['measured_on']}",
+            f"held-out accuracy    {held['accuracy']:.3f}{interval}",
+            f"training accuracy    {learned['accuracy']:.3f}",
+            f"held-out loss        {held['loss']:.4f} ({held['loss_uncalibrated']:.4f} uncalibrated; chance is 0.6931)",
+            f"calibration error    {held['calibration_error']:.3f}, temperature {report['temperature']:.3g}",
+            f"best epoch           {report['best_epoch']} of {report['epochs']}, {report['seconds']:g} s",
+        ]
+    )

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from flowrl.profiling.bench_result import Phase
-from flowrl.profiling.bench_subject import Subject
+from flowrl.profiling.result import Phase
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.profiling.subject import Subject
 from flowrl.runtime.randomness import counter_normal
 from flowrl.training.parts import DTYPES
 
@@ -21,8 +21,9 @@ GEMM, EXACT, COPY = "matrix product", "matrix product, float32", "copy"
 _SIDE = {"cuda": 8192, "cpu": 1024}
 _COPIED = {"cuda": 2**32, "cpu": 2**28}  # bytes, far more than caches hold
 _KERNELS = {
-    "flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH,
-}  # fmt: skip
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 _KERNELS_OF_GPUS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
@@ -37,15 +38,10 @@ def ceilings(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         a, b = (counter_normal((side, side), "gemm", k).to(device, kind) for k in range(2))
         told = f"{str(kind).removeprefix('torch.')}, {side} x {side}"
         yield watch.phase("ceilings", name, partial(torch.matmul, a, b), flops=2.0 * side**3, note=told)
-    yield _copy(subject, watch)
+    source = torch.ones(_COPIED[device.type] // 2, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)  # every byte is read once and written once
+    yield watch.phase("ceilings", COPY, lambda: target.copy_(source), least_bytes=2.0 * source.nbytes)
     yield from _attention(subject, watch)
-
-
-def _copy(subject: Subject, watch: Stopwatch) -> Phase:
-    """Every byte read once and written once."""
-    source = torch.ones(_COPIED[subject.device.type] // 2, dtype=torch.uint8, device=subject.device)
-    target = torch.empty_like(source)
-    return watch.phase("ceilings", COPY, lambda: target.copy_(source), least_bytes=2.0 * source.nbytes)
 
 
 def exact_ceiling(subject: Subject) -> str:
@@ -55,10 +51,11 @@ def exact_ceiling(subject: Subject) -> str:
 
 def _attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     """Each of torch's kernels at the largest attention of the model, forward and backward."""
-    shapes = _largest_attention(subject)
-    if shapes is None:
+    with torch.no_grad(), _Shapes() as shapes:
+        subject.evaluation(1)()
+    if shapes.found is None:  # a model without attention by torch
         return
-    query, key = shapes
+    query, key = shapes.found
     query = (subject.geometry.micro_batch_size, *query[1:])
     key = (subject.geometry.micro_batch_size, *key[1:])
     dtype = DTYPES[subject.config.pipeline.dtype]
@@ -98,10 +95,3 @@ class _Shapes(TorchFunctionMode):
             if size > self.most and query.ndim == 4:
                 self.most, self.found = size, (tuple(query.shape), tuple(key.shape))
         return func(*args, **kwargs)
-
-
-def _largest_attention(subject: Subject) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shapes `[b, heads, n, d]` of query and key in one evaluation; None without attention by torch."""
-    with torch.no_grad(), _Shapes() as shapes:
-        subject.evaluation(1)()
-    return shapes.found

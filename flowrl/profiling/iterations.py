@@ -6,20 +6,20 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flowrl.config.methods import BudgetConfig
 from flowrl.config.train import TrainConfig
-from flowrl.planning.counts import Counts, of_iteration
-from flowrl.profiling.bench_result import USED, WHOLE, Phase, Spread
-from flowrl.profiling.bench_subject import Subject, joined_reward
+from flowrl.planning.counts import of_iteration
 from flowrl.profiling.ceilings import GEMM, exact_ceiling
-from flowrl.profiling.part_phases import decoding_flops
+from flowrl.profiling.parts import decoding_flops
+from flowrl.profiling.result import USED, WHOLE, Phase, Spread
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.profiling.subject import Subject, joined_reward
+from flowrl.recipes.counting import Counts
 from flowrl.session.batch_sizes import sizes_line
-from flowrl.session.preflight import recipe_of
+from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.run import Run
 from flowrl.training.seal import inputs_of
 
@@ -55,10 +55,14 @@ def run_iterations(subject: Subject, config: TrainConfig) -> list[dict[str, Any]
         inputs = inputs_of(config, subject.prompts)
         reward = joined_reward(subject)
         run = _Watched(
-            Path(name), config, name=subject.name, inputs=inputs, resumed=False,
+            Path(name),
+            config,
+            name=subject.name,
+            inputs=inputs,
+            resumed=False,
             parts=(subject.pipeline, subject.policy, reward),
-        )  # fmt: skip
-        recipe_of(config).main(config, run, subject.prompts)
+        )
+        recipe_of(config).main(resolve(config, subject.prompts), run)
         return [row for row in run.rows if "seconds" in row]
 
 
@@ -91,9 +95,9 @@ def fitting(subject: Subject, seconds: float, pace: float | None) -> tuple[Train
     for config in with_prompts(subject, [count for count in range(wanted, 0, -1) if wanted % count == 0]):
         if foreseen(subject, config, pace) * ITERATIONS <= seconds:
             prompts = config.prompts_per_step
-            fewer = f"{prompts} of {wanted} prompts an iteration, for want of time (--minutes)"
+            fewer = f"{prompts} of {wanted} prompts an iteration, for want of minutes"
             return config, "" if prompts == wanted else fewer
-    return None, "not measured: not even one prompt an iteration fits into what is left of --minutes"
+    return None, "not measured: not even one prompt an iteration fits into the minutes that are left"
 
 
 def foreseen(subject: Subject, config: TrainConfig, pace: float | None) -> float:
@@ -103,19 +107,16 @@ def foreseen(subject: Subject, config: TrainConfig, pace: float | None) -> float
 
 def counts_of(subject: Subject, config: TrainConfig, index: int = 1) -> Counts:
     """Evaluations of an iteration, as `flowrl plan` counts them."""
-    return of_iteration(config, index, partial(_passes, subject), config.resolve_batch(1))
-
-
-def _passes(subject: Subject, scale: float) -> int:
-    return subject.pipeline.passes(scale)
+    return of_iteration(config, index, subject.pipeline.passes, config.resolve_batch(1))
 
 
 def flops_of(subject: Subject, counts: Counts) -> float:
     """FLOPs of an iteration's network and decoder."""
     return (
-        subject.forward_flops(counts.forward) + subject.backward_flops(counts.backward)
+        subject.forward_flops(counts.forward)
+        + subject.backward_flops(counts.backward)
         + counts.images * decoding_flops(subject)
-    )  # fmt: skip
+    )
 
 
 def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]], told: str) -> Iterator[Phase]:
@@ -123,7 +124,9 @@ def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]],
     timed = rows[1:]
     used = [after["cpu"] - before["cpu"] for before, after in zip(rows, timed, strict=False)]
     wall = Spread.of([row["seconds"] for row in timed])
-    done = _evaluations(rows)
+    kinds = ("rollout", "completion", "update", "reference", "backward")
+    sums = {kind: rows[-1].get(f"nfe/{kind}", 0) - rows[0].get(f"nfe/{kind}", 0) for kind in kinds}  # rows hold totals
+    done = {kind: round(total / (len(rows) - 1)) for kind, total in sums.items()}  # by an iteration after the first
     checkpointing = config.pipeline.gradient_checkpointing
     counts = Counts(**done, images=int(timed[-1].get("num_scored", config.num_images)))
     ratio = max((row[_RATIO] for row in rows if row.get(_RATIO) is not None), default=None)
@@ -138,21 +141,25 @@ def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]],
     yield replace(whole, ceiling="") if on_cpu else whole
     if on_cpu:
         yield replace(whole, name=USED, seconds=Spread.of(used), note="", ratio_first_deviation=None)
-    stages = {name: [row.get(f"seconds/{name}", 0.0) for row in timed] for name in _stages(timed)}
-    stages["other"] = [row["seconds"] - sum(parts) for row, *parts in zip(timed, *stages.values(), strict=True)]
-    for stage, seconds in stages.items():
+    for stage, seconds in _seconds_of_stages(timed).items():
         spread = Spread.of(seconds)
         yield Phase(
-            section="iteration", name=stage, seconds=spread, wall=spread, repeats=len(timed),
+            section="iteration",
+            name=stage,
+            seconds=spread,
+            wall=spread,
+            repeats=len(timed),
             **_asked(subject, stage, counts, recomputed=checkpointing) | ({"ceiling": ""} if on_cpu else {}),
-        )  # fmt: skip
+        )
 
 
-def _stages(rows: list[dict[str, Any]]) -> list[str]:
-    """Names of the stages that rows have seconds of, the usual ones first and in their order."""
+def _seconds_of_stages(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Seconds of each stage, the usual ones first and in their order, and of what is in none."""
     found = {key.removeprefix("seconds/") for row in rows for key in row if key.startswith("seconds/")} - {"total"}
     usual = [name for name in ("pairs", "rollout", "reward", "update") if name in found]
-    return [*usual, *sorted(found.difference(usual))]
+    names = [*usual, *sorted(found.difference(usual))]
+    stages = {name: [row.get(f"seconds/{name}", 0.0) for row in rows] for name in names}
+    return stages | {"other": [row["seconds"] - sum(parts) for row, *parts in zip(rows, *stages.values(), strict=True)]}
 
 
 def _asked(subject: Subject, stage: str, counts: Counts, *, recomputed: bool) -> dict[str, Any]:
@@ -160,20 +167,16 @@ def _asked(subject: Subject, stage: str, counts: Counts, *, recomputed: bool) ->
     forward = {"rollout": counts.rollout + counts.completion, "update": counts.update + counts.reference}
     if stage == "reward":
         return {
-            "items": counts.images, "flops": counts.images * decoding_flops(subject), "ceiling": exact_ceiling(subject),
-        }  # fmt: skip
+            "items": counts.images,
+            "flops": counts.images * decoding_flops(subject),
+            "ceiling": exact_ceiling(subject),
+        }
     if stage not in forward:
         return {}
     backward = counts.backward if stage == "update" else 0
     return {
-        "rows": forward[stage], "ceiling": GEMM,
+        "rows": forward[stage],
+        "ceiling": GEMM,
         "flops": subject.forward_flops(forward[stage]) + subject.backward_flops(backward),
         "recomputed": subject.forward_flops(backward) * recomputed,
-    }  # fmt: skip
-
-
-def _evaluations(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """Evaluations by kind of an iteration, the mean of those after the first; rows hold totals."""
-    kinds = ("rollout", "completion", "update", "reference", "backward")
-    sums = {kind: rows[-1].get(f"nfe/{kind}", 0) - rows[0].get(f"nfe/{kind}", 0) for kind in kinds}
-    return {kind: round(total / (len(rows) - 1)) for kind, total in sums.items()}
+    }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from flowrl.profiling.bench_result import OUT_OF_MEMORY, Phase, Spread
+from flowrl.profiling.result import OUT_OF_MEMORY, Phase, Spread
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.private_names import TorchDispatchMode, storage_key
 from flowrl.training.processes.devices import wait_for

@@ -34,10 +34,11 @@ _READ = (
     "such a licence also binds what is derived from the model."
 )
 _APACHE = Terms(
-    title="Apache-2.0", hub="apache-2.0",
+    title="Apache-2.0",
+    hub="apache-2.0",
     demands="Pass the licence on with the LoRA, keep notices that are there, and say that the model was changed, as "
     "this card does.",
-)  # fmt: skip
+)
 _RAIL = (
     "The restrictions on use in its attachment have to be passed on with the LoRA, and whoever gets it is bound by "
     "them; a copy of the licence goes with it, and changes are stated."
@@ -104,13 +105,10 @@ def terms_of(model: str) -> Terms | None:
     known = published(model)
     if known is None:
         return None
-    return TERMS.get(known.licence) or Terms(title=known.licence, name=_slug(known.licence), demands=_READ)
+    slug = "-".join("".join(c if c.isalnum() else " " for c in known.licence.lower()).split())
+    return TERMS.get(known.licence) or Terms(title=known.licence, name=slug, demands=_READ)
 
 
 def said_by_hand(licence: str) -> Terms:
     """The terms that somebody gave in the place of the base's."""
     return Terms(title=licence, hub=licence, demands="Stated by whoever shares this LoRA; what the base demands holds.")
-
-
-def _slug(title: str) -> str:
-    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())

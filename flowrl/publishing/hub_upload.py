@@ -22,15 +22,15 @@ def check_target(repository: str, *, update: bool, public: bool) -> None:
 
     if not _ID.fullmatch(repository) or Path(repository).exists():
         raise ValueError(
-            f"--to {repository} is no repository of the hub, which is written OWNER/NAME: a folder of this machine is "
-            f"given without --to (flowrl push RUN {repository})"
+            f"`to` {repository} is no repository of the hub, which is written OWNER/NAME: a folder of this machine is "
+            f"given without `to` (flowrl push RUN {repository})"
         )
     if constants.is_offline_mode():
-        raise ValueError("--to uploads, and HF_HUB_OFFLINE is set: unset it, or leave --to out")
+        raise ValueError("`to` uploads, and HF_HUB_OFFLINE is set: unset it, or leave `to` out")
     if not get_token():
         raise ValueError(
-            "--to uploads, and there is no token: set HF_TOKEN to one that may write, or run 'hf auth login'; without "
-            "--to the folder is written alone"
+            "`to` uploads, and there is no token: set HF_TOKEN to one that may write, or run 'hf auth login'; without "
+            "`to` the folder is written alone"
         )
     try:
         info = _api().repo_info(repository, timeout=10)
@@ -39,9 +39,9 @@ def check_target(repository: str, *, update: bool, public: bool) -> None:
     except Exception as error:  # the transport raises errors of every kind
         raise ValueError(_unreachable(error)) from error
     if not update:
-        raise ValueError(f"{repository} is there already: --update adds to it, or give another name")
+        raise ValueError(f"{repository} is there already: `update` adds to it, or give another name")
     if not info.private and not public:
-        raise ValueError(f"{repository} is public: say --public to upload there, or give another name")
+        raise ValueError(f"{repository} is public: say `public` to upload there, or give another name")
 
 
 def upload(repository: str, files: Sequence[Shared], *, public: bool) -> str:
@@ -54,15 +54,17 @@ def upload(repository: str, files: Sequence[Shared], *, public: bool) -> str:
 
     api = _api()
     operations = [
-        CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file.content if isinstance(file.content, bytes)
-                           else str(file.content))
+        CommitOperationAdd(
+            path_in_repo=file.name,
+            path_or_fileobj=file.content if isinstance(file.content, bytes) else str(file.content),
+        )
         for file in files
-    ]  # fmt: skip
+    ]
     try:
         address = api.create_repo(repository, private=not public, exist_ok=True)
         private = public or api.repo_info(repository, timeout=10).private
         if not private:  # somebody made it meanwhile, or the owner's settings did not let it be
-            raise ValueError(f"{repository} is public and nothing was uploaded: say --public, or give another name")
+            raise ValueError(f"{repository} is public and nothing was uploaded: say `public`, or give another name")
         api.create_commit(repository, operations=operations, commit_message="LoRA and model card by flowrl push")
     except ValueError:
         raise

@@ -131,7 +131,7 @@ def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
         return _fold(lora, lambda layer: f"transformer.{layer}")
     if family == "wan":
         return _fold(lora, _wan_name)
-    raise ValueError(_refusal("comfyui", family, "take `format` diffusers, or merge the LoRA with flowrl merge"))
+    raise ValueError(_refusal("comfyui", family, "take `form` diffusers, or merge the LoRA with flowrl merge"))
 
 
 def kohya_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
@@ -141,7 +141,7 @@ def kohya_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
         return _flux_kohya(lora)
     known = _ATTENTION if family in _UNET else _JOINT
     if family not in (*_UNET, *_QWEN):
-        raise ValueError(_refusal("kohya", family, "take `format` comfyui or diffusers"))
+        raise ValueError(_refusal("kohya", family, "take `form` comfyui or diffusers"))
     tensors: dict[str, Tensor] = {}
     for layer, (down, up) in lora.layers.items():
         if not known.search(layer):
@@ -222,16 +222,14 @@ def _fuse(name: str, parts: list[tuple[Tensor, Tensor]], scale: float) -> dict[s
 def _refuse_dora(lora: SavedLora, form: str) -> None:
     if lora.variant == "dora":
         raise ValueError(
-            f"`format` {form} is not written for a DoRA: diffusers drops the magnitudes of such a file, and images "
-            "would differ without a word; take `format` diffusers or peft, or merge it with flowrl merge"
+            f"`form` {form} is not written for a DoRA: diffusers drops the magnitudes of such a file, and images "
+            "would differ without a word; take `form` diffusers or peft, or merge it with flowrl merge"
         )
 
 
 def _refusal(form: str, family: str, instead: str) -> str:
-    return f"`format` {form} {NOT_SAID.format(family=family, instead=instead)}"
+    return f"`form` {form} {NOT_SAID.format(family=family, instead=instead)}"
 
 
 def _unknown_layer(form: str, layer: str) -> str:
-    return (
-        f"`format` {form} knows no name for the layer {layer} that this LoRA trained: take `format` diffusers or peft"
-    )
+    return f"`form` {form} knows no name for the layer {layer} that this LoRA trained: take `form` diffusers or peft"

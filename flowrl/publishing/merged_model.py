@@ -30,21 +30,25 @@ PARTS = ("transformer", "unet")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Merged:
+class MergedModel:
     """What became of a merge.
 
     Attributes:
         layers: that were changed.
         dtypes: of their weights, in alphabetical order.
+        folder: where it lies.
+        variant: ending of its files, as the base has it.
         lost: length of what rounding took, relative to the change: ||W' - (W + dW)|| / ||dW||.
     """
 
+    folder: Path
+    variant: str | None
     layers: int
     dtypes: tuple[str, ...]
     lost: float
 
 
-def merge(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | None = None) -> Merged:
+def merge_files(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | None = None) -> MergedModel:
     """Writes the folder of the merged model, which appears whole or not at all.
 
     Args:
@@ -76,7 +80,9 @@ def merge(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | 
         staged.replace(out)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return Merged(
+    return MergedModel(
+        folder=out,
+        variant=variant,
         layers=sum(len(lora.layers) for lora in loras.values()),
         dtypes=tuple(sorted(dtypes)),
         lost=(squares[0] / squares[1]) ** 0.5 if squares[1] else 0.0,
@@ -94,7 +100,11 @@ def merge_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
 
 
 def weights_of(part: Path, variant: str | None) -> list[Path]:
-    """The files of a part that hold its weights. Raises ValueError: there are none in safetensors."""
+    """The files of a part that hold its weights.
+
+    Raises:
+        ValueError: there are none in safetensors.
+    """
     names = {path: path.stem.split("-")[0] for path in sorted(part.glob("*.safetensors"))}  # without a shard's number
     found = [path for path, name in names.items() if (name.endswith(f".{variant}") if variant else "." not in name)]
     if not found:

@@ -13,17 +13,23 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flowrl.benchmarks.judged.protocols import PROTOCOLS
+from flowrl.evaluation.board.board import of_one_model
 from flowrl.evaluation.board.comparable import PROMPTS, conditions, judge_of
 from flowrl.evaluation.board.finished import Entry
 from flowrl.media.lossless import CLIPS
+from flowrl.rendering.markup import plural
 from flowrl.runtime.files import plain, read_text, write_atomically
+from flowrl.runtime.public import public
 from flowrl.statistics.bootstrap import LEVEL, point
+
+__all__ = ["WrittenCard", "model_card"]
 
 INDEX = "model-index"
 NOT_NUMBERS = ("_low", "_high", "_failed", "skipped", "skipped_ratio")
@@ -228,3 +234,37 @@ def _conditions_of(result: Mapping[str, Any]) -> tuple[Any, Any]:
     """What tells results apart that stand beside each other."""
     dataset = {key: value for key, value in result["dataset"].items() if key != "name"}
     return result["task"]["type"], yaml.safe_load(yaml.safe_dump(dataset))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenCard:
+    """A README.md with evaluations in its metadata.
+
+    Attributes:
+        path: of the file.
+        block: its model-index as it stands now.
+        text: the block, and what was written.
+    """
+
+    path: Path
+    block: str
+    text: str
+
+
+@public
+def model_card(results: Sequence[str | Path], *, out: str | Path | None = None) -> WrittenCard:
+    """Adds finished evaluations of one model to the front matter of a README.md.
+
+    Args:
+        results: folders that are or hold results, or `NAME=FOLDER,FOLDER` for trainings of one method.
+        out: the README.md or its folder; None is the folder of the first result.
+
+    Raises:
+        FlowrlError: results of several models, or a README.md that cannot be changed without loss.
+    """
+    name, entries = of_one_model(results)
+    place = entries[0].folder if out is None else Path(out)
+    path = place / "README.md" if place.is_dir() or place.suffix != ".md" else place
+    block, added = add_to_card(path, name, entries)
+    said = f"wrote {path}: model-index with {plural(added, 'number')} of {plural(len(entries), 'evaluation')}"
+    return WrittenCard(path=path, block=block, text=f"{block}\n{said}")

@@ -39,10 +39,8 @@ class Card:
     """What a card is made of.
 
     Attributes:
-        name: of the model.
         base: hub id of the base model; None where there is none to name.
         terms: of the base's licence, None where it is not known.
-        held: scores before and after.
         images: per shown prompt: text, seed, files before and after, in the shared folder.
         comfyui: the file for ComfyUI, or in words why there is none.
         task: the hub's name for what the model does.
@@ -112,7 +110,13 @@ def _own_index(card: Card) -> list[dict[str, Any]] | None:
 
 
 def _lead(card: Card) -> str:
-    base = f"[{card.base}](https://huggingface.co/{card.base})" if card.base else _base_words(card)
+    model = card.source.model
+    if card.base:
+        base = f"[{card.base}](https://huggingface.co/{card.base})"
+    elif model.startswith("asset:"):
+        base = f"`{model}`, a small model that ships with flowrl"
+    else:
+        base = f"`{without_places(model)}`, a model that is not named on the hub here"
     rank = card.run.config.get("policy", {}).get("lora_rank")
     text = (
         f"A LoRA{f' of rank {rank}' if rank else ''} for {base}, trained by reinforcement learning with flowrl for "
@@ -121,13 +125,6 @@ def _lead(card: Card) -> str:
     if not card.run.finished:
         text += " The run had not finished when this card was written."
     return text
-
-
-def _base_words(card: Card) -> str:
-    model = card.source.model
-    if model.startswith("asset:"):
-        return f"`{model}`, a small model that ships with flowrl"
-    return f"`{without_places(model)}`, a model that is not named on the hub here"
 
 
 def _samples(card: Card) -> str:
@@ -166,12 +163,15 @@ def _stock_class(source: Source) -> str:
 def _use(card: Card) -> str:
     source, base = card.source, card.base or "BASE"
     guidance = "true_cfg_scale" if source.family in _TRUE_GUIDANCE else "guidance_scale"
-    size = "".join(f", {name}={value}" for name in ("height", "width", "num_frames")
-                   if (value := source.options.get(name)))  # fmt: skip
+    size = "".join(
+        f", {name}={value}" for name in ("height", "width", "num_frames") if (value := source.options.get(name))
+    )
     image = "image=IMAGE, " if card.task.startswith("image-to") else ""
     what = "frames = pipe(...).frames[0]" if card.task.endswith("video") else "image = pipe(...).images[0]"
-    call = what.replace("...", f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, "
-                        f"{guidance}={source.guidance_scale:g}{size}")  # fmt: skip
+    call = what.replace(
+        "...",
+        f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, {guidance}={source.guidance_scale:g}{size}",
+    )
     experts = (
         f'\npipe.load_lora_weights(\n    "FOLDER", subfolder="transformer_2", weight_name="{LORA_FILE}", '
         "load_into_transformer_2=True,\n)"
@@ -232,9 +232,11 @@ def _training(card: Card) -> str:
     keys = unique_keys([str(one.get("label") or one.get("name") or one.get("function")) for one in rewards])
     lines += [_reward(reward, key, versions) for reward, key in zip(rewards, keys, strict=True)]
     recipe, objective = str(config.get("recipe")), str(_at(config, "objective.name") or "")
-    rows = [f"| `{key}` | {_cell(without_places(_value(value)))} |"
-            for key in SHOWN
-            if (value := _at(config, key)) is not None and is_read(key, recipe, objective)]  # fmt: skip
+    rows = [
+        f"| `{key}` | {_cell(without_places(', '.join(map(str, value if isinstance(value, list) else [value]))))} |"
+        for key in SHOWN
+        if (value := _at(config, key)) is not None and is_read(key, recipe, objective)
+    ]
     return "\n".join(
         [*lines, "", "Settings; all of them are in `config.yaml`:", "", "| key | value |", "|---|---|", *rows]
     )
@@ -272,8 +274,10 @@ def _again(card: Card) -> str:
     ran = [f"command: `{without_places(str(manifest['command']))}`"] if manifest.get("command") else []
     lines = [
         f"commit of flowrl: `{commit}`" if commit else "commit of flowrl: not known, an installed release",
-        *ran, f"libraries: {named}", f"device: {without_places(str(manifest.get('device', 'not stated')))}",
-    ]  # fmt: skip
+        *ran,
+        f"libraries: {named}",
+        f"device: {without_places(str(manifest.get('device', 'not stated')))}",
+    ]
     return (
         "## How to reproduce\n\n`flowrl train config.yaml out=FOLDER`, once prompts, rewards and model in it are where "
         "you have them (places on the machine that trained were taken out).\n\n" + "\n".join(f"- {x}" for x in lines)
@@ -290,7 +294,3 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _value(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

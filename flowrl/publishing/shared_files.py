@@ -49,7 +49,7 @@ def image_files(run: RunData, most: int) -> tuple[list[tuple[str, str, str, str]
     return shown, files
 
 
-def listed(files: Sequence[Shared]) -> str:
+def list_files(files: Sequence[Shared]) -> str:
     """The files with their sizes, and the sum."""
     width = max(len(file.name) for file in files)
     rows = [f"  {file.name:<{width}}  {_size(file.size):>9}" for file in files]
@@ -63,11 +63,11 @@ def write_files(folder: Path, files: Sequence[Shared]) -> None:
         ValueError: what is there is none of this command's, or there is no room; nothing was written then.
     """
     if found := leads_out(folder):
-        raise ValueError(f"{folder}: {found}, and nothing is written through it: give another FOLDER")
+        raise ValueError(f"{folder}: {found}, and nothing is written through it: give another `folder`")
     own = (folder / README).is_file() and MADE in (folder / README).read_text(encoding="utf-8", errors="replace")
-    refuse_foreign(folder / README, own=re.compile(re.escape(MADE)), flag="FOLDER")
+    refuse_foreign(folder / README, own=re.compile(re.escape(MADE)), flag="`folder`")
     for file in files:
-        refuse_foreign(folder / file.name, own=own, flag="FOLDER")
+        refuse_foreign(folder / file.name, own=own, flag="`folder`")
     need, free = sum(file.size for file in files), free_bytes(folder)
     if need > free:
         raise ValueError(f"{folder} needs {_size(need)}, and its disk has {_size(free)} left: make room first")

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
-from flowrl.config.train import TrainConfig
+from flowrl.config.train import Geometry, TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
+from flowrl.recipes.counting import Counts, Passes, RecipeCounts, trained_scale, walked
 from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.base.outputs import join_outputs
 from flowrl.rewards.compose import WeightedSum
@@ -35,17 +36,26 @@ from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
-from flowrl.training.prompting import RunPrompts
+from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
-def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
+THROUGH_REWARDS = True
+
+
+def only_here(config: TrainConfig) -> str:
+    """Why workers cannot draw for a run."""
+    return "recipe backprop sends the gradient through its own sampling, which cannot be done elsewhere"
+
+
+def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    loop, (path_of, loss_of) = Loop(config, run, prompts), objective_of(config)
+    config, (path_of, loss_of), loop = ready.config, ready.objective, Loop(ready, run)
     check_reward(loop.scorer.reward)
     for iteration in loop:
-        batch, schedule = loop.batch(iteration), sampler_of(config.sampler, loop.pipeline)[1]
+        batch, schedule = loop.batch(iteration), sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)[1]
         path = path_of(schedule.num_steps, seed=config.seed, iteration=iteration)
         outputs: list[RewardOutput] = []
         stats = Statistics()
@@ -91,15 +101,43 @@ def sample(loop: Loop, batch: Batch, index: range, schedule: Schedule, path: Pat
     """Latents `[b, *latent]` of some images of this process, with the graph of the path's network calls."""
     group = batch.group[index.start : index.stop]
     return backprop_sample(
-        loop.velocity(batch.asked.cond_of(group)), loop.start_noise(batch, batch.own[index.start : index.stop]),
-        schedule, train_steps=path.train_steps, last_step=path.last_step, stop_input=path.stop_input,
-    )  # fmt: skip
+        loop.velocity(batch.asked.cond_of(group)),
+        loop.start_noise(batch, batch.own[index.start : index.stop]),
+        schedule,
+        train_steps=path.train_steps,
+        last_step=path.last_step,
+        stop_input=path.stop_input,
+    )
 
 
 def detach(output: RewardOutput) -> RewardOutput:
     """The numbers without their graph."""
     parts = {name: part.detach() for name, part in output.parts.items()}
     return RewardOutput(values=output.values.detach(), valid=output.valid, parts=parts)
+
+
+def counts(config: TrainConfig) -> RecipeCounts:
+    """What a run counts before it starts."""
+    path_of, sampler, images = objective_of(config)[0], config.sampler, config.num_images
+
+    def path(iteration: int) -> Path:
+        return path_of(sampler.num_steps, seed=config.seed, iteration=iteration)
+
+    def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+        own, scale = path(iteration), sampler.guidance_scale
+        return Counts(
+            rollout=images * passes(scale) * (own.last_step + 1),
+            images=images,
+            backward=images * walked(sampler.train_negative, scale, passes) * len(own.train_steps),
+        )
+
+    return RecipeCounts(
+        objective=config.objective.name or "draft",
+        of_iteration=of_iteration,
+        exact=True,
+        through_rewards=True,
+        graphs=lambda: max(len(path(iteration).train_steps) for iteration in range(config.num_iterations)),
+    )
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -36,11 +36,20 @@ from torch import Tensor
 from flowrl.advantages.normalise import combine, zero_variance_groups
 from flowrl.advantages.reward_maps import log_tame
 from flowrl.advantages.shaping import select_best
-from flowrl.config.train import TrainConfig
 from flowrl.objectives.forward_losses import Matched, noised
 from flowrl.objectives.preference_losses import best_of_group
 from flowrl.objectives.terms import velocity_kl
-from flowrl.recipes.forward_settings import Objective, check, decay_of, micro_batch_size, objective_of, slot_decays
+from flowrl.recipes.counting import only_here
+from flowrl.recipes.forward_settings import (
+    Objective,
+    check,
+    counts,
+    decay_of,
+    micro_batch_size,
+    objective_of,
+    slot_decays,
+    trained_scale,
+)
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import Part, sample_normals
@@ -53,17 +62,30 @@ from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import Paths, sample
 from flowrl.training.processes.mesh import in_step
-from flowrl.training.prompting import RunPrompts
+from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
-__all__ = ["check", "main"]
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
+
+THROUGH_REWARDS = False
 
 _METRICS = {"ratio": "ratio_mean", "clipped": "clip_fraction"}  # names that the log has already
 _MEANS = (
-    "policy_loss", "kl", "old_kl", "velocity_norm_ratio", "optimality", "positive_error", "negative_error", "error",
-    "ratio_mean", "gate", "clip_fraction", "implicit_reward", "weight",
-)  # fmt: skip
+    "policy_loss",
+    "kl",
+    "old_kl",
+    "velocity_norm_ratio",
+    "optimality",
+    "positive_error",
+    "negative_error",
+    "error",
+    "ratio_mean",
+    "gate",
+    "clip_fraction",
+    "implicit_reward",
+    "weight",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,11 +100,11 @@ class Images:
     keep: Tensor
 
 
-def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
+def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    objective, decays = objective_of(config), slot_decays(config)
-    loop = Loop(config, run, prompts, slots=tuple(decays), needs_reference=objective.method.needs_reference)
-    kernel, schedule = sampler_of(config.sampler, loop.pipeline)
+    config, objective, decays = ready.config, ready.objective, slot_decays(ready.config)
+    loop = Loop(ready, run, slots=tuple(decays), needs_reference=objective.method.needs_reference)
+    kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)
     blocks = torch.arange(loop.geometry.images_per_process).split(micro_batch_size(config, run.world))
     for iteration in loop:
         batch = loop.batch(iteration)
@@ -223,9 +245,16 @@ def match(
     columns = (images.advantage, images.reward, images.group)
     advantage, reward, group = (sent(column[index], clean.device) for column in columns)
     return Matched(
-        clean=clean, noise=noise, sigma=sigma, velocity=predicted, old=old, reference=reference,
-        advantage=advantage, reward=reward, group=group,
-    )  # fmt: skip
+        clean=clean,
+        noise=noise,
+        sigma=sigma,
+        velocity=predicted,
+        old=old,
+        reference=reference,
+        advantage=advantage,
+        reward=reward,
+        group=group,
+    )
 
 
 def loss_of(matched: Matched, objective: Objective, kl_coef: float, stats: Statistics) -> Tensor:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from flowrl.config.methods import TimesConfig
 from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
-from flowrl.config.train import TrainConfig, largest_fitting
+from flowrl.config.train import Geometry, TrainConfig, largest_fitting
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
+from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
 from flowrl.training.processes.mesh import data_ranks
@@ -72,8 +73,8 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def trained_scale(config: TrainConfig) -> float:
-    """Guidance of the velocity that a run of any recipe trains."""
-    own = objective_of(config).options.guidance_scale if config.recipe == "forward" else None
+    """Guidance of the velocity that is trained."""
+    own = objective_of(config).options.guidance_scale
     return config.sampler.guidance_scale if own is None else own
 
 
@@ -82,6 +83,36 @@ def slot_decays(config: TrainConfig) -> dict[str, str]:
     objective = objective_of(config)
     decays = {"old": config.slots.old_decay} if objective.keeps_old else {}
     return decays | ({"sampling": _SAMPLING_DECAY} if objective.sampled_by == "sampling" else {})
+
+
+def counts(config: TrainConfig) -> RecipeCounts:
+    """What a run counts before it starts."""
+    objective, sampler = objective_of(config), config.sampler
+    options, method = objective.options, objective.method
+    scale = trained_scale(config)
+    reference = scale if options.reference_guidance_scale is None else options.reference_guidance_scale
+    images = 1 if method.best_only else config.best_of or config.group_size
+    trained = config.prompts_per_step * images * config.times.count
+
+    def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+        others = passes(scale) if objective.keeps_old else 0
+        others += passes(reference) if method.needs_reference or config.kl_coef > 0 else 0
+        return Counts(
+            rollout=config.num_images * sampler.num_steps * passes(sampler.guidance_scale),
+            update=trained * passes(scale),
+            backward=trained * walked(sampler.train_negative, scale, passes),
+            reference=trained * others,
+            images=config.num_images,
+        )
+
+    return RecipeCounts(
+        objective=objective.name,
+        of_iteration=of_iteration,
+        exact=True,
+        slots=len(slot_decays(config)),
+        multiple=config.group_size if objective.whole_groups else 1,
+        micro_batch_size=lambda ranks: micro_batch_size(config, ranks),
+    )
 
 
 def decay_of(config: TrainConfig, kind: str, updates: int) -> float:

@@ -29,6 +29,8 @@ from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.objectives.terms import approx_kl
+from flowrl.recipes.counting import only_here, trained_scale
+from flowrl.recipes.grpo_counts import counts
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.base.outputs import join_outputs
 from flowrl.runtime.placement import sent, taken
@@ -52,18 +54,23 @@ from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Loop
 from flowrl.training.paths import Paths, check_plan, readers_of, sample_paths, sampler_at, shared_sources
 from flowrl.training.prompt_choice import choose_prompts, curriculum_of, enough, remember
-from flowrl.training.prompting import RunPrompts
+from flowrl.training.ready import Ready
 from flowrl.training.record import Record
 from flowrl.training.run import Run
 from flowrl.training.sampler_checks import check_density
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
+
+THROUGH_REWARDS = False
+
 _MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
 
 
-def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
+def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    loop, method, (objective, loss_of) = Loop(config, run, prompts), CREDIT[config.credit.method], objective_of(config)
+    config, method, (objective, loss_of) = ready.config, ready.method, ready.objective
+    loop = Loop(ready, run)
     for iteration in loop:
         kernel, schedule, steps = sampler_at(loop, iteration)
         if not steps:  # the last window of a round, with sampler.published_window
@@ -127,7 +134,7 @@ def check(config: TrainConfig) -> None:
     )
     check_plan(config, method)
     check_assignment(config, method)
-    curriculum_of(config)
+    curriculum_of(config.curriculum.sampling, config.curriculum.options)
     if config.ratio != "step" and not method.of_outcomes:
         raise ValueError(
             f"ratio={config.ratio} takes one ratio and one advantage per trajectory, but credit method "
@@ -160,7 +167,7 @@ def sample_rounds(
 ) -> tuple[Record, RewardOutput, Ends]:
     """Samples and scores an iteration's images: more rounds where a method asks for groups that disagree."""
     rounds: list[tuple[Asked, Sampled, RewardOutput, Ends]] = []
-    iteration, method = loop.iteration, CREDIT[loop.config.credit.method]
+    iteration, method = loop.iteration, loop.ready.method
     trains = loop.trains_policy(iteration) and iteration >= loop.config.sampler.calibration.iterations
     graphs = KeptGraphs(loop.network) if loop.config.keep_graphs and trains else None
     how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=keep_means, graphs=graphs)
@@ -182,15 +189,14 @@ def sample_rounds(
 
 
 def update(
-    record: Record, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor,
-    stats: Statistics,
-) -> None:  # fmt: skip
+    record: Record, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor, stats: Statistics
+) -> None:
     """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted.
 
     The share of rows whose gradient the objective cuts is noted as `cut_name`.
     """
     loop, config, run = record.loop, record.loop.config, record.loop.run
-    micro, method = loop.geometry.micro_batch_size, CREDIT[config.credit.method]
+    micro, method = loop.geometry.micro_batch_size, loop.ready.method
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
     # Where the plan shares latents, the pieces of several updates or rounds are not those of the rollout.
@@ -279,11 +285,18 @@ def rows_of(
     """The training table."""
     ones = torch.ones_like(sampled.log_prob)
     return Rows(
-        source=sampled.source, produced=sampled.produced, step=sampled.step, sample=sampled.sample, group=sampled.group,
-        old_log_prob=sampled.log_prob, advantage=advantage_M.to(ones.dtype),
+        source=sampled.source,
+        produced=sampled.produced,
+        step=sampled.step,
+        sample=sampled.sample,
+        group=sampled.group,
+        old_log_prob=sampled.log_prob,
+        advantage=advantage_M.to(ones.dtype),
         weight=ones if credit.weight is None else credit.weight.to(ones.dtype),
-        clip_low=ones * clip_range_M[0], clip_high=ones * clip_range_M[1], keep=keep_M,
-    )  # fmt: skip
+        clip_low=ones * clip_range_M[0],
+        clip_high=ones * clip_range_M[1],
+        keep=keep_M,
+    )
 
 
 def micro_batches(rows: Rows, size: int, parts: int, *, wanted_M: Tensor | None = None) -> list[list[Tensor]]:

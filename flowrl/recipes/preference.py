@@ -27,12 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.config.train import resolve_path
 from flowrl.objectives.forward_losses import noised
 from flowrl.objectives.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
 from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
-from flowrl.recipes.preference_settings import Offline, Steps, check, objective_of
+from flowrl.recipes.counting import trained_scale
+from flowrl.recipes.preference_settings import Offline, Steps, check, counts, objective_of, only_here
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import sample_normals
@@ -45,11 +46,14 @@ from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import Paths, sample, sampler_at
 from flowrl.training.processes.mesh import in_step
-from flowrl.training.prompting import RunPrompts, encode_prompts
+from flowrl.training.prompting import encode_prompts
+from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning, Schedule, Trajectory
 
-__all__ = ["check", "main"]
+__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
+
+THROUGH_REWARDS = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,15 +75,15 @@ class Pairs:
     cond: Conditioning
 
 
-def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
+def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    options = objective_of(config)
+    config, options = ready.config, ready.objective
     records = read_pairs(resolve_path(options.pairs)) if isinstance(options, Offline) else []
     more = tuple(prompt_of(pair, config.prompts.negative) for pair in records)
-    loop = Loop(config, run, replace(prompts, more=more), slots=("old",))
+    loop = Loop(replace(ready, prompts=replace(ready.prompts, more=more)), run, slots=("old",))
     for iteration in loop:
         row: dict[str, Any] = {}
-        kernel, schedule = sampler_of(config.sampler, loop.pipeline)
+        kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)
         steps: tuple[int, ...] = ()
 
         # 1. Pairs: from files; or sample groups, score them, and take the best and the worst of each.
@@ -99,9 +103,12 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             pairs = pairs_of_rollout(batch, trajectory, output)
             group = batch.group[:1]
             idle = Pairs(
-                pool=pairs.pool, winner=torch.arange(1), loser=torch.arange(1), group=group,
+                pool=pairs.pool,
+                winner=torch.arange(1),
+                loser=torch.arange(1),
+                group=group,
                 cond=batch.asked.cond_of(group),
-            )  # fmt: skip
+            )
             row = pair_row(loop, batch, pairs, output)
             if not loop.trains_policy(iteration):  # only a jointly trained reward learns
                 loop.log(iteration, row)
@@ -173,8 +180,11 @@ def pairs_of_rollout(batch: Batch, trajectory: Trajectory, output: RewardOutput)
     group = batch.group[winner]
     return Pairs(
         pool=trajectory.states if trajectory.steps else trajectory.final,
-        winner=winner, loser=loser, group=group, cond=batch.asked.cond_of(group),
-    )  # fmt: skip
+        winner=winner,
+        loser=loser,
+        group=group,
+        cond=batch.asked.cond_of(group),
+    )
 
 
 def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
@@ -185,9 +195,12 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
     own, negative = [records[chosen[int(number)]] for number in group], loop.config.prompts.negative
     images = load_images([pair.winner for pair in own] + [pair.loser for pair in own])
     return Pairs(
-        pool=loop.pipeline.encode_images(images), winner=torch.arange(count), loser=torch.arange(count) + count,
-        group=group, cond=encode_prompts(loop.pipeline, [prompt_of(pair, negative) for pair in own]),
-    )  # fmt: skip
+        pool=loop.pipeline.encode_images(images),
+        winner=torch.arange(count),
+        loser=torch.arange(count) + count,
+        group=group,
+        cond=encode_prompts(loop.pipeline, [prompt_of(pair, negative) for pair in own]),
+    )
 
 
 def prompt_of(pair: Pair, negative: str) -> Prompt:
@@ -218,9 +231,7 @@ def noised_loss(
     """Diffusion-DPO on rows: both images of a pair get the same noise at the same level."""
     config, times = loop.config, loop.config.times
     keys = [(config.seed, "pair", iteration, int(pairs.group[i])) for i in pair]
-    drawn = training_times(
-        times.kind, schedule, keys, count=times.count, fraction=times.fraction, shift=times.shift
-    )  # fmt: skip
+    drawn = training_times(times.kind, schedule, keys, count=times.count, fraction=times.fraction, shift=times.shift)
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     sigma, timestep = drawn.sigma[place, draw][twice], drawn.timestep[place, draw][twice]
     numbers = [(*key, int(number)) for key, number in zip(keys, draw, strict=True)]
@@ -236,9 +247,15 @@ def noised_loss(
 
 
 def step_loss(
-    loop: Loop, trajectory: Trajectory, kernel: Kernel, schedule: Schedule, options: Steps, pairs: Pairs, pair: Tensor,
+    loop: Loop,
+    trajectory: Trajectory,
+    kernel: Kernel,
+    schedule: Schedule,
+    options: Steps,
+    pairs: Pairs,
+    pair: Tensor,
     draw: Tensor,
-) -> PairLoss:  # fmt: skip
+) -> PairLoss:
     """D3PO on rows: the stored transitions of both images at one step, under policy and reference."""
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     step = torch.tensor(trajectory.steps)[draw][twice]

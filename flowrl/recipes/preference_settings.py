@@ -7,9 +7,12 @@ from typing import Literal
 
 from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
-from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.config.train import Geometry, TrainConfig, resolve_path
 from flowrl.prompts.pairs import read_pairs
+from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
 from flowrl.recipes.forward_settings import check_times, readers_of_times
+from flowrl.samplers.windows import flash_tail
+from flowrl.training.paths import stochastic_steps
 from flowrl.training.processes.mesh import data_ranks
 from flowrl.training.sampler_checks import check_density
 
@@ -68,6 +71,12 @@ OBJECTIVES: dict[str, type[Online] | type[Offline] | type[Steps]] = {
 }
 
 
+def only_here(config: TrainConfig) -> str:
+    """Why workers cannot draw for a run; empty where they can."""
+    offline = config.objective.name == "dpo_offline"
+    return "objective dpo_offline reads its pairs from files and draws nothing" if offline else ""
+
+
 def objective_of(config: TrainConfig) -> Online | Offline | Steps:
     """The options of what is trained with.
 
@@ -77,6 +86,30 @@ def objective_of(config: TrainConfig) -> Online | Offline | Steps:
     name = config.objective.name or "dpo"
     cls = entry_of(OBJECTIVES, name, "objective of recipe preference", owner="objective.name")
     return build_options(cls, config.objective.options, owner=f"objective {name!r}")
+
+
+def counts(config: TrainConfig) -> RecipeCounts:
+    """What a run counts before it starts: both images of a pair per prompt; groups of equal rewards have none."""
+    options, sampler = objective_of(config), config.sampler
+
+    def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+        draws, num_steps = config.times.count, sampler.num_steps
+        if isinstance(options, Steps):
+            steps = stochastic_steps(sampler, config.seed, iteration)
+            draws = len(steps)
+            if sampler.flash_tail is not None and steps:
+                num_steps = flash_tail(num_steps, max(steps), sampler.flash_tail).num_steps
+        drawn = 0 if isinstance(options, Offline) else config.num_images
+        rows, compared = passes(sampler.guidance_scale), 2 * config.prompts_per_step * draws
+        return Counts(
+            rollout=drawn * num_steps * rows,
+            update=compared * rows,
+            reference=compared * rows,
+            images=drawn,
+            backward=compared * walked(sampler.train_negative, sampler.guidance_scale, passes),
+        )
+
+    return RecipeCounts(objective=config.objective.name or "dpo", of_iteration=of_iteration, slots=1, multiple=2)
 
 
 def check(config: TrainConfig) -> None:

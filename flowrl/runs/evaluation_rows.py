@@ -96,9 +96,12 @@ def summary(rows: Sequence[Row]) -> Row:
         score, by_task = stratified_score(verdicts), task_scores(verdicts)
         graded = sum(row["graded"] for row in rows if row["correct"] is not None) / len(verdicts)
         metrics |= {
-            SCORE: score.mean, f"{SCORE}_low": score.low, f"{SCORE}_high": score.high, f"{GENEVAL}graded": graded,
+            SCORE: score.mean,
+            f"{SCORE}_low": score.low,
+            f"{SCORE}_high": score.high,
+            f"{GENEVAL}graded": graded,
             **{f"{GENEVAL}{task}": by_task[task].mean for task in TASKS if task in by_task},
-        }  # fmt: skip
+        }
     return metrics
 
 

@@ -53,18 +53,22 @@ def held_out(run: RunData) -> HeldOut | None:
     images = [run.image_rows.get(first, ()), run.image_rows.get(last, ()) if last > first else ()]
     before, after = (score_rows(found, metric) for found in images)
     pair = partners(before, after)
-    is_score = metric == SCORE
+    is_score, again = metric == SCORE, last > first
+    tasks: list[Mapping[str, Interval]] = [{}, {}, {}]
+    if is_score:
+        tasks[0], tasks[1] = _tasks(rows[0], before), _tasks(rows[-1], after) if again else {}
+        tasks[2] = task_scores(pair[1], base=pair[0]) if pair[0] else {}
     return HeldOut(
         metric=metric,
         label="GenEval score" if is_score else f"reward {metric.removeprefix(REWARD)}",
         first=first,
         last=last,
         before=_interval(rows[0], metric, before),
-        after=_interval(rows[-1], metric, after) if last > first else None,
+        after=_interval(rows[-1], metric, after) if again else None,
         difference=score_interval(pair[1], metric, base=pair[0]) if pair[0] else None,
-        tasks_before=_tasks(rows[0], before) if is_score else {},
-        tasks_after=_tasks(rows[-1], after) if is_score and last > first else {},
-        task_differences=task_scores(pair[1], base=pair[0]) if is_score and pair[0] else {},
+        tasks_before=tasks[0],
+        tasks_after=tasks[1],
+        task_differences=tasks[2],
         num_pairs=len(pair[0]),
         num_unpaired=max(map(len, images)) - len(pair[0]),
         claim=claim(pair[0] or before),
@@ -97,7 +101,9 @@ def _interval(row: Row, metric: str, rows: Sequence[ScoreRow]) -> Interval:
 
 def _tasks(row: Row, rows: Sequence[ScoreRow]) -> dict[str, Interval]:
     """Scores of the tasks, GenEval's own first and easy to hard: of the image rows, else the logged means alone."""
-    found = task_scores(rows) if rows else {
-        task: point(float(row[GENEVAL + task])) for task in TASKS if column([row], GENEVAL + task)[0].size
-    }  # fmt: skip
+    found = (
+        task_scores(rows)
+        if rows
+        else {task: point(float(row[GENEVAL + task])) for task in TASKS if column([row], GENEVAL + task)[0].size}
+    )
     return {task: found[task] for task in (*TASKS, *(name for name in found if name not in TASKS)) if task in found}

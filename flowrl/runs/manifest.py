@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shlex
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 
 import torch
 
+from flowrl.runtime.call import call_words
 from flowrl.runtime.capabilities import capabilities
 from flowrl.runtime.files import read_json, write_atomically
 from flowrl.runtime.scrubbing import settings_without_secrets
@@ -33,7 +32,7 @@ def session_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
     """What runs now: command, versions, machine."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": shlex.join(["flowrl", *sys.argv[1:]]),
+        "command": call_words(),
         "git_commit": git_commit(),
         "versions": versions(),
         "untested_versions": untested(versions()),

@@ -16,8 +16,16 @@ RUNS = Path("runs")
 CONFIG, MANIFEST = "config.yaml", "manifest.json"
 _FIRST = {CONFIG, MANIFEST, *FOLDERS}
 """What a run writes before it trains."""
-_LOOSE = ("model", ".model.good", "model.diverged", ".model.writing", ".model.aside", ".shipped.keeping",
-          ".shipped.restoring", "wandb")  # fmt: skip
+_LOOSE = (
+    "model",
+    ".model.good",
+    "model.diverged",
+    ".model.writing",
+    ".model.aside",
+    ".shipped.keeping",
+    ".shipped.restoring",
+    "wandb",
+)
 """Folders of a run that may hold links to elsewhere: frozen parts of a model, and what W&B keeps."""
 
 

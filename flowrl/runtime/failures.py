@@ -58,7 +58,7 @@ _LESS_MEMORY = (
      "lower rollout_batch_size, then pipeline.vae_slice, and set pipeline.free_text_encoders=true"),
     ("flowrl.recipes", "while training",
      "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
-    ("flowrl.commands.train", "in the run",
+    ("flowrl.session", "in the run",
      "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
     ("flowrl.rewards", "in a reward", "score fewer images at once (`batch_size`, or the reward's own options)"),
     ("flowrl", "", "lower `batch_size`, take `dtype` bfloat16, or draw smaller images"),

@@ -32,7 +32,8 @@ def public(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
             with answering(show=show):
                 return function(*args, **kwargs)
         before_libraries_load()
-        given = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs).arguments
+        given = {key: value for key, value in bound.items() if key not in ("page", "fit")}  # handed in, not asked for
         with answering(call_text(function.__name__, given), show=show), errors_in_one_paragraph():
             return function(*args, **kwargs)
 

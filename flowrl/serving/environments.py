@@ -11,9 +11,9 @@ there, without flowrl. A process that dies is started again; its requests meanwh
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
+import contextvars
 import os
 import re
 import secrets
@@ -36,7 +36,7 @@ from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import Backend, look
 from flowrl.runtime.scrubbing import say as print
-from flowrl.serving.served import Rows, default_threads, limits_of
+from flowrl.serving.served import Rows, ServerSettings, default_threads
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
 """Environment variable of the processes behind the port, with the token between them and the door."""
@@ -114,15 +114,15 @@ class Environments:
     """The processes; a context: whatever happens, none is left.
 
     Args:
-        parsed: what was asked for.
+        asked: how they serve.
         specs: the rewards, with their places.
 
     Raises:
         ValueError: an entry is wrong, as far as this Python can know.
     """
 
-    def __init__(self, parsed: argparse.Namespace, specs: Sequence[Mapping[str, Any]]) -> None:
-        self.parsed, self.token = parsed, secrets.token_hex(16)
+    def __init__(self, asked: ServerSettings, specs: Sequence[Mapping[str, Any]]) -> None:
+        self.asked, self.token = asked, secrets.token_hex(16)
         self.stopping = threading.Event()
         places = [_place(spec) for spec in specs]
         here = [rest for place, rest in places if place.python is None]
@@ -130,12 +130,14 @@ class Environments:
         if here:
             validate_reward_specs(here)
         count = len(others) + bool(here)
-        threads = parsed.threads or max(1, default_threads(parsed.replicas) // count)
+        threads = asked.threads or max(1, default_threads(asked.replicas) // count)
         self.folder = tempfile.TemporaryDirectory(prefix="flowrl-serve-")
         self.children = [self._child(Place(), here, threads)] if here else []
         self.children += [self._child(place, [rest], threads) for place, rest in others]
         self._threads = [
-            threading.Thread(target=self._keep, args=(child,), name=f"keep-{child.label}", daemon=True)
+            threading.Thread(
+                target=contextvars.copy_context().run, args=(self._keep, child), name=f"keep-{child.label}", daemon=True
+            )
             for child in self.children
         ]
 
@@ -193,27 +195,28 @@ class Environments:
             file.write_text(yaml.safe_dump({"rewards": [dict(spec) for spec in specs]}))
             command = [python, "-c", _FOLLOW, "serve", str(file), *self._flags(threads)]
         else:
-            given, limits = specs[0]["options"], limits_of(self.parsed)
+            given, limits = specs[0]["options"], self.asked.limits
             command = [
                 python, score_server.__file__, place.scorer, "--name", label, "--port", "0", "--token-env", TOKEN,
                 "--images", given.images, "--needs", ",".join(given.needs), "--batch-size", str(limits.batch_size),
-                "--max-items", str(limits.max_items), "--max-mib", str(self.parsed.max_mib), "--max-mpixels",
-                str(self.parsed.max_mpixels), "--max-images", str(limits.max_images), "--queue-size",
+                "--max-items", str(limits.max_items), "--max-mib", str(self.asked.max_mib), "--max-mpixels",
+                str(self.asked.max_mpixels), "--max-images", str(limits.max_images), "--queue-size",
                 str(limits.queue_size), "--until-stdin-ends",
                 *([] if given.version is None else ["--version", given.version]),
             ]  # fmt: skip
         return _Child(label=label, command=command, environment=environment)
 
     def _flags(self, threads: int) -> list[str]:
-        given = self.parsed
-        flags = {
-            "--port": 0, "--token-env": TOKEN, "--threads": threads, "--replicas": given.replicas,
-            "--devices": given.devices, "--device": given.device, "--batch-size": given.batch_size,
-            "--queue-size": given.queue_size, "--max-items": given.max_items, "--max-mib": given.max_mib,
-            "--max-mpixels": given.max_mpixels, "--max-video-mib": given.max_video_mib,
-            "--max-video-mpixels": given.max_video_mpixels, "--max-images": given.max_images, "--grace": given.grace,
-        }  # fmt: skip
-        return [text for key, value in flags.items() if value is not None for text in (key, str(value))]
+        own = {"port": 0, "token_env": TOKEN, "threads": threads}
+        handed_on = ("replicas", "devices", "device", "batch_size", "queue_size", "max_items", "max_mib", "max_mpixels",
+                     "max_video_mib", "max_video_mpixels", "max_images", "grace")  # fmt: skip
+        flags = own | {name: getattr(self.asked, name) for name in handed_on}
+        return [
+            text
+            for name, value in flags.items()
+            if value is not None
+            for text in (f"--{name.replace('_', '-')}", str(value))
+        ]
 
     def _keep(self, child: _Child) -> None:
         """A child from its first start to the end; what it says goes on, with its name in front."""
@@ -231,8 +234,9 @@ class Environments:
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
             print(
                 f"The process of {child.label} ended (code {code}); it is started again in {wait:g} s.",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
             self.stopping.wait(wait)
 
     def _run(self, child: _Child) -> int:

@@ -7,7 +7,6 @@ get what comes: a client loses the requests that the dead one had, and sends the
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -30,7 +29,7 @@ from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.server_metrics import DIRECTORY
 from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import say as print
-from flowrl.serving.served import Rows, load_app
+from flowrl.serving.served import Rows, ServerSettings, load_app
 
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before a dead replica is started again, twice as long each time
 _LIVED = 60.0  # seconds after which a replica counts as one that can live
@@ -56,17 +55,17 @@ class Replicas:
 
     Args:
         bound: the socket of the port; it listens by the time `serve` is called.
-        parsed: what was asked for.
+        asked: how it serves.
         specs: the rewards.
         devices: of each replica.
         token: that clients send.
     """
 
     def __init__(
-        self, bound: socket.socket, parsed: argparse.Namespace, specs: Sequence[Mapping[str, Any]],
+        self, bound: socket.socket, asked: ServerSettings, specs: Sequence[Mapping[str, Any]],
         devices: Sequence[torch.device], token: str | None,
     ) -> None:  # fmt: skip
-        self.bound, self.parsed, self.specs, self.token = bound, parsed, specs, token
+        self.bound, self.asked, self.specs, self.token = bound, asked, specs, token
         self.devices = [str(device) for device in devices]
         self.folder = tempfile.TemporaryDirectory(prefix="flowrl-serve-")
         self.replicas = [_Replica(number=number) for number in range(len(devices))]
@@ -120,7 +119,7 @@ class Replicas:
             replica.again = None
             if replica.process is not None:
                 replica.process.terminate()  # as a Ctrl-C: it refuses what is new and answers what it has
-        end = time.monotonic() + self.parsed.grace + 10.0
+        end = time.monotonic() + self.asked.grace + 10.0
         while any(replica.process is not None for replica in self.replicas):
             self._attend()
             if self.signals > 1 or time.monotonic() > end:
@@ -164,7 +163,7 @@ class Replicas:
         context = multiprocessing.get_context("spawn")  # a fork would share locks and what torch has set up
         process = context.Process(
             target=_serve_one, name=f"replica-{replica.number}",
-            args=(theirs, self.parsed, self.specs, self.devices[replica.number], self.token, replica.number,
+            args=(theirs, self.asked, self.specs, self.devices[replica.number], self.token, replica.number,
                   self.folder.name),
         )  # fmt: skip
         process.start()
@@ -211,21 +210,22 @@ class Replicas:
             replica.again = time.monotonic() + wait
             print(
                 f"Replica {replica.number} ended (code {process.exitcode}); it is started again in {wait:g} s.",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _serve_one(
-    channel: socket.socket, parsed: argparse.Namespace, specs: Sequence[Mapping[str, Any]], device: str,
+    channel: socket.socket, asked: ServerSettings, specs: Sequence[Mapping[str, Any]], device: str,
     token: str | None, number: int, folder: str,
 ) -> None:  # fmt: skip
     """A replica, from its start to its end; its end of the channel closes with the process."""
     os.setsid()  # a Ctrl-C in the terminal goes to the process that listens, which says when to stop
     os.environ[DIRECTORY] = folder  # before prometheus_client is imported
     try:
-        app, rows = load_app(parsed, specs, torch.device(device), token, number)
+        app, rows = load_app(asked, specs, torch.device(device), token, number)
         handed = Handed(channel, rows)
-        server.make_server(app, grace=parsed.grace, handed=handed).run(sockets=[])
+        server.make_server(app, grace=asked.grace, handed=handed).run(sockets=[])
     except ValueError as error:
         print(f"flowrl: replica {number}: {explain(error)}", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -1,24 +1,88 @@
-"""What one process of `flowrl serve` does: loads rewards and answers for them."""
+"""What one process of a reward server does: loads rewards and answers for them; and the settings of all."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flowrl.config.bounds import IMAGES, THREADS, check_counts
 from flowrl.generation.scorers import load_rewards
-from flowrl.rewards import Reward
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.wire import Limits
 from flowrl.runtime.scrubbing import printable, without_secrets
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """How rewards are served."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at."""
+    port: int = 8190
+    """0 for a free one."""
+    allow_host: tuple[str, ...] = ()
+    """Names besides localhost under which a server without token may be asked."""
+    token_env: str | None = None
+    """Environment variable with the token that clients must send."""
+    threads: int | None = None
+    """CPU threads of torch; None is half of the cores, shared by the replicas."""
+    replicas: int = 1
+    """Processes with a copy of the rewards each, behind the one port."""
+    devices: str | None = None
+    """Of the replicas in turn, such as "cuda:0,cuda:1"; None is all GPUs, or the CPU."""
+    device: str | None = None
+    """Of one process, or of all."""
+    batch_size: int = 16
+    """Images scored at once."""
+    queue_size: int = 1024
+    """Images per reward that may wait."""
+    max_items: int = 256
+    """Images per request."""
+    max_mib: int = 64
+    """MiB per request."""
+    max_mpixels: int = 64
+    """Million pixels per request."""
+    max_images: int = 4096
+    """Images and frames per request, of any size."""
+    max_connections: int = 256
+    """Per address."""
+    max_video_mib: int = 256
+    """MiB per request with videos."""
+    max_video_mpixels: int = 128
+    """Million pixels per video."""
+    grace: float = 30.0
+    """Seconds to finish what was accepted, after a signal."""
+
+    def __post_init__(self) -> None:
+        check_counts(THREADS, threads=self.threads)
+        check_counts(IMAGES, batch_size=self.batch_size)
+        counts = ("replicas", "queue_size", "max_items", "max_mib", "max_mpixels", "max_images", "max_connections",
+                  "max_video_mib", "max_video_mpixels")  # fmt: skip
+        check_counts(**{name: getattr(self, name) for name in counts})
+
+    @property
+    def limits(self) -> Limits:
+        """What a request may be."""
+        return Limits(
+            max_bytes=self.max_mib * 2**20, max_pixels=self.max_mpixels * 10**6, max_items=self.max_items,
+            max_video_bytes=self.max_video_mib * 2**20, max_video_pixels=self.max_video_mpixels * 10**6,
+            queue_size=self.queue_size, batch_size=self.batch_size, max_images=self.max_images,
+            max_connections=self.max_connections,
+        )  # fmt: skip
+
+    @property
+    def hosts(self) -> set[str]:
+        """Names under which a server without token may be asked, besides those of this machine."""
+        return {name.lower().rstrip(".") for name in (self.host, *self.allow_host)}
 
 
 class _Plain(logging.Formatter):
@@ -33,38 +97,20 @@ Rows = Sequence[Sequence[str]]
 
 
 def load_app(
-    parsed: argparse.Namespace, specs: Sequence[Mapping[str, Any]], device: torch.device, token: str | None,
+    asked: ServerSettings,
+    specs: Sequence[Mapping[str, Any]],
+    device: torch.device,
+    token: str | None,
     replica: int | None = None,
-) -> tuple[FastAPI, Rows]:  # fmt: skip
+) -> tuple[FastAPI, Rows]:
     """Loads the rewards; the application that serves them, and what it serves."""
-    torch.set_num_threads(parsed.threads or default_threads(parsed.replicas))
+    torch.set_num_threads(asked.threads or default_threads(asked.replicas))
     rewards = load_rewards(specs, device)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    return server.make_app(
-        rewards, token=token, limits=limits_of(parsed), replica=replica, hosts=hosts_of(parsed)
-    ), rows_of(rewards)
-
-
-def limits_of(parsed: argparse.Namespace) -> Limits:
-    """The limits that a command line asks for."""
-    return Limits(
-        max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6, max_items=parsed.max_items,
-        max_video_bytes=parsed.max_video_mib * 2**20, max_video_pixels=parsed.max_video_mpixels * 10**6,
-        queue_size=parsed.queue_size, batch_size=parsed.batch_size, max_images=parsed.max_images,
-        max_connections=parsed.max_connections,
-    )  # fmt: skip
-
-
-def hosts_of(parsed: argparse.Namespace) -> set[str]:
-    """Names under which a server without token may be asked, besides those of this machine."""
-    return {name.lower().rstrip(".") for name in (parsed.host, *parsed.allow_host)}
-
-
-def rows_of(rewards: Mapping[str, Reward]) -> Rows:
-    """What is said of rewards."""
-    return [[name, one.kind, ", ".join(sorted(one.needs)), one.version] for name, one in rewards.items()]
+    rows = [[name, one.kind, ", ".join(sorted(one.needs)), one.version] for name, one in rewards.items()]
+    return server.make_app(rewards, token=token, limits=asked.limits, replica=replica, hosts=asked.hosts), rows
 
 
 def default_threads(replicas: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrl.config.train import Geometry, TrainConfig
+from flowrl.session.preflight import recipe_of
 
 
 def geometry_of(config: TrainConfig, ranks: int) -> Geometry:
@@ -14,13 +15,12 @@ def geometry_of(config: TrainConfig, ranks: int) -> Geometry:
         ValueError: they do not divide by these processes, or groups cannot be kept whole.
     """
     geometry = config.resolve_batch(ranks)
-    if config.recipe != "forward":
+    micro = recipe_of(config).counts(config).micro_batch_size
+    if micro is None:
         return geometry
-    from flowrl.recipes import forward_settings  # torch comes with it
-
-    micro = forward_settings.micro_batch_size(config, ranks)
-    count = geometry.images_per_process // micro // config.updates_per_rollout
-    return replace(geometry, micro_batch_size=micro, micro_batches_per_update=count)
+    size = micro(ranks)
+    count = geometry.images_per_process // size // config.updates_per_rollout
+    return replace(geometry, micro_batch_size=size, micro_batches_per_update=count)
 
 
 def sizes_line(config: TrainConfig, ranks: int) -> str:

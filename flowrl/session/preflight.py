@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.base import SETTINGS, config_files
+from flowrl.config.overrides import Settings, setting_keys
 from flowrl.config.strict_yaml import ConfigError
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.runtime.failures import Faults, found_by
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from flowrl.config.rewards import RewardConfig
     from flowrl.config.sections import PromptsConfig
     from flowrl.pipelines import ModelFamily
+    from flowrl.pipelines.weights.lora_files import Lora
     from flowrl.prompts.loading import Prompt
     from flowrl.rewards.base.specs import CheckedReward
     from flowrl.training.prompting import RunPrompts
+    from flowrl.training.ready import Ready
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,6 +39,7 @@ class Looked:
         faults: all that is wrong, each a sentence of its own.
         of_prompts: those faults that are about files of prompts.
         family: of the model, where it is known.
+        lora: that the run starts from, where there is one.
         rewards: those entries, by identity, whose options are right.
     """
 
@@ -43,21 +47,26 @@ class Looked:
     faults: list[str] = field(default_factory=list)
     of_prompts: list[str] = field(default_factory=list)
     family: ModelFamily | None = None
+    lora: Lora | None = None
     rewards: dict[int, CheckedReward] = field(default_factory=dict)
 
 
 def recipe_of(config: TrainConfig) -> Any:
-    """The module of the recipe: `check(config)` before anything loads, `main(config, run, prompts)` to train."""
+    """The module of the recipe.
+
+    `check(config)` refuses settings before anything loads, `objective_of(config)` is what it trains with,
+    `counts(config)` what a run will take (`flowrl.recipes.counting.RecipeCounts`), `only_here(config)` why workers
+    cannot draw for it, `trained_scale(config)` the guidance of the velocity that is trained, `THROUGH_REWARDS` whether
+    gradients come through decoder and rewards, and `main(ready, run)` trains.
+    """
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
 
-def load_checked(
-    path: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, here: bool = True
-) -> TrainConfig:
+def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (), *, here: bool = True) -> TrainConfig:
     """As `load_config`; of a configuration that it refuses, what else is wrong is told too.
 
     Raises:
-        ConfigError: as `load_config`, with what `check_before_loading` would refuse of the sections that are right.
+        ConfigError: as `load_config`, with what `preflight` would refuse of the sections that are right.
     """
     try:
         return load_config(path, overrides)
@@ -68,7 +77,7 @@ def load_checked(
 
 
 def more_faults(
-    path: str | Path | Mapping[str, Any], overrides: Sequence[str], error: ConfigError, *, here: bool = True
+    path: str | Path | Mapping[str, Any], overrides: Settings, error: ConfigError, *, here: bool = True
 ) -> list[str]:
     """What else is wrong with a configuration that cannot be read whole.
 
@@ -76,22 +85,20 @@ def more_faults(
     slip in a key is told at once and not after seconds of imports.
     """
     shipped = not isinstance(path, Mapping) and Path(path) in config_files().values()
-    if not error.rest or (shipped and all(text.partition("=")[0] in str(error) for text in overrides)):
+    if not error.rest or (shipped and all(key in str(error) for key in setting_keys(overrides))):
         return []
     found = look(error.rest, here=here).faults
     return [said for said in found if said not in error.faults]
 
 
-def check_before_loading(config: TrainConfig, *, here: bool = True, stand_in: bool = False) -> RunPrompts:
-    """Prompt files, rewards, model folder, LoRA targets, device: whatever can be checked without weights.
+def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False) -> Ready:
+    """Checks whatever can be checked without weights, prompt files, rewards, model folder, LoRA targets, device, and
+    resolves it once.
 
     Args:
         config: the run's settings.
         here: whether this machine trains; else it may lack the device and the attention kernel.
         stand_in: whether other prompts stand for those of the run, so that it is not asked whether they fit.
-
-    Returns:
-        The prompts of the run.
 
     Raises:
         ValueError: all that is wrong: what was given, what is allowed and what to change.
@@ -100,7 +107,40 @@ def check_before_loading(config: TrainConfig, *, here: bool = True, stand_in: bo
     if looked.faults:
         raise Faults(*looked.faults)
     assert looked.prompts is not None
-    return looked.prompts
+    return resolve(config, looked.prompts, looked)
+
+
+def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = None) -> Ready:
+    """What a run of settings that work is made of; `looked` is what was found where they were checked."""
+    from flowrl.credit import CREDIT
+    from flowrl.rewards.base.specs import checked_reward
+    from flowrl.training.model_files import location_of
+    from flowrl.training.parts import init_lora, model_family
+    from flowrl.training.processes.launched import num_launched
+    from flowrl.training.processes.mesh import layout_of
+    from flowrl.training.ready import Ready
+    from flowrl.training.sampler_checks import kernel_of
+
+    found, recipe, parallel = looked or Looked(lora=init_lora(config)), recipe_of(config), config.parallel
+    world = max(num_launched(), parallel.shard * parallel.context * (parallel.replicate or 1))
+
+    def checked(entries: Sequence[RewardConfig]) -> tuple[CheckedReward, ...]:
+        return tuple(found.rewards.get(id(entry)) or checked_reward(entry) for entry in entries)
+
+    return Ready(
+        config=config,
+        recipe=recipe,
+        prompts=prompts,
+        family=found.family or model_family(config.pipeline),
+        location=location_of(config.pipeline),
+        rewards=checked(config.rewards),
+        measured=checked(config.eval.rewards),
+        kernel=kernel_of(config.sampler),
+        method=CREDIT[config.credit.method],
+        objective=recipe.objective_of(config),
+        layout=layout_of(parallel, world),
+        lora=found.lora,
+    )
 
 
 def look(
@@ -133,6 +173,7 @@ def look(
 
 def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks of sections that need no other."""
+    from flowrl.rewards.base.specs import checked_reward
     from flowrl.training.parts import check_pipeline
     from flowrl.training.processes.devices import check_device
     from flowrl.training.sampler_checks import check_sampler
@@ -141,14 +182,17 @@ def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Ite
     def family() -> None:
         looked.family = check_pipeline(given["pipeline"])
 
+    def reward(entry: RewardConfig) -> None:
+        looked.rewards[id(entry)] = checked_reward(entry)
+
     if "pipeline" in given:
         yield family
         if here:
             yield lambda: check_device(given["pipeline"].device)
     if here and "logging" in given:
-        yield lambda: check_trackers(given["logging"])
+        yield lambda: check_trackers(given["logging"].wandb, given["logging"].trackio)
     for entry in _entries(given):
-        yield partial(_check_reward, entry, looked)
+        yield partial(reward, entry)
     if "sampler" in given:
         yield lambda: check_sampler(given["sampler"])
 
@@ -157,12 +201,6 @@ def _entries(given: Mapping[str, Any], *, trained: bool = False) -> tuple[Reward
     """The rewards of a configuration; with `trained` those of training alone."""
     own: tuple[RewardConfig, ...] = given.get("rewards", ())
     return own if trained or "eval" not in given else (*own, *given["eval"].rewards)
-
-
-def _check_reward(entry: RewardConfig, looked: Looked) -> None:
-    from flowrl.rewards.base.specs import checked_reward
-
-    looked.rewards[id(entry)] = checked_reward(entry)
 
 
 def _read(settings: PromptsConfig, looked: Looked, *, only_here: bool) -> None:
@@ -223,19 +261,23 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.workers.layout import check_workers
 
     kind = device_kind(config.pipeline.device) if here else None
-    yield lambda: check_parallel(config, num_launched() if here else None)
+    recipe = recipe_of(config)
+    yield lambda: check_parallel(config, num_launched() if here else None, through_rewards=recipe.THROUGH_REWARDS)
     yield lambda: config.resolve_batch(data_ranks(config))
     yield lambda: _check_number(config, looked)
-    yield lambda: check_rewards(config)
+    yield lambda: check_rewards(config.rewards, config.eval.rewards, config.reward_aggregation, config.reward_partial)
     if len(looked.rewards) == len((*config.rewards, *config.eval.rewards)):
-        yield lambda: check_reward_workers(config.workers, config.rewards, config.recipe)
-        yield lambda: recipe_of(config).check(config)
-    yield lambda: check_workers(config, here=here)
+        if config.workers.rewards or config.workers.reward_env is not None:
+            yield lambda: check_reward_workers(config.workers, config.rewards, config.recipe)
+        yield lambda: recipe.check(config)
+    if config.workers.rollouts:
+        yield lambda: check_workers(config, recipe.only_here(config), here=here)
     yield lambda: check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
     yield lambda: check_optimizer(config, kind)
     if looked.family is not None:
-        yield from _of_model(config, looked.family, here=here)
-    yield lambda: check_offload(config)
+        yield from _of_model(config, looked, looked.family, here=here)
+    if config.pipeline.offload:
+        yield lambda: check_offload(config, through_rewards=recipe.THROUGH_REWARDS)
     if here:
         yield lambda: check_arithmetic(config)
     if here and config.prompts.cache is not None:
@@ -245,13 +287,13 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         yield lambda: check_cache(folder)
 
 
-def _of_model(config: TrainConfig, known: ModelFamily, *, here: bool) -> Iterator[Callable[[], object]]:
+def _of_model(config: TrainConfig, looked: Looked, known: ModelFamily, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks of what the model is to do."""
     from flowrl.training.parts import check_attention, check_tokens
 
     if config.eval.temporal and not known.videos:
         yield partial(_refuse, f"eval.temporal measures videos, but family {known.name} makes images: remove it")
-    yield lambda: _check_trained(config, known)
+    yield lambda: _check_trained(config, known, looked)
     yield lambda: _check_negative(config, known)
     yield lambda: check_attention(config.pipeline, known, here=here)
     yield lambda: check_tokens(config, known)
@@ -271,7 +313,7 @@ def _check_number(config: TrainConfig, looked: Looked) -> None:
         )
 
 
-def _check_trained(config: TrainConfig, known: ModelFamily) -> None:
+def _check_trained(config: TrainConfig, known: ModelFamily, looked: Looked) -> None:
     """Refuses weights that cannot be trained, or layers that there are none of."""
     from flowrl.pipelines.shared.full_checks import check_full
     from flowrl.pipelines.weights.lora import refuse_other_network
@@ -282,7 +324,7 @@ def _check_trained(config: TrainConfig, known: ModelFamily) -> None:
     if config.policy.train == "full":
         check_full(config, known, location)
     else:
-        lora = init_lora(config)
+        lora = looked.lora = init_lora(config)
         rank, _, _ = lora_of(config.policy, known.lora_targets, lora)
         known.check(location, config.policy.target_modules or known.lora_targets, rank)
         if lora is not None and (network := known.meta_denoiser(location)) is not None:
@@ -291,10 +333,9 @@ def _check_trained(config: TrainConfig, known: ModelFamily) -> None:
 
 def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses to leave out, or to recompute, a half of guidance that is not there."""
-    from flowrl.recipes.forward_settings import trained_scale
     from flowrl.training.model_files import location_of
 
-    trained, scale = config.sampler.train_negative, trained_scale(config)
+    trained, scale = config.sampler.train_negative, recipe_of(config).trained_scale(config)
     if trained is not True and known.rows(location_of(config.pipeline), scale) == 1:
         key = "sampler" if scale == config.sampler.guidance_scale else "objective.options"
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -21,23 +22,25 @@ from flowrl.runs.held_out_result import conclusion, untold
 from flowrl.runs.manifest import read_manifest
 from flowrl.runs.run_data import shown_prompts, warnings_by_kind
 from flowrl.runtime.files import plain, read_json_lines, write_atomically
-from flowrl.runtime.scrubbing import say as print
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores
 from flowrl.training.model_files import MODEL
 
 _WORDS = {
-    "established improvement": "Better", "established loss": "Worse", "not established": "Not established",
+    "established improvement": "Better",
+    "established loss": "Worse",
+    "not established": "Not established",
     "not testable": "Not testable",
-}  # fmt: skip
+}
 
 OFFLINE = "wandb/offline-run-*"
 """What W&B keeps in a run folder and sends later."""
 
 
-def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
-    """Prints what came out, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
-    rows, quoted = _rows(folder), shlex.quote(str(folder))
+def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finished: bool) -> str:
+    """What came out in words, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
+    path, quoted = folder / "metrics.jsonl", shlex.quote(str(folder))
+    rows = read_json_lines(path) if path.exists() else []
     rewards = [row["reward"] for row in rows if "reward" in row]
     word, shared = held_out_or_shared(read_manifest(folder).get("eval_prompts"))
     numbers = evaluations(folder)
@@ -49,27 +52,36 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
         lines, scores = [*lines, *table, *more], scores | found
     if rewards:  # training on pairs of files has none
         lines = [*lines, f"Mean training reward {_number(rewards[0])} -> {_number(rewards[-1])}"]
-    lines += _warnings(rows)
-    print("\n" + "\n".join(lines))
+    for name, said in warnings_by_kind(rows).items():
+        times = f"{plural(len(said), 'time')}, from iteration {said[0][0]} on (see the report)"
+        lines.append(f"Warning   {name.replace('_', ' ')}: {times}")
     if finished:
         ends = {"reward": {"first": rewards[0], "last": rewards[-1]}} if rewards else {}
         summary: dict[str, Any] = {"iterations": config.num_iterations, **ends, **scores}
         write_atomically(folder / "summary.json", json.dumps(plain(summary), indent=1) + "\n")
     else:
-        print(f"\nStopped before the end. Continue with:\n  flowrl train resume={quoted}")
-    print(f"\nReport    {report}")
-    if (folder / "samples").exists():
-        print(f"Samples   {folder / 'samples'}")
-    if (folder / "lora").exists():
-        print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
-    if (folder / MODEL).exists():
-        print(f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)")
-    if config.logging.wandb == "offline" and any(folder.glob(OFFLINE)):
-        print(f"W&B       wandb sync {shlex.quote(str(folder))}/{OFFLINE}")  # the shell finds those of a resumed run
+        lines += ["", "Stopped before the end. Continue with:", f"  flowrl train resume={quoted}"]
+    lines += ["", *_places(folder, config, report)]
     if finished:
-        print(_try(folder, config))
-        if config.eval_every and _still_rising(rows):
-            print(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={2 * config.num_iterations}")
+        lines.append(_try(folder, config))
+        official = [row["eval/geneval/score"] for row in rows if "eval/geneval/score" in row]
+        if config.eval_every and len(official) > 1 and official[-1] == max(official):  # it still rises
+            longer = 2 * config.num_iterations
+            lines.append(f"Longer    flowrl train resume={quoted} \\\n            num_iterations={longer}")
+    return "\n".join(["", *lines])
+
+
+def _places(folder: Path, config: TrainConfig, report: Path | None) -> list[str]:
+    """Where what a run has made lies."""
+    offline = config.logging.wandb == "offline" and any(folder.glob(OFFLINE))  # the shell finds those of a resumed run
+    places = {
+        f"Report    {report}": report is not None,
+        f"Samples   {folder / 'samples'}": (folder / "samples").exists(),
+        f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)": (folder / "lora").exists(),
+        f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)": (folder / MODEL).exists(),
+        f"W&B       wandb sync {shlex.quote(str(folder))}/{OFFLINE}": offline,
+    }
+    return [line for line, there in places.items() if there]
 
 
 def _number(value: float | None) -> str:
@@ -77,15 +89,6 @@ def _number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
-def _warnings(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for every kind of warning that the run gave."""
-    return [
-        f"Warning   {name.replace('_', ' ')}: {plural(len(said), 'time')}, from iteration {said[0][0]} on (see the "
-        "report)"
-        for name, said in warnings_by_kind(rows).items()
-    ]
 
 
 def _held_out_rewards(
@@ -98,7 +101,7 @@ def _held_out_rewards(
         for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
         if key.startswith("eval/reward/")
         and key.endswith("_low")
-        and not (besides_geneval and _of_geneval(rows, key.removesuffix("_low")))
+        and not (besides_geneval and any(f"{key.removesuffix('_low')}/official" in row for row in rows))
     ]
     if not names:
         return [], {}
@@ -123,10 +126,6 @@ def _cell(value: float, form: str) -> str:
     return f"{value:{form}}" if math.isfinite(value) else "-"
 
 
-def _of_geneval(rows: list[dict[str, Any]], key: str) -> bool:
-    return any(f"{key}/official" in row for row in rows)
-
-
 def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval, str]:
     """Means of a reward and its mean difference over the samples with a score both times, and why it has no interval
     ("" where it has)."""
@@ -141,7 +140,11 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
 def _try(folder: Path, config: TrainConfig) -> str:
     """A command that samples from the run, with a prompt that it was evaluated on, or trained on where it was not."""
     first = shown_prompts(folder / "samples", [])[:1]
-    asked = first[0] if first else _first_trained(config)
+    asked: Mapping[str, Any] = first[0] if first else {}
+    if not first and config.prompts.train is not None:
+        with suppress(ValueError, OSError):  # it cannot be read any more
+            prompt = load_prompts(config.prompts.train, resolve=resolve_path)[0]
+            asked = {"prompt": prompt.text, "sources": [*prompt.sources]}
     images = [f"--source {shlex.quote(str(path))}" for path in asked.get("sources", [])]
     words = [
         f"Try       flowrl sample {shlex.quote(str(folder))}",
@@ -149,16 +152,6 @@ def _try(folder: Path, config: TrainConfig) -> str:
         *images,
     ]
     return " \\\n            ".join(words)
-
-
-def _first_trained(config: TrainConfig) -> dict[str, Any]:
-    """The first prompt that was trained on, with the images to be edited; nothing where it cannot be read any more."""
-    if config.prompts.train is None:
-        return {}
-    with suppress(ValueError, OSError):
-        prompt = load_prompts(config.prompts.train, resolve=resolve_path)[0]
-        return {"prompt": prompt.text, "sources": [*prompt.sources]}
-    return {}
 
 
 def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], dict[str, Any]]:
@@ -175,9 +168,11 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
         lines.append(_line(task, tasks[task].mean, later[task].mean))
     lines += [_line("score", start.mean, end.mean), "", *(f"  {line}" for line in _verdict(change, pair[0])), ""]
     return lines, {
-        "before": start, "after": end, "change": change,
+        "before": start,
+        "after": end,
+        "change": change,
         "tasks": {task: {"before": tasks[task].mean, "after": later[task].mean} for task in tasks if task in later},
-    }  # fmt: skip
+    }
 
 
 def _line(name: str, before: float, after: float) -> str:
@@ -192,14 +187,3 @@ def _verdict(change: Interval, rows: list[ScoreRow]) -> list[str]:
     said = f"{_WORDS[word]}: {change.mean:+.3f}, 95 % interval {change.low:+.3f} to {change.high:+.3f}"
     said += " includes 0" if word == "not established" else ""
     return [said, f"The interval speaks of {claim(rows)}, not of another training."]
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    return read_json_lines(path) if path.exists() else []
-
-
-def _still_rising(rows: list[dict[str, Any]]) -> bool:
-    """Whether the last evaluation was the best one."""
-    scores = [row["eval/geneval/score"] for row in rows if "eval/geneval/score" in row]
-    return len(scores) > 1 and scores[-1] == max(scores)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cache
 from threading import Event
 
@@ -38,7 +39,7 @@ class Beside:
             ready = torch.cuda.current_stream(stream.device).record_event()
             for tensor in read:
                 tensor.record_stream(stream)
-        asked = self._executor.submit(self._do, work, ready)
+        asked = self._executor.submit(copy_context().run, self._do, work, ready)  # silent where the caller is
         asked.add_done_callback(self._look)  # in the thread, before it takes the next
         self._asked.append(asked)
 

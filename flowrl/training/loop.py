@@ -1,6 +1,6 @@
 """What every recipe does around its own step: parts, prompts, counted network, progress, evaluation, saving, budget.
 
-    loop = Loop(config, run, prompts)
+    loop = Loop(ready, run)
     for iteration in loop:
         batch = loop.batch(iteration)
         ...                            # the recipe: rollout, rewards, update
@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.train import TrainConfig
 from flowrl.media.kept import LATEST, write_latest
 from flowrl.media.terminal_images import HEIGHT, protocol_here, show
 from flowrl.pipelines import Pipeline
@@ -40,6 +39,7 @@ from flowrl.pipelines.weights.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.rewards import RewardOutput
+from flowrl.runs.vital_signs import MOSTLY
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
@@ -64,14 +64,14 @@ from flowrl.training.parts import (
     tell_cut_prompts,
 )
 from flowrl.training.processes.mesh import Shards, device_mesh, shards_of
-from flowrl.training.prompting import RunPrompts, encode_prompts
+from flowrl.training.prompting import encode_prompts
+from flowrl.training.ready import Ready
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
 from flowrl.training.seal import model_of, reproduced_in, versions_of
 from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
-    MOSTLY,
     evaluation_warnings,
     iteration_warnings,
     keep_good,
@@ -99,31 +99,28 @@ class Beginning:
 class Loop(Draws):
     """A run's parts and its course. Iterate over it; `finished` tells afterwards whether it came to its end."""
 
-    def __init__(
-        self, config: TrainConfig, run: Run, prompts: RunPrompts, *, slots: Sequence[str] = (),
-        needs_reference: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, ready: Ready, run: Run, *, slots: Sequence[str] = (), needs_reference: bool = False) -> None:
         """Loads everything, continues from the newest checkpoint if there is one.
 
         Args:
-            config: the run's settings.
+            ready: what the run is made of.
             run: its folder and processes.
-            prompts: to train on and to evaluate on.
             slots: copies of the policy that the recipe keeps, besides the average.
             needs_reference: whether its objective reads the network before training, besides KL and evaluations.
         """
-        self.config, self.run, self.prompts, self.device = config, run, prompts, run.device
+        config = ready.config
+        self.ready, self.config, self.run, self.prompts, self.device = ready, config, run, ready.prompts, run.device
         self.protocol = protocol_here() if config.progress else "none"
         self.geometry = config.resolve_batch(run.world)
         self.shards: Shards | None = shards_of(run.layout, run.device)
-        parts: Parts = load_parts(config, run.device, self._begin, self.shards) if run.parts is None else run.parts
+        parts: Parts = load_parts(ready, run.device, self._begin, self.shards) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
         if run.layout.context > 1:
             share_tokens(self.pipeline, device_mesh(run.layout, run.device.type)["context"])
         if run.parts is not None:
             self._begin(self.pipeline)
         check_groups(config.group_size, self.geometry, reward)
-        self.measured = evaluation_rewards(config, reward, run.device)
+        self.measured = evaluation_rewards(ready, reward, run.device)
         for slot in (*slots, *([COPY] if isinstance(config.kl_reference, int) else [])):
             self.policy.add_slot(slot)
         evaluates = bool(config.eval_every or config.budget.evals)
@@ -150,7 +147,8 @@ class Loop(Draws):
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
             run, self.pipeline, reward, group_size=config.group_size, counters=self.counters, stages=self.stages,
-            beside=scored_beside(config, run.device), askers=max(4, 2 * config.workers.rewards),
+            beside=scored_beside(config.rewards, (config.reward_dtype, config.pipeline.vae_dtype), run.device),
+            askers=max(4, 2 * config.workers.rewards),
         )  # fmt: skip
         if state is not None:
             self.scorer.restore(state["rewards"])
@@ -178,11 +176,11 @@ class Loop(Draws):
     def _begin(self, pipeline: Pipeline) -> None:
         """What comes before the denoiser is loaded: where encoders are freed, all prompts are embedded."""
         config, run = self.config, self.run
-        keep_embeddings(config, pipeline)
+        keep_embeddings(self.ready, pipeline)
         self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
         if run.main:
             tell_cut_prompts(pipeline, self.prompts)
-            tell_cut_by_rewards(config, self.prompts)
+            tell_cut_by_rewards((*self.ready.rewards, *self.ready.measured), self.prompts)
             if (note := precision_note(pipeline.model, config.pipeline.dtype)) is not None:
                 print(f"Note: {note}.", flush=True)
         if config.pipeline.free_text_encoders:

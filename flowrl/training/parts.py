@@ -31,7 +31,7 @@ from flowrl.rewards.actors.ray_rewards import (
     goes_to_workers,
     start_workers,
 )
-from flowrl.rewards.base.specs import checked_reward
+from flowrl.rewards.base.specs import CheckedReward
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.rewards.networks.text_limits import cut_line
 from flowrl.runtime.capabilities import this_machine
@@ -41,6 +41,7 @@ from flowrl.samplers import Kernel
 from flowrl.training.model_files import encoders_digest, location_of
 from flowrl.training.processes.devices import device_kind, on_main
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
+from flowrl.training.ready import Ready
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
 
@@ -60,33 +61,34 @@ class Processes(Protocol):
 
 
 def load_parts(
-    config: TrainConfig, device: torch.device, begin: Callable[[Pipeline], None], split: Split | None = None
+    ready: Ready, device: torch.device, begin: Callable[[Pipeline], None], split: Split | None = None
 ) -> Parts:
     """Pipeline, policy (with its slots) and rewards, in this order.
 
     Args:
-        config: the run's settings.
+        ready: what the run is made of.
         device: where all of it lives.
         begin: is given the pipeline before its denoiser is loaded, with `pipeline.free_text_encoders` also before its
             text encoders are: `encode_everything` loads and frees them.
         split: the processes that the denoiser is split over.
     """
+    config = ready.config
     refuse_unable(config.reward_dtype, device, "reward_dtype")
-    pipeline = load_pipeline(config.pipeline, device, Loading(later=config.pipeline.free_text_encoders, split=split))
+    how = Loading(later=config.pipeline.free_text_encoders, split=split)
+    pipeline = load_pipeline(config.pipeline, device, how, known=(ready.family, ready.location))
     begin(pipeline)
     pipeline.load_denoiser()
-    policy = load_policy(config, pipeline)
+    policy = load_policy(config, pipeline, ready.lora)
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
-    return pipeline, policy, load_rewards(config, device)
+    return pipeline, policy, load_rewards(ready, device)
 
 
-def load_policy(config: TrainConfig, pipeline: Pipeline) -> TrainedWeights:
-    """What is trained of a loaded pipeline: its denoiser's own weights, or a LoRA on them."""
+def load_policy(config: TrainConfig, pipeline: Pipeline, lora: Lora | None) -> TrainedWeights:
+    """What is trained of a loaded pipeline: its denoiser's own weights, or a LoRA on them, which may start from one."""
     settings = config.policy
     if settings.train == "full":
         return FullWeights(pipeline.denoiser, targets=settings.target_modules, offload=config.optim.offload)
-    lora = init_lora(config)
     rank, alpha, targets = lora_of(settings, pipeline.lora_targets, lora)
     if lora is not None:
         refuse_other_network(pipeline.denoiser, lora)
@@ -133,11 +135,16 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str], lora: Lora | None) -
     return lora.rank, lora.alpha, settings.target_modules or lora.layers
 
 
-def load_pipeline(settings: PipelineConfig, device: torch.device | str, how: Loading = AT_ONCE) -> Pipeline:
-    """The generator, frozen; settings that are null are the family's own."""
+def load_pipeline(
+    settings: PipelineConfig, device: torch.device | str, how: Loading = AT_ONCE, *,
+    known: tuple[ModelFamily, str] | None = None,
+) -> Pipeline:  # fmt: skip
+    """The generator, frozen; settings that are null are the family's own. `known` are its family and location, where
+    they are."""
+    family, location = known or (model_family(settings), location_of(settings))
     how = replace(how, quantize=settings.quantize, offload=settings.offload, variant=settings.variant)
-    return model_family(settings).load(
-        location_of(settings), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
+    return family.load(
+        location, dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
         compile=settings.compile, how=how, **family_options(settings),
     )  # fmt: skip
 
@@ -240,18 +247,17 @@ def read_run_prompts(settings: PromptsConfig) -> RunPrompts:
     return RunPrompts(train=tuple(read_prompts(settings, settings.train)), held_out=held_out)
 
 
-def load_rewards(config: TrainConfig, device: torch.device) -> WeightedSum:
+def load_rewards(ready: Ready, device: torch.device) -> WeightedSum:
     """The rewards that are trained on, as one; those that workers compute (`workers.rewards`) are asked there."""
+    config = ready.config
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
     rests = "rewards" in config.pipeline.offload
     if config.workers.rewards:
-        members = _members(config.rewards, _reward_workers(config, device), device)
+        members = _members(ready.rewards, _reward_workers(config, device), device)
         made = sum_of(members, merge=merge, partial=config.reward_partial)
     else:
-        made = build_weighted_sum(
-            config.rewards, device=device, merge=merge, partial=config.reward_partial, rests=rests
-        )
+        made = build_weighted_sum(ready.rewards, device=device, merge=merge, partial=config.reward_partial, rests=rests)
     return replace(made, dtype=config.reward_dtype)
 
 
@@ -269,43 +275,44 @@ def _reward_workers(config: TrainConfig, device: torch.device) -> RewardWorkers:
 
 
 def _members(
-    entries: Sequence[RewardConfig], workers: RewardWorkers, device: torch.device
+    rewards: Sequence[CheckedReward], workers: RewardWorkers, device: torch.device
 ) -> list[tuple[Reward, RewardConfig]]:
     """The reward of each entry: a worker's, or one of this process."""
     parts = dict[Hashable, Any]()
     return [
-        (workers.of(entry) if goes_to_workers(entry) else checked_reward(entry).build(device, parts), entry)
-        for entry in entries
+        (workers.of(one.entry) if goes_to_workers(one.entry) else one.build(device, parts), one.entry)
+        for one in rewards
     ]
 
 
-def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
+def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
     """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`.
 
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
     more: WeightedSum | None = None
     workers = next((term.reward.workers for term in reward.terms if isinstance(term.reward, WorkerReward)), None)
-    if config.eval.rewards and workers is not None:
-        more = sum_of(_members(config.eval.rewards, workers, device))
-    elif config.eval.rewards:
-        rests = "rewards" in config.pipeline.offload
-        more = build_weighted_sum(config.eval.rewards, device=device, rests=rests)
+    if ready.measured and workers is not None:
+        more = sum_of(_members(ready.measured, workers, device))
+    elif ready.measured:
+        rests = "rewards" in ready.config.pipeline.offload
+        more = build_weighted_sum(ready.measured, device=device, rests=rests)
     trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
     terms = [*trained, *(more.terms if more else ())]
     labels = [term.entry.label for term in terms]
     if not terms:
         return None
     made = weighted_sum([term.reward for term in terms], [1.0] * len(terms), labels)
-    return replace(made, dtype=config.reward_dtype)
+    return replace(made, dtype=ready.config.reward_dtype)
 
 
 def sampler_of(
-    settings: SamplerConfig, pipeline: Pipeline, levels: Sequence[float] | None = None
+    settings: SamplerConfig, pipeline: Pipeline, levels: Sequence[float] | None = None, kernel: Kernel | None = None
 ) -> tuple[Kernel, Schedule]:
     """The kernel with its settings bound, and the schedule of a rollout; `levels` are those of a calibration."""
     schedule = pipeline.schedule(settings.num_steps, settings.grid, settings.shift)
-    kernel, levels = replace(kernel_of(settings), sigma_max=schedule.sigma_max), levels or settings.noise_levels
+    kernel = replace(kernel or kernel_of(settings), sigma_max=schedule.sigma_max)
+    levels = levels or settings.noise_levels
     return (kernel if levels is None else _with_levels(kernel, levels, schedule)), schedule
 
 
@@ -331,28 +338,29 @@ def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:
         )
 
 
-def tell_cut_by_rewards(config: TrainConfig, prompts: RunPrompts) -> None:
+def tell_cut_by_rewards(rewards: Sequence[CheckedReward], prompts: RunPrompts) -> None:
     """Prints which rewards read the beginning of some prompts alone."""
     texts = list({prompt.text: None for prompt in (*prompts.train, *prompts.held_out)})
-    for line in cut_lines((*config.rewards, *config.eval.rewards), texts):
+    for line in cut_lines(rewards, texts):
         print(f"Note: {line}.", flush=True)
 
 
-def cut_lines(entries: Sequence[RewardConfig], texts: Sequence[str]) -> list[str]:
+def cut_lines(rewards: Sequence[CheckedReward], texts: Sequence[str]) -> list[str]:
     """What rewards do not read of prompts, a sentence for each that cuts some."""
-    found = [cut_line(entry.called, checked_reward(entry).options, texts) for entry in entries]
+    found = [cut_line(one.entry.called, one.options, texts) for one in rewards]
     return [line for line in dict.fromkeys(found) if line]
 
 
-def keep_embeddings(config: TrainConfig, pipeline: Pipeline) -> None:
+def keep_embeddings(ready: Ready, pipeline: Pipeline) -> None:
     """Has a pipeline keep its embeddings in `prompts.cache`, where that is set.
 
     Raises:
         ValueError: nothing tells which weights embed.
     """
+    config = ready.config
     if config.prompts.cache is not None:
-        others = (*model_family(config.pipeline).denoisers, "scheduler", "safety_checker")
-        encoders = encoders_digest(location_of(config.pipeline), others)
+        others = (*ready.family.denoisers, "scheduler", "safety_checker")
+        encoders = encoders_digest(ready.location, others)
         if config.pipeline.variant is not None:  # of the files in the folder, which are read
             encoders = f"{encoders}:{config.pipeline.variant}"
         pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.config.options import build_options
-from flowrl.config.train import TrainConfig
 from flowrl.prompts.curriculum import CURRICULA, Gaussian, Replay, Shuffled, informative_groups
 from flowrl.training.assignment import Ends, success_rates
 from flowrl.training.loop import Loop
 
 
-def curriculum_of(config: TrainConfig) -> Shuffled | Replay | Gaussian:
+def curriculum_of(sampling: str, options: Mapping[str, Any]) -> Shuffled | Replay | Gaussian:
     """The way of choosing prompts, with its options.
 
     Raises:
         ValueError: an unknown option or a bad value.
     """
-    sampling, options = config.curriculum.sampling, config.curriculum.options
     return build_options(CURRICULA[sampling], options, owner=f"curriculum {sampling!r}")
 
 
 def choose_prompts(loop: Loop, iteration: int, round: int) -> Sequence[int] | None:
     """Prompt numbers of an iteration's groups; None for the next ones of the shuffled pass."""
-    config, curriculum = loop.config, curriculum_of(loop.config)
+    config = loop.config
+    curriculum = curriculum_of(config.curriculum.sampling, config.curriculum.options)
     return curriculum.choose(
         loop.memory.get(curriculum.memory), total=len(loop.prompts.train), count=config.prompts_per_step,
         seed=config.seed, iteration=iteration, round=round,
@@ -42,10 +42,11 @@ def enough(loop: Loop, ends: list[Ends]) -> bool:
 
 def remember(loop: Loop, ends: Ends) -> None:
     """Takes the success rates of an iteration's prompts into the run's memory."""
-    curriculum = curriculum_of(loop.config)
+    settings = loop.config.curriculum
+    curriculum = curriculum_of(settings.sampling, settings.options)
     if curriculum.memory:
         prompts: list[int] = sorted(set(ends.prompt.tolist()))
-        rates = _rates(ends, prompts, loop.config.curriculum.sampling)
+        rates = _rates(ends, prompts, settings.sampling)
         loop.memory[curriculum.memory] = curriculum.remembered(
             loop.memory.get(curriculum.memory), prompts, rates, iteration=loop.iteration, total=len(loop.prompts.train)
         )

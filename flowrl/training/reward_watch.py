@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.advantages.normalise import set_statistics
+from flowrl.runs.vital_signs import COMPARED, EQUAL, EQUAL_LIMIT, alarm
 
 WINDOW = 10  # iterations over which failed images are counted
 CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
-EQUAL_LIMIT = 4  # iterations in a row whose groups all agree, each in itself, before the run stops
 _ALIKE = 12  # images, beyond the first of their groups, that have to agree before chance is ruled out
 
 Compared = tuple[Tensor, Tensor]
@@ -62,9 +62,7 @@ class RewardWatch:
     def warning(self) -> str:
         """What is wrong with an iteration that does not yet stop the run; empty for none."""
         iterations, _, values = self._equal
-        if iterations < EQUAL_LIMIT - 1 or len(values) < 2:
-            return ""
-        return f"{_EQUAL} for {iterations} iterations in a row, so nothing is learned: {_LOOK}"
+        return alarm("equal_groups", iterations, values, iterations=iterations).get("equal_groups", "")
 
     @property
     def _equal(self) -> tuple[int, int, list[float]]:
@@ -94,14 +92,7 @@ class RewardWatch:
         verdict = len(values) <= 2 and (0.0 in values or sum(values) == 0)
         if iterations + 1 < (WINDOW if verdict else EQUAL_LIMIT) or alike < _ALIKE or len(values) < 2:
             return ""
-        return f"{_EQUAL} in {iterations + 1} iterations in a row, so nothing can be learned: {_LOOK}"
-
-
-_EQUAL = "every image of a prompt got the same reward as the others of that prompt, in all groups"
-_LOOK = (
-    "images are compared within their group alone; check that the reward reads the images and not the prompt alone, "
-    "and prefer one that grades partial success"
-)
+        return f"{EQUAL} in {iterations + 1} iterations in a row, so nothing can be learned: {COMPARED}"
 
 
 def _said(word: str, count: int) -> str:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -275,7 +275,9 @@ class Run:
             self._found = Continued()  # a state may be large
             remove_evaluations(self.folder, after=first)
         self._write()
-        self.trackers = open_trackers(self._config, self.folder, run=self._manifest["run"], resumed=self._resumed)
+        self.trackers = open_trackers(
+            asdict(self._config), to_yaml(self._config), self.folder, run=self._manifest["run"], resumed=self._resumed
+        )
 
     def _put_aside(self) -> None:
         """Moves what is damaged out of the way, and says so."""

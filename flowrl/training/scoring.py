@@ -322,16 +322,21 @@ def trained_channels(
     return [output.parts[f"reward/{key}"] for key, _ in used], [weight for _, weight in used]
 
 
-def scored_beside(config: TrainConfig, device: torch.device) -> bool:
+def scored_beside(rewards: Sequence[RewardConfig], arithmetic: Sequence[str], device: torch.device) -> bool:
     """Whether finished images are decoded and scored in a thread of their own while the next are sampled.
 
     On CUDA, where the sampling thread only hands out work. Not where a user's function is called, which may change
     settings of the process that are put back after it, nor in TF32, which is such a setting.
+
+    Args:
+        rewards: that are trained on.
+        arithmetic: `reward_dtype` and `pipeline.vae_dtype`.
+        device: of the run.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
-    own_code = any(reward.file is not None or _names_function(reward.options) for reward in config.rewards)
-    return not own_code and "tf32" not in (config.reward_dtype, config.pipeline.vae_dtype)
+    own_code = any(reward.file is not None or _names_function(reward.options) for reward in rewards)
+    return not own_code and "tf32" not in arithmetic
 
 
 def _names_function(options: Any) -> bool:
@@ -341,10 +346,10 @@ def _names_function(options: Any) -> bool:
     return {"file", "function"} <= options.keys() or any(map(_names_function, options.values()))
 
 
-def check_rewards(config: TrainConfig) -> None:
-    """Refuses settings of rewards that nothing reads: what the way of aggregating them does not, and those of sums
-    for rewards that are only measured."""
-    for reward in config.eval.rewards:
+def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConfig], how: str, partial: str) -> None:
+    """Refuses settings of rewards that nothing reads: what the way of aggregating them, `reward_aggregation`, does not,
+    and those of sums for rewards that are only measured. `partial` is `reward_partial`."""
+    for reward in measured:
         default = RewardConfig(name="unused")
         for key in ("weight", "schedule", "clip", "gate"):
             if getattr(reward, key) != getattr(default, key):
@@ -352,31 +357,30 @@ def check_rewards(config: TrainConfig) -> None:
                     f"{key} is set for eval.rewards {reward.name or reward.function}, but an evaluation reports each "
                     f"reward as it is and adds up none: remove it"
                 )
-    how = config.reward_aggregation
     if how in MERGED:
         return
-    if any(reward.gate is not None for reward in config.rewards):
+    if any(reward.gate is not None for reward in rewards):
         raise ValueError(
             f"a gate changes the total of an image, and reward_aggregation={how} makes none: set it to "
             f"{', '.join(MERGED)}, or remove the gate"
         )
-    if config.reward_partial != "drop":
+    if partial != "drop":
         raise ValueError(
-            f"reward_partial={config.reward_partial} shares out weights in a total, and reward_aggregation={how} makes "
+            f"reward_partial={partial} shares out weights in a total, and reward_aggregation={how} makes "
             f"none: set reward_aggregation to one of {', '.join(MERGED)}, or reward_partial to drop"
         )
 
 
-def check_offload(config: TrainConfig) -> None:
-    """Refuses to lay to rest what cannot move.
+def check_offload(config: TrainConfig, *, through_rewards: bool) -> None:
+    """Refuses to lay to rest what cannot move; `through_rewards`: whether gradients come through decoder and rewards.
 
     Raises:
         ValueError: a recipe that takes gradients through it, rewards of workers, of users' code, one that learns.
     """
     offload = config.pipeline.offload
-    if config.recipe == "backprop" and (held := [part for part in ("vae", "rewards") if part in offload]):
+    if through_rewards and (held := [part for part in ("vae", "rewards") if part in offload]):
         raise ValueError(
-            f"pipeline.offload names {' and '.join(held)}, but recipe backprop takes the gradient of the reward "
+            f"pipeline.offload names {' and '.join(held)}, but recipe {config.recipe} takes the gradient of the reward "
             "through autoencoder and rewards, which stay on the device until its end: write no more than "
             "pipeline.offload=[text_encoders]"
         )

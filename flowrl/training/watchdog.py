@@ -27,6 +27,7 @@ from torch.nn.utils import get_total_norm
 
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
+from flowrl.runs.vital_signs import COLLAPSED, LARGE_WEIGHT, alarm
 from flowrl.runtime.files import sync, sync_tree
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.learner import total_of
@@ -36,12 +37,8 @@ from flowrl.training.run import Run
 
 SMALL, LEVELS = 8, 4095  # images are compared at so many pixels a side, with so many levels, as whole numbers
 FIRST = 3  # iterations that say what is usual for a run
-RECENT = 10  # iterations that say what was usual lately; a warning that was away for longer is said again
-COLLAPSED, COLLAPSED_FOR = 0.25, 3  # share of the first iterations' diversity, and iterations in a row below it
-MOSTLY = 0.5  # share of an iteration's images
-JUMP = 1000.0  # times what was usual
-HUGE = 1e9  # of a reward: float32 leaves no digits for what images differ in
-LARGE_WEIGHT, ABSURD_WEIGHT = 20.0, 1000.0  # of a LoRA; trained ones stay far below 10
+LATELY = 10  # iterations that say what was usual lately; a warning that was away for longer is said again
+ABSURD_WEIGHT = 1000.0  # of a LoRA; trained ones stay far below 10
 
 
 def new_history() -> dict[str, Any]:
@@ -132,70 +129,45 @@ def iteration_warnings(
         reward_B = reward_B.cpu().double()
         eps = 0.0 if config.adv_std == "none" else config.adv_eps
         found |= _of_rewards(history, reward_B, config.group_size, eps)
-    if largest_weight > LARGE_WEIGHT:
-        found["large_weights"] = (
-            f"{_reach(config.policy.train == 'full', largest_weight)}, and those of a useful policy stay below "
-            f"{LARGE_WEIGHT:g}: start again with a lower optim.lr"
-        )
-    if row.get("grad_norm") == 0 and row.get("live_rows", 1) > 0 and row.get("zero_std_ratio", 0) < 1:
-        found["zero_gradient"] = (
-            "the gradient is exactly 0 though there are rows to learn from, so nothing is learned: check the scale of "
-            "the reward against adv_eps, and the clip range"
-        )
-    return found
+    reach = _reach(config.policy.train == "full", largest_weight)
+    found |= alarm("large_weights", largest_weight, reach=reach, limit=LARGE_WEIGHT)
+    return found | alarm("zero_gradient", row.get("grad_norm"), row.get("live_rows", 1), row.get("zero_std_ratio", 0))
 
 
 def _of_images(history: dict[str, Any], row: Mapping[str, Any], *, steady: bool) -> dict[str, str]:
-    found, constant, now = {}, row.get("constant_ratio", 0.0), row.get("diversity")
-    if constant > MOSTLY:
-        found["constant_images"] = (
-            f"{constant:.0%} of the images have one colour: the policy has left what the model can draw; lower "
-            "optim.lr or raise kl_coef"
-        )
+    constant, now = row.get("constant_ratio", 0.0), row.get("diversity")
+    found = alarm("constant_images", constant, share=constant)
+    first: list[float] = history["diversity"]
     if now is None:
         return found
-    first: list[float] = history["diversity"]
     if len(first) < FIRST:
         first.append(now)
         return found
     usual = sum(first) / len(first)
     history["narrow"] = history["narrow"] + 1 if now < COLLAPSED * usual else 0
-    if steady and history["narrow"] >= COLLAPSED_FOR:
-        found["collapse"] = (
-            f"images of one prompt differ by {now:.3g}, {now / usual:.0%} of what they did in the first iterations: "
-            "the policy draws one image again and again; stop it, and start again with a lower optim.lr or a higher "
-            "kl_coef"
-        )
-    return found
+    return found | alarm("collapse", steady, history["narrow"], now=now, share=now / usual if usual else 0.0)
 
 
 def _of_rewards(history: dict[str, Any], reward_B: Tensor, group_size: int, eps: float) -> dict[str, str]:
     """Rewards, in float64, that explode, vanish, or are all about one image."""
-    found, known = {}, reward_B[~reward_B.isnan()]
+    known = reward_B[~reward_B.isnan()]
     sizes = known.abs().sort(descending=True).values
     largest, usual = float(sizes[0]), max(history["largest"], default=0.0)
-    history["largest"] = [*history["largest"], largest][-RECENT:]
-    advice = "bound it with clip: [LOW, HIGH], or fix it"
-    if largest > HUGE or (usual > 0 and largest > JUMP * usual):
-        before = f", {usual:.3g} at most in the iterations before" if usual else ""
-        found["exploding_rewards"] = f"a reward reaches {largest:.3g}{before}: {advice}"
-    if len(sizes) > 2 and largest > JUMP * max(float(sizes[1]), 1.0):
-        place = int(reward_B.nan_to_num().abs().argmax())
+    history["largest"] = [*history["largest"], largest][-LATELY:]
+    before = f", {usual:.3g} at most in the iterations before" if usual else ""
+    found = alarm("exploding_rewards", largest, usual, largest=largest, before=before)
+    if len(sizes) > 2:
+        place, second = int(reward_B.nan_to_num().abs().argmax()), float(sizes[1])
         square = (known - known.mean()).square()
-        found["one_image"] = (
-            f"one image of {len(known)} holds {float(square.max() / square.sum()):.0%} of the rewards' variance (image "
-            f"{place}: {float(reward_B[place]):.3g}, the others {float(sizes[1]):.3g} at most), so its group learns "
-            f"from it alone: {advice}"
-        )
+        found |= alarm(
+            "one_image", largest, second, count=len(known), share=float(square.max() / square.sum()), place=place,
+            value=float(reward_B[place]), second=second,
+        )  # fmt: skip
     if len(reward_B) % group_size == 0:
         groups = reward_B.view(-1, group_size)
         mean = groups.nanmean(1, keepdim=True)
-        spread = (groups - mean).square().nanmean(1).sqrt().nan_to_num().max()
-        if 0 < float(spread) < eps:
-            found["vanishing_rewards"] = (
-                f"the rewards of a prompt have a standard deviation of {float(spread):.1e} at most, below adv_eps "
-                f"({eps:g}), so advantages vanish: scale the reward up with its weight, or lower adv_eps"
-            )
+        spread = float((groups - mean).square().nanmean(1).sqrt().nan_to_num().max())
+        found |= alarm("vanishing_rewards", spread, eps, spread=spread, eps=eps)
     return found
 
 
@@ -224,10 +196,7 @@ def evaluation_warnings(
     if not found:
         return {}
     _, said = min(found)  # since where the most was lost
-    return {"reward_hacking": (
-        f"{said}: the policy learns to please the reward, not to draw better; stop it, and start again with a higher "
-        "kl_coef or a second reward"
-    )}  # fmt: skip
+    return alarm("reward_hacking", said, said=said)
 
 
 def _hacked_since(
@@ -260,7 +229,7 @@ def say(run: Run, history: dict[str, Any], found: Mapping[str, str], iteration: 
     """
     said: dict[str, int] = history["said"]
     for name, sentence in found.items():
-        if run.main and (name not in said or moment - said[name] > RECENT):
+        if run.main and (name not in said or moment - said[name] > LATELY):
             print(f"flowrl: warning, iteration {iteration}: {sentence}", file=sys.stderr, flush=True)
         said[name] = moment
 
@@ -331,7 +300,7 @@ def _diverged(run: Run, iteration: int, what: str) -> Diverged:
     if run.main:
         with suppress(OSError):  # on a full disk, say: what counts is the divergence
             put_back_good(run.folder)
-            run.log({"iteration": iteration, "warnings": {"diverged": what}})
+            run.log({"iteration": iteration, "warnings": alarm("diverged", what, what=what)})
     advice = (
         f"{shipped} holds the last weights whose images were finite. Go on from them with smaller steps: flowrl train "
         f"{run.folder / 'config.yaml'} out=NEW {key}={shipped} optim.lr=SMALLER"

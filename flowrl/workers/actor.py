@@ -15,7 +15,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
-from flowrl.training.parts import load_pipeline, load_policy
+from flowrl.training.parts import init_lora, load_pipeline, load_policy
 from flowrl.training.paths import drawn
 
 
@@ -55,7 +55,7 @@ class RolloutWorker(Draws):
         self.pipeline = load_pipeline(duty.config.pipeline, self.device, Loading(later=True))
         self.pipeline.load_denoiser()  # alone: prompts come encoded, so that no text encoder is read
         self.pipeline.free_text_encoders()
-        self.policy = load_policy(duty.config, self.pipeline)
+        self.policy = load_policy(duty.config, self.pipeline, init_lora(duty.config))
         self.network = NetworkCounter(self.pipeline.network, {})
         return platform.node()
 

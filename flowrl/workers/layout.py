@@ -11,8 +11,13 @@ from flowrl.runtime.cluster import check_extra
 from flowrl.training.processes.launched import num_launched
 
 
-def check_workers(config: TrainConfig, *, here: bool = True) -> None:
+def check_workers(config: TrainConfig, only_here: str, *, here: bool = True) -> None:
     """Refuses workers that draw where the run samples nothing that they could, or what they draw is not all there is.
+
+    Args:
+        config: the run's settings.
+        only_here: why the recipe can draw in its own process alone; empty where it is not so.
+        here: whether this machine trains.
 
     Raises:
         ValueError: names the key, and what to set instead.
@@ -21,13 +26,8 @@ def check_workers(config: TrainConfig, *, here: bool = True) -> None:
     if not workers.rollouts:
         return
     world, off = num_launched(), "or workers.rollouts=0"
-    if config.recipe == "backprop":
-        raise ValueError(
-            "recipe backprop sends the gradient through its own sampling, which cannot be done elsewhere: set "
-            "workers.rollouts=0"
-        )
-    if config.recipe == "preference" and config.objective.name == "dpo_offline":
-        raise ValueError("objective dpo_offline reads its pairs from files and draws nothing: set workers.rollouts=0")
+    if only_here:
+        raise ValueError(f"{only_here}: set workers.rollouts=0")
     if config.keep_graphs:
         raise ValueError(
             f"keep_graphs takes graphs of the learner's own rollout, and workers draw it: set keep_graphs=false, {off}"

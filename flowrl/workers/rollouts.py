@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class Rollouts:
         self._lock = threading.Condition()
         self._failed: BaseException | None = None
         self._ended = False
-        self._thread = threading.Thread(target=self._work, name="rollouts", daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="rollouts", daemon=True)
         self._thread.start()
 
     def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> list[int]:

@@ -22,8 +22,6 @@ from flowrl.rewards.base import Reward, RewardOptions, SharesPart, reward_option
 from flowrl.rewards.base.frames import framewise
 from flowrl.rewards.base.user_file import user_file_options
 
-Spec = RewardConfig | Mapping[str, Any]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedReward:
@@ -44,6 +42,9 @@ class CheckedReward:
         return reward if self.entry.frames is None else framewise(reward, self.entry.frames)
 
 
+Spec = RewardConfig | CheckedReward | Mapping[str, Any]
+
+
 def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
     """Reads the whole list; the options of each reward are not looked at.
 
@@ -56,8 +57,8 @@ def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
 
 
 def _parse(spec: Spec) -> RewardConfig:
-    if isinstance(spec, RewardConfig):
-        return spec
+    if isinstance(spec, RewardConfig | CheckedReward):
+        return spec if isinstance(spec, RewardConfig) else spec.entry
     if not isinstance(spec, Mapping):
         raise ValueError(f"a reward must be a mapping such as {{name: geneval, weight: 1.0}}, got {spec!r}.")
     return build_options(RewardConfig, spec, owner=f"reward {spec.get('name') or spec.get('function')!r}")
@@ -71,7 +72,10 @@ def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
     """
     entries = parse_reward_specs(specs)
     check_weights([entry.weight for entry in entries])
-    return [checked_reward(entry) for entry in entries]
+    return [
+        spec if isinstance(spec, CheckedReward) else checked_reward(entry)
+        for spec, entry in zip(specs, entries, strict=True)
+    ]
 
 
 def checked_reward(entry: RewardConfig) -> CheckedReward:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowrl import cli
-from flowrl.commands.plan.run import run as plan
+from flowrl.commands.plan import run as plan
 from flowrl.planning.light_libraries import _NUMBERS, _stand_in
 from flowrl.runtime.private_names import SIZES
 
@@ -124,7 +124,7 @@ def test_beside_a_user_s_file_and_in_a_script_libraries_are_all_there(
     reward = tmp_path / "own.py"
     reward.write_text("def shade(images, prompts, metadata):\n    return images.mean((1, 2, 3)).tolist()\n")
     lightly: list[str] = []
-    monkeypatch.setattr("flowrl.commands.plan.run.import_lightly", lambda: lightly.append("light"))
+    monkeypatch.setattr("flowrl.planning.light_libraries.import_lightly", lambda: lightly.append("light"))
     assert plan(cli.parse("plan", ("tiny_grpo_geneval",))) == 0
     assert lightly == ["light"]
     named = f"rewards=[{{file: {reward}, function: shade}}]"

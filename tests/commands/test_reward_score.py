@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evaluation_folders import raising
 from PIL import Image
 
-from flowrl import cli
-from flowrl.commands.reward.score.run import run as score
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import batched, check_needs, read_items, score_items
 from flowrl.generation.named_rewards import reward_specs
@@ -32,7 +31,7 @@ def save(path: Path, size: tuple[int, int] = (8, 8), red: int = 0) -> Path:
 
 
 def run(*arguments: str | Path) -> int:
-    return score(cli.parse("reward score", [str(text) for text in arguments]))
+    return raising("reward score", *arguments)
 
 
 def redness(inputs: RewardInputs) -> RewardOutput:
@@ -174,7 +173,7 @@ def test_what_a_folder_cannot_feed_is_refused(tmp_path: Path) -> None:
     for unfit, message in (
         (reward(kind="adversarial"), "learns during a training run"),
         (reward(needs=("videos",)), "judges videos"),
-        (reward(needs=("images", "prompts")), "reads prompts: give --prompt"),
+        (reward(needs=("images", "prompts")), "reads prompts: give `prompt`"),
         (reward(needs=("images", "source_images")), r"needs source_images, and a\.png has none"),
     ):
         with pytest.raises(ValueError, match=message):

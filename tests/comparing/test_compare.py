@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -249,10 +248,8 @@ def test_an_edited_configuration_is_refused(
 
 def test_methods_and_seeds_may_be_added(compared: Path, tiny: TinyRuns) -> None:
     shutil.copy("tiny_fast.yaml", "tiny_third.yaml")
-    given = argparse.Namespace(
-        arguments=["tiny_slow.yaml", "tiny_third.yaml", "tiny_fast.yaml"], num_seeds=3, budget=None, evals=None, jobs=1
-    )
-    asked = ask(given, read_journal(compared))
+    words = ["tiny_slow.yaml", "tiny_third.yaml", "tiny_fast.yaml"]
+    asked = ask(words, read_journal(compared), num_seeds=3, budget=None, evals=None)
     assert list(asked.methods) == ["tiny_slow", "tiny_fast", "tiny_third"] == list(asked.settings)
     assert asked.runs[:4] == [("tiny_slow", 0), ("tiny_fast", 0), ("tiny_third", 0), ("tiny_slow", 1)]
     assert len(asked.runs) == 9
@@ -384,7 +381,7 @@ def test_standing_tells_what_is_spent_and_what_is_left() -> None:
 
 
 def test_the_spent_share_is_read_from_whole_lines(compared: Path, tmp_path: Path) -> None:
-    question = ask(argparse.Namespace(arguments=[], num_seeds=None, evals=None, budget=None), read_journal(compared))
+    question = ask([], read_journal(compared), num_seeds=None, evals=None, budget=None)
     assert spent_share(tmp_path, question) == 0.0
     rows = [{"iteration": 0, "nfe/total": 25}, {"iteration": 1, "note": 1}]
     text = "\n".join(json.dumps(row) for row in rows) + '\n{"iteration": 2, "nfe/to'
@@ -402,7 +399,7 @@ def test_budgets_are_read(text: str, wanted: tuple[str, float]) -> None:
 
 @pytest.mark.parametrize("text", ["nfe", "hours=3", "nfe=0", "nfe=inf", "nfe=many", "seconds=-1", "nfe=nan"])
 def test_wrong_budgets_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="give nfe=NUMBER"):
+    with pytest.raises(ValueError, match=r"`budget` .* give nfe=NUMBER"):
         parse_budget(text)
 
 

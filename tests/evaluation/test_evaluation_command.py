@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import toy_pipeline
-from evaluation_folders import RECORDS, empty, flowrl_eval, mixed, parse, read_rows, write_folder
+from evaluation_folders import RECORDS, empty, flowrl_eval, mixed, read_rows, settings_of, write_folder
 from evaluation_runs import make_run
 
-from flowrl.commands.eval.run import settings_of
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text, over_models
 from flowrl.generation import generate
@@ -215,9 +214,9 @@ def test_means_over_models_have_students_interval() -> None:
         (("toy", "--images", "x"), "MODEL has no place beside it"),
         (("--images", "x", "--steps", "3", "--dtype", "bfloat16"), "so --steps, --dtype has no place"),
         (("toy", "--benchmark", "genevall"), "--benchmark genevall.*did you mean"),
-        (("a/toy", "b/toy"), "two MODELs have the name 'toy'"),
-        (("toy", "--baseline", "base"), "needs a MODEL with a LoRA"),
-        (("--images", "x", "--baseline", "base"), "needs a MODEL with a LoRA"),
+        (("a/toy", "b/toy"), "two of MODEL have the name 'toy'"),
+        (("toy", "--baseline", "base"), "needs MODEL with a LoRA"),
+        (("--images", "x", "--baseline", "base"), "needs MODEL with a LoRA"),
         (("toy", "--option", "detector"), "must be KEY=VALUE"),
         (("asset:tiny-wan",), r"asset:tiny-wan makes videos \(family wan\) and flowrl eval judges images"),
         (("toy", "--baseline", "asset:tiny-wan"), "asset:tiny-wan makes videos"),
@@ -234,23 +233,23 @@ def test_contradictions_are_refused_before_anything_loads(
 
 
 def test_settings_from_arguments(tmp_path: Path) -> None:
-    (one,) = settings_of(parse())
+    (one,) = settings_of()
     assert one.subject.label == "tiny-sd3"
     assert (one.out, one.subject.folder) == (Path("evaluations/geneval-tiny-sd3"), one.out / "model")
     assert (one.samples, one.seed, one.batch_size, one.base) == (4, 0, 64, None)
-    (other,) = settings_of(parse("a/b", "--baseline", "asset:tiny-sd3", "--batch-size", 3, "--option", "detector=x=y"))
+    (other,) = settings_of("a/b", "--baseline", "asset:tiny-sd3", "--batch-size", 3, "--option", "detector=x=y")
     assert (other.batch_size, dict(other.options)) == (3, {"detector": "x=y"})
     assert other.base is not None
     assert other.base.folder == other.out / "base"
-    assert settings_of(parse("a/b"))[0].batch_size == 8
+    assert settings_of("a/b")[0].batch_size == 8
     folder = write_folder(tmp_path / "images", samples=3, image=empty)
-    (given,) = settings_of(parse("--images", folder))
+    (given,) = settings_of("--images", folder)
     assert (given.samples, given.subject.images, given.subject.source) == (3, folder, None)
     for name, count in (("wise", 1), ("drawbench", 3)):  # wise takes one of the folder's three
-        assert settings_of(parse("--images", folder, "--benchmark", name))[0].samples == count
+        assert settings_of("--images", folder, "--benchmark", name)[0].samples == count
     for name, count in (("drawbench", 5), ("hpdv2", 1), ("wise", 1), ("panel", 4)):
-        assert settings_of(parse("a/b", "--benchmark", name))[0].samples == count
-    several = settings_of(parse("a/b", "a/c", "--baseline", "d", "--out", "x"))
+        assert settings_of("a/b", "--benchmark", name)[0].samples == count
+    several = settings_of("a/b", "a/c", "--baseline", "d", "--out", "x")
     assert [str(part.out) for part in several] == ["x/b", "x/c"]
     assert {str(part.base.folder) for part in several if part.base is not None} == {"x/base"}
 
@@ -261,7 +260,7 @@ def test_a_baseline_may_be_a_folder_with_published_names(tmp_path: Path) -> None
     (mine / "1.png").touch()
 
     def base_of(benchmark: str) -> Path | None:
-        (one,) = settings_of(parse("a/b", "--benchmark", benchmark, "--baseline", mine))
+        (one,) = settings_of("a/b", "--benchmark", benchmark, "--baseline", mine)
         assert one.base is not None
         return one.base.images
 

@@ -17,8 +17,9 @@ from PIL import Image
 
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.published import published_records
+from flowrl.evaluation.geneval import benchmark_prompts, judge_images, judge_name
 from flowrl.evaluation.geneval_result import kinds, score_rows
-from flowrl.evaluation.geneval_runner import benchmark_prompts, check, judge_images, judge_name, run
+from flowrl.evaluation.runner import check, run
 from flowrl.generation.folders import read_folder
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import EMBEDDED, Source
@@ -56,7 +57,7 @@ def subject(folder: Path, images: Path | None = None, label: str = "model") -> S
 
 def settings(images: Path, out: Path, base: Path | None = None, **options: Any) -> Settings:
     other = None if base is None else subject(out / "base", base, "base")
-    given: dict[str, Any] = {"samples": 2, "show": False} | options
+    given: dict[str, Any] = {"samples": 2} | options
     return Settings(
         benchmark="geneval", subject=subject(out / "model", images), base=other, out=out, **given
     )  # fmt: skip
@@ -130,7 +131,7 @@ def test_kept_detections_follow_the_threshold_of_counting(tmp_path: Path) -> Non
             return "red"
 
     images = read_folder(write_folder(tmp_path / "a", [RECORDS[0], RECORDS[2]], samples=1))
-    first, counting = judge_images(images, Unsure(), subject(tmp_path / "out"), show=False)
+    first, counting = judge_images(images, Unsure(), subject(tmp_path / "out"))
     assert [detail[4] for detail in first["details"]["circle"]] == [0.95, 0.8]
     assert [detail[4] for detail in counting["details"]["circle"]] == [0.95]
     assert first["correct"]
@@ -145,7 +146,7 @@ def test_images_of_several_sizes_are_judged_size_by_size(tmp_path: Path) -> None
             larger = image.resize((96, 128), Image.Resampling.NEAREST)
         larger.save(path)
     judge = Watched()
-    rows = judge_images(read_folder(folder), judge, subject(tmp_path / "out"), show=False)
+    rows = judge_images(read_folder(folder), judge, subject(tmp_path / "out"))
     assert sorted(judge.batches) == [(2, 128, 96), (10, 64, 64)]
     assert [row["file"] for row in rows] == [image.file for image in read_folder(folder)]
 
@@ -153,24 +154,24 @@ def test_images_of_several_sizes_are_judged_size_by_size(tmp_path: Path) -> None
 def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     folder, place = write_folder(tmp_path / "a", image=mixed), subject(tmp_path / "out")
     first = Watched()
-    rows = judge_images(read_folder(folder), first, place, show=False)
+    rows = judge_images(read_folder(folder), first, place)
     assert first.seen == 12
     (journal,) = place.folder.glob("journal-*.jsonl")
     lines = journal.read_bytes().split(b"\n")
     assert len(lines) == 1 + 12 + 1
     journal.write_bytes(b"\n".join(lines[:8]) + b"\n" + lines[8][:25])  # killed within the eighth answer
     second = Watched()
-    assert judge_images(read_folder(folder), second, place, show=False) == rows
+    assert judge_images(read_folder(folder), second, place) == rows
     assert second.seen == 12 - 7
     assert len(read_rows(journal)) == 13
     third = Watched()
-    assert judge_images(read_folder(folder), third, place, show=False) == rows
+    assert judge_images(read_folder(folder), third, place) == rows
     assert third.seen == 0
 
 
 def test_a_changed_image_or_record_or_judge_is_judged_anew(tmp_path: Path) -> None:
     folder, place = write_folder(tmp_path / "a"), subject(tmp_path / "out")
-    judge_images(read_folder(folder), Watched(), place, show=False)
+    judge_images(read_folder(folder), Watched(), place)
     path = folder / "00003" / "samples" / "00001.png"
     Image.fromarray(empty(RECORDS[3], 1)).save(path)
     os.utime(path, ns=(1, 1))
@@ -178,12 +179,12 @@ def test_a_changed_image_or_record_or_judge_is_judged_anew(tmp_path: Path) -> No
         json.dumps(RECORDS[0] | {"exclude": [{"class": "circle", "count": 1}]})
     )
     judge = Watched()
-    rows = judge_images(read_folder(folder), judge, place, show=False)
+    rows = judge_images(read_folder(folder), judge, place)
     assert judge.seen == 3
     assert [row["correct"] for row in rows[:2]] == [False, False]
     assert not rows[7]["correct"]
     other = Watched(version="watched-2")
-    assert judge_images(read_folder(folder), other, place, show=False) == rows
+    assert judge_images(read_folder(folder), other, place) == rows
     assert other.seen == 12
     assert len(list(place.folder.glob("journal-*.jsonl"))) == 2
 
@@ -250,7 +251,7 @@ def test_fewer_prompts_and_samples_of_given_images(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", samples=4)
     result = run(settings(folder, tmp_path / "out", samples=3, num_prompts=2))
     assert [(row["index"], row["sample"]) for row in result.rows] == [(i, s) for i in (1, 4) for s in range(3)]
-    with pytest.raises(ValueError, match="--samples must be 1 to 4"):
+    with pytest.raises(ValueError, match="`samples` must be 1 to 4"):
         run(settings(folder, tmp_path / "out", samples=5))
 
 
@@ -279,9 +280,9 @@ def test_default_prompts_and_judges(tmp_path: Path) -> None:
     [
         ({"options": {"detectr": "x"}}, "unknown key 'detectr'"),
         ({"judge": "shape"}, "shapes"),
-        ({"judge": "shapes", "prompts": "published"}, "--judge shapes does not know airplane.*openmmlab see photos"),
-        ({"judge": "mask2former"}, "--judge mask2former does not know circle"),
-        ({"judge": "openmmlab"}, "--judge openmmlab does not know circle"),
+        ({"judge": "shapes", "prompts": "published"}, "`judge` shapes does not know airplane.*openmmlab see photos"),
+        ({"judge": "mask2former"}, "`judge` mask2former does not know circle"),
+        ({"judge": "openmmlab"}, "`judge` openmmlab does not know circle"),
         ({"judge": "openmmlab", "prompts": "published"}, r"has no file to load: give detector: .*743b7d99\.pth"),
         ({"options": {"detector": "x"}}, "detector"),
     ],
@@ -302,7 +303,7 @@ def test_prompts_without_records_or_with_strange_objects_are_refused(tmp_path: P
     with pytest.raises(ValueError, match="there is no"):
         check(of_model(EMBEDDED, tmp_path, prompts=str(tmp_path / "none.jsonl")))
     folder = write_folder(tmp_path / "a")
-    with pytest.raises(ValueError, match="leave out --prompts world"):
+    with pytest.raises(ValueError, match="leave out `prompts` world"):
         check(settings(folder, tmp_path / "out", prompts="world"))
 
 

@@ -16,9 +16,7 @@ from PIL import Image
 from scripted_judges import ScriptedJudge, level
 
 from flowrl.benchmarks.t2i_compbench import CATEGORIES
-from flowrl.evaluation import dpg_bench_runner as dpg_bench
-from flowrl.evaluation import panel_runner as panel
-from flowrl.evaluation import t2i_compbench_runner as t2i_compbench
+from flowrl.evaluation import dpg_bench, panel, runner, t2i_compbench
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text
 from flowrl.generation import features, scorers
@@ -31,8 +29,7 @@ from flowrl.rewards.judges.chat import Answer, Question
 
 @pytest.fixture(autouse=True)
 def _drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (panel, t2i_compbench, dpg_bench):
-        monkeypatch.setattr(module, "images_of", draw_flat)
+    monkeypatch.setattr(runner, "images_of", draw_flat)
 
 
 @pytest.fixture
@@ -63,9 +60,9 @@ def scored_by(monkeypatch: pytest.MonkeyPatch, kind: str = "pointwise") -> Count
     return counting
 
 
-def run(module: Any, given: Any) -> Result:
-    module.check(given)
-    result: Result = module.run(given)
+def run(given: Any) -> Result:
+    runner.check(given)
+    result = runner.run(given)
     assert max(map(len, as_text(result).splitlines())) <= 80
     return result
 
@@ -79,7 +76,7 @@ def test_means_of_a_panel_and_the_change_to_a_base(
     counting = scored_by(monkeypatch)
     given = settings_for(tmp_path / "out", "drawbench", prompts=str(prompts), samples=2, base=True,
                          options={"rewards": "clip_score"})  # fmt: skip
-    result = run(panel, given)
+    result = run(given)
     # Levels 0 1 10 11 20 21, and 100 more for the base.
     assert result.metrics["eval/drawbench/level"] == pytest.approx(10.5)
     assert result.base_metrics["eval/drawbench/level"] == pytest.approx(110.5)
@@ -88,7 +85,7 @@ def test_means_of_a_panel_and_the_change_to_a_base(
     assert any("3 prompts, the published list has 200" in note for note in result.notes)
     assert any("not the benchmark's own" in note for note in result.notes)
     assert counting.asked == 12
-    assert run(panel, given).metrics == result.metrics
+    assert run(given).metrics == result.metrics
     assert counting.asked == 12  # from the journal
 
 
@@ -96,7 +93,7 @@ def test_a_single_prompt_has_an_interval_that_speaks_of_it(tmp_path: Path, monke
     scored_by(monkeypatch)
     (tmp_path / "one.txt").write_text("a green cup\n")
     given = settings_for(tmp_path / "out", "drawbench", prompts=str(tmp_path / "one.txt"), samples=2)
-    result = run(panel, given)
+    result = run(given)
     assert result.intervals["level"].known
     assert "intervals speak of these prompts." in as_text(result)
     page = render(result, title="a page", names=["model"], command="flowrl eval")
@@ -112,19 +109,19 @@ def test_failed_images_are_in_no_mean_and_are_asked_for_again(tmp_path: Path, mo
         flat(grey).save(folder / f"{number}.png")
     (tmp_path / "each.txt").write_text("a\na\nb\n")
     given = settings_for(tmp_path / "out", "ocr", images=folder, prompts=str(tmp_path / "each.txt"))
-    result = run(panel, given)
+    result = run(given)
     assert result.metrics["eval/ocr/level"] == pytest.approx(15.0)
     assert result.metrics["eval/ocr/level_failed"] == 1
     assert result.rows[2]["error"] == {"level": "not_finite"}
     assert [row["sample"] for row in result.rows] == [0, 1, 0]
     assert any("failed on 1 of 3" in note for note in result.notes)
-    run(panel, given)
+    run(given)
     assert counting.asked == 4
 
 
 def test_real_rewards_by_name_and_option(tmp_path: Path, prompts: Path) -> None:
     options = {"rewards": "jpeg_compressibility,jpeg_incompressibility", "jpeg_compressibility.scale": "ddpo"}
-    result = run(panel, settings_for(tmp_path / "out", "panel", prompts=str(prompts), samples=1, options=options))
+    result = run(settings_for(tmp_path / "out", "panel", prompts=str(prompts), samples=1, options=options))
     small, large = (result.metrics[f"eval/panel/jpeg_{name}"] for name in ("compressibility", "incompressibility"))
     assert small == pytest.approx(-large)
     assert large > 0
@@ -148,18 +145,18 @@ def test_bad_options_of_panels_are_refused(
     tmp_path: Path, prompts: Path, benchmark: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        panel.check(settings_for(tmp_path / "out", benchmark, prompts=str(prompts), options=options))
+        runner.check(settings_for(tmp_path / "out", benchmark, prompts=str(prompts), options=options))
 
 
 def test_panels_without_prompts_or_with_a_judge_are_refused(tmp_path: Path, prompts: Path) -> None:
     with pytest.raises(ValueError, match="DiffusionNFT"):
-        panel.check(settings_for(tmp_path / "out", "drawbench"))
+        runner.check(settings_for(tmp_path / "out", "drawbench"))
     with pytest.raises(ValueError, match="no judge"):
-        panel.check(settings_for(tmp_path / "out", "drawbench", prompts=str(prompts), judge="shapes"))
+        runner.check(settings_for(tmp_path / "out", "drawbench", prompts=str(prompts), judge="shapes"))
     (tmp_path / "images").mkdir()
     flat(3).save(tmp_path / "images" / "a.png")
     with pytest.raises(ValueError, match="names no prompts"):
-        panel.check(settings_for(tmp_path / "out", "drawbench", images=tmp_path / "images"))
+        runner.check(settings_for(tmp_path / "out", "drawbench", images=tmp_path / "images"))
 
 
 def test_rewards_that_compare_a_prompts_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +173,11 @@ def test_rewards_that_compare_a_prompts_images_are_refused(monkeypatch: pytest.M
 
 def test_diversity_of_pixels(tmp_path: Path, prompts: Path) -> None:
     given = settings_for(tmp_path / "out", "diversity", prompts=str(prompts), samples=2, options={"features": "pixels"})
-    result = run(panel, given)
+    result = run(given)
     # Two flat images of neighbouring levels: every pixel differs by 1/255.
     assert result.metrics["eval/diversity/diversity"] == pytest.approx(1 / 255)
     assert list(result.intervals) == ["diversity"]
-    both = run(panel, settings_for(tmp_path / "both", "diversity", prompts=str(prompts), samples=2, base=True,
+    both = run(settings_for(tmp_path / "both", "diversity", prompts=str(prompts), samples=2, base=True,
                                    options={"features": "pixels"}))  # fmt: skip
     assert both.differences["diversity"].mean == pytest.approx(0.0)
 
@@ -223,7 +220,7 @@ def test_images_get_the_names_that_the_scripts_read(
     counting = Counting()
     monkeypatch.setattr(t2i_compbench, "load_scorers", lambda specs, device: {"clip_score": counting.reward})
     given = settings_for(tmp_path / "out", "t2i_compbench", prompts=str(dataset), samples=2)
-    result = run(t2i_compbench, given)
+    result = run(given)
     folder = tmp_path / "out" / "model" / "t2i_compbench"
     assert sorted(path.name for path in (folder / "color" / "samples").iterdir()) == [
         "a green cup_000002.png", "a green cup_000003.png", "a red cube and a blue ball_000000.png",
@@ -238,11 +235,11 @@ def test_images_get_the_names_that_the_scripts_read(
     theirs = folder / "color" / "annotation_blip"
     theirs.mkdir()
     (theirs / "vqa_result.json").write_text(json.dumps([{"question_id": i, "answer": "0.5000"} for i in range(4)]))
-    assert run(t2i_compbench, given).metrics["eval/t2i_compbench/color"] == 0.5
+    assert run(given).metrics["eval/t2i_compbench/color"] == 0.5
     assert counting.asked == 4
     (theirs / "vqa_result.json").write_text(json.dumps([{"question_id": 9, "answer": 1}]))
     with pytest.raises(ValueError, match="another set of images"):
-        t2i_compbench.run(given)
+        runner.run(given)
 
 
 def test_the_overall_needs_all_eight_categories(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +252,7 @@ def test_the_overall_needs_all_eight_categories(tmp_path: Path, dataset: Path, m
             place = tmp_path / "out" / subject / "t2i_compbench" / category / t2i_compbench.RESULTS[category]
             place.mkdir(parents=True)
             (place / "vqa_result.json").write_text('[{"question_id": 0, "answer": 0.25}]')
-    result = run(t2i_compbench, given)
+    result = run(given)
     assert result.metrics["eval/t2i_compbench/overall"] == pytest.approx(100 * 7 * 0.25 / 8)  # the cup's level is 0
     assert result.differences["non_spatial"].mean == -100.0
 
@@ -269,7 +266,7 @@ def test_verdicts_of_one_prompt_that_agree_leave_room(tmp_path: Path, dataset: P
         place.mkdir(parents=True)
         scores = [{"question_id": number, "answer": 1.0} for number in range(4)]
         (place / "vqa_result.json").write_text(json.dumps(scores))
-    result = run(t2i_compbench, given)
+    result = run(given)
     assert result.differences["color"].low < 0 < result.differences["color"].high
     assert result.intervals["color"].low < 100
     assert "Intervals speak of these prompts." in " ".join(as_text(result).split())
@@ -284,10 +281,10 @@ def test_bad_input_of_t2i_compbench_is_refused(tmp_path: Path, dataset: Path, pr
     ):
         given: dict[str, Any] = dict(more)
         with pytest.raises(ValueError, match=message):
-            t2i_compbench.check(settings_for(tmp_path / "out", "t2i_compbench", **given))
+            runner.check(settings_for(tmp_path / "out", "t2i_compbench", **given))
     (dataset / "color_val.txt").write_text("either/or\n")
     with pytest.raises(ValueError, match="cannot name a file"):
-        t2i_compbench.check(settings_for(tmp_path / "out", "t2i_compbench", prompts=str(dataset)))
+        runner.check(settings_for(tmp_path / "out", "t2i_compbench", prompts=str(dataset)))
 
 
 # ---- DPG-Bench -------------------------------------------------------------------------------------------------------
@@ -309,7 +306,7 @@ JUDGE = "{server: http://127.0.0.1:1/v1, model: scripted}"
 
 
 def test_grids_are_written_where_no_judge_is_named(tmp_path: Path, dense: Path) -> None:
-    result = run(dpg_bench, settings_for(tmp_path / "out", "dpg_bench", prompts=str(dense)))
+    result = run(settings_for(tmp_path / "out", "dpg_bench", prompts=str(dense)))
     with Image.open(tmp_path / "out" / "model" / "dpg_bench" / "b.png") as grid:
         assert grid.size == (16, 16)
         assert [grid.getpixel(place) for place in ((0, 0), (15, 0), (0, 15), (15, 15))] == [
@@ -331,14 +328,14 @@ def test_a_judge_answers_every_question_about_every_image(
     judge = ScriptedJudge(answer)
     monkeypatch.setattr(dpg_bench, "build_chat", lambda options, *, device, owner: judge)
     given = settings_for(tmp_path / "out", "dpg_bench", prompts=str(dense), judge=JUDGE, options={"all_rows": "true"})
-    result = run(dpg_bench, given)
+    result = run(given)
     assert len(judge.asked) == 4 * 3
     # a: 1, 1, 1, and 0 of 2 in the last (red falls with the cube); b: 2 of 4.
     assert result.metrics["eval/dpg_bench/score"] == pytest.approx(100 * (0.75 + 0.5) / 2)
     assert result.metrics["eval/dpg_bench/attribute"] == 100.0  # before dependencies
     assert result.metrics["eval/dpg_bench/entity"] == 0.0  # of the last images
     assert any("not mPLUG-large" in note for note in result.notes)
-    run(dpg_bench, given)
+    run(given)
     assert len(judge.asked) == 12
 
 
@@ -348,16 +345,16 @@ def test_items_without_all_answers_are_skipped_and_asked_again(
     judge = ScriptedJudge(lambda question: Answer(text="Perhaps" if level(question) == 11 else "yes"))
     monkeypatch.setattr(dpg_bench, "build_chat", lambda options, *, device, owner: judge)
     given = settings_for(tmp_path / "out", "dpg_bench", prompts=str(dense), judge=JUDGE, base=True)
-    result = run(dpg_bench, given)
+    result = run(given)
     assert result.metrics["eval/dpg_bench/skipped"] == 1
     assert result.rows[1]["score"] is None
     assert result.differences["score"].mean == 0.0
     asked = len(judge.asked)
-    run(dpg_bench, given)
+    run(given)
     assert len(judge.asked) == asked + 1
     judge.answer = lambda question: Answer(error="timeout")
     with pytest.raises(ValueError, match="answered none"):
-        dpg_bench.run(settings_for(tmp_path / "other", "dpg_bench", prompts=str(dense), judge=JUDGE))
+        runner.run(settings_for(tmp_path / "other", "dpg_bench", prompts=str(dense), judge=JUDGE))
 
 
 @pytest.mark.parametrize(
@@ -373,4 +370,4 @@ def test_items_without_all_answers_are_skipped_and_asked_again(
 def test_bad_input_of_dpg_bench_is_refused(tmp_path: Path, dense: Path, more: dict[str, Any], message: str) -> None:
     given = {"prompts": str(dense)} | more
     with pytest.raises(ValueError, match=message):
-        dpg_bench.check(settings_for(tmp_path / "out", "dpg_bench", **given))
+        runner.check(settings_for(tmp_path / "out", "dpg_bench", **given))

@@ -16,14 +16,14 @@ from unigenbench_files import record, write
 
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS
-from flowrl.evaluation import kept_answers
-from flowrl.evaluation import unigenbench_runner as unigenbench
+from flowrl.evaluation import kept_answers, runner
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text
 from flowrl.evaluation.kept_answers import RETRY_TEMPERATURE
 from flowrl.evaluation.named_judges import read_judge
-from flowrl.evaluation.unigenbench_estimate import SECONDS
-from flowrl.evaluation.unigenbench_judge import read_wording
+from flowrl.evaluation.unigenbench import unigenbench
+from flowrl.evaluation.unigenbench.estimate import SECONDS
+from flowrl.evaluation.unigenbench.wording import read_wording
 from flowrl.generation.layouts import read_numbered
 from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question, check_chat, identity_of
@@ -87,8 +87,8 @@ def settings(out: Path, prompts: Path, images: Path | None = None, **more: Any) 
 
 
 def run(given: Settings) -> Result:
-    unigenbench.check(given)
-    return unigenbench.run(given)
+    runner.check(given)
+    return runner.run(given)
 
 
 # ---- a whole evaluation ----------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_chinese_prompts_are_asked_about_in_chinese(
 def test_a_model_is_compared_to_its_base_on_the_same_prompts(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unigenbench, "images_of", draw_flat)
+    monkeypatch.setattr(runner, "images_of", draw_flat)
     judged_by(monkeypatch, lambda question: reply([int(level_of(question) < 100)] * points_of(question)))
     result = run(settings(tmp_path / "out", prompts, base=True))
     assert result.metrics["eval/unigenbench/overall"] == 1.0
@@ -176,7 +176,7 @@ def test_a_model_is_compared_to_its_base_on_the_same_prompts(
 def test_images_in_genevals_layout_are_found_by_their_prompts(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unigenbench, "images_of", draw_flat)
+    monkeypatch.setattr(runner, "images_of", draw_flat)
     judged_by(monkeypatch, met_if_even)
     run(settings(tmp_path / "out", prompts))
     again = run(settings(tmp_path / "again", prompts, tmp_path / "out" / "model" / "images"))
@@ -184,7 +184,7 @@ def test_images_in_genevals_layout_are_found_by_their_prompts(
     assert again.metrics["eval/unigenbench/overall"] == 0.5
     other = write(tmp_path / "other.csv", {0: ("another prompt", record(["Style"]))})
     with pytest.raises(ValueError, match="has 0 images of prompt 0"):
-        unigenbench.check(settings(tmp_path / "again", other, tmp_path / "out" / "model" / "images"))
+        runner.check(settings(tmp_path / "again", other, tmp_path / "out" / "model" / "images"))
 
 
 def test_some_prompts_only(tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def test_bad_options_are_refused(
     tmp_path: Path, prompts: Path, images: Path, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        unigenbench.check(settings(tmp_path / "out", prompts, images, options=options))
+        runner.check(settings(tmp_path / "out", prompts, images, options=options))
 
 
 def test_bad_words_are_refused(tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_the_named_judges_are_valid() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "needs --judge"),
+        (None, "needs `judge`"),
         ("gemni", "did you mean 'gemini'"),
         ("{server: http://a/v1}", "model"),
         ("{server: http://a/v1, model: m, sede: 1}", "sede"),
@@ -453,7 +453,7 @@ def test_a_missing_image_is_an_error_before_anything_is_asked(
     judge = judged_by(monkeypatch, met_if_even)
     (images / "7_1.png").unlink()
     given = settings(tmp_path / "out", prompts, images)
-    for function in (unigenbench.check, unigenbench.run):
+    for function in (runner.check, runner.run):
         with pytest.raises(ValueError, match=r"lacks 1 of 6 images \(7_1.png\)"):
             function(given)
     assert not judge.asked
@@ -463,4 +463,4 @@ def test_a_missing_image_is_an_error_before_anything_is_asked(
 
 def test_missing_prompts_are_refused(tmp_path: Path, images: Path) -> None:
     with pytest.raises(ValueError, match="CodeGoat24/UniGenBench"):
-        unigenbench.check(settings_for(tmp_path, "unigenbench", images=images, judge=JUDGE))
+        runner.check(settings_for(tmp_path, "unigenbench", images=images, judge=JUDGE))

@@ -15,20 +15,19 @@ from drawn_images import settings_for
 from flowrl.benchmarks.temporal import NAMES, diagnose
 from flowrl.benchmarks.vbench import DIMENSIONS, aggregate
 from flowrl.cli import main
-from flowrl.evaluation.benchmark import BENCHMARKS, OF_VIDEOS, Result
+from flowrl.evaluation import runner
+from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text
-from flowrl.evaluation.video import diagnosed
-from flowrl.evaluation.video import vbench_runner as vbench
-from flowrl.evaluation.video import video_panel_runner as panel
+from flowrl.evaluation.video import diagnostics
 from flowrl.generation.folders import read_folder
 from flowrl.media.lossless import CLIPS, read_clip
 from flowrl.pages.evaluation_page import render
+from flowrl.prompts.loading import read_prompts
 
 
 @pytest.fixture(autouse=True)
 def _drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (panel, vbench):
-        monkeypatch.setattr(module, "images_of", draw_clips)
+    monkeypatch.setattr(runner, "images_of", draw_clips)
 
 
 @pytest.fixture
@@ -38,9 +37,9 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def run(module: Any, given: Any) -> Result:
-    module.check(given)
-    result: Result = module.run(given)
+def run(given: Any) -> Result:
+    runner.check(given)
+    result = runner.run(given)
     assert max(map(len, as_text(result).splitlines())) <= 80
     return result
 
@@ -55,7 +54,7 @@ def page_of(result: Result) -> str:
 def test_a_panel_has_rewards_their_parts_and_the_diagnostics(tmp_path: Path, prompts: Path) -> None:
     options = {"rewards": "temporal_smoothness", "temporal_smoothness.min_change": "0.5"}
     given = settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), samples=2, options=options)
-    result = run(panel, given)
+    result = run(given)
     expected = diagnose(clip(0))
     for name in NAMES:
         assert result.metrics[f"eval/video_panel/{name}"] == pytest.approx(expected[name], abs=1e-6)
@@ -69,7 +68,7 @@ def test_a_panel_has_rewards_their_parts_and_the_diagnostics(tmp_path: Path, pro
 
 def test_a_panel_against_a_base_finds_its_jumps_and_shows_them(tmp_path: Path, prompts: Path) -> None:
     given = settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), samples=1, base=True)
-    result = run(panel, given)  # without rewards: the diagnostics alone
+    result = run(given)  # without rewards: the diagnostics alone
     assert result.base_metrics["eval/video_panel/teleport"] == pytest.approx(1 - 1 / 10, abs=1e-4)
     assert "teleport \N{MINUS SIGN}0.9000" in result.headline
     page = page_of(result)
@@ -85,20 +84,20 @@ def test_clips_are_diagnosed_once(tmp_path: Path, prompts: Path, monkeypatch: py
         asked.append(video)
         return diagnose(video)
 
-    monkeypatch.setattr(diagnosed, "diagnose", counted)
+    monkeypatch.setattr(diagnostics, "diagnose", counted)
     given = settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), samples=1)
-    first = run(panel, given)
+    first = run(given)
     assert len(asked) == 3
-    assert run(panel, given).metrics == first.metrics
+    assert run(given).metrics == first.metrics
     assert len(asked) == 3
 
 
 def test_a_damaged_clip_is_in_no_mean(tmp_path: Path, prompts: Path) -> None:
     given = settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), samples=1,
                          options={"rewards": "temporal_smoothness"})  # fmt: skip
-    (one, *_) = draw_clips(given, given.subject, panel.video_prompts(given, given.subject), ".mkv")
+    (one, *_) = draw_clips(given, given.subject, read_prompts(prompts), ".mkv")
     one.path.write_bytes(b"cut off")
-    result = run(panel, given)
+    result = run(given)
     assert result.metrics["eval/video_panel/flicker_failed"] == 1
     assert result.rows[0]["error"] == {"temporal_smoothness": "unreadable"}
     assert any("failed on 1 of 3 clips" in note for note in result.notes)
@@ -106,26 +105,26 @@ def test_a_damaged_clip_is_in_no_mean(tmp_path: Path, prompts: Path) -> None:
 
 def test_existing_clips_are_judged_by_their_folder(tmp_path: Path, prompts: Path) -> None:
     drawn = settings_for(tmp_path / "a", "video_panel", prompts=str(prompts), samples=2)
-    first = run(panel, drawn)
+    first = run(drawn)
     given = settings_for(tmp_path / "b", "video_panel", images=tmp_path / "a" / "model" / "images", samples=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(panel, "images_of")
-        assert run(panel, given).metrics == first.metrics
+        patch.delattr(runner, "images_of")
+        assert run(given).metrics == first.metrics
     with pytest.raises(ValueError, match="is no folder of clips"):
-        panel.check(settings_for(tmp_path / "c", "video_panel", images=tmp_path))
+        runner.check(settings_for(tmp_path / "c", "video_panel", images=tmp_path))
     with pytest.raises(ValueError, match=r"holds no samples with names that end in \.png, but 00000\.mkv"):
         read_folder(tmp_path / "a" / "model" / "images")
 
 
 def test_rewards_of_images_say_what_they_saw(tmp_path: Path, prompts: Path) -> None:
     options = {"rewards": "jpeg_compressibility"}
-    result = run(panel, settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), samples=1, options=options))
+    result = run(settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), samples=1, options=options))
     assert any("first frame of each clip" in note for note in result.notes)
     (tmp_path / "panel.yaml").write_text(
         "rewards:\n- {name: jpeg_compressibility, frames: {policy: uniform, count: 3, reducer: mean}}\n"
     )
     options = {"rewards": str(tmp_path / "panel.yaml")}
-    framed = run(panel, settings_for(tmp_path / "two", "video_panel", prompts=str(prompts), samples=1, options=options))
+    framed = run(settings_for(tmp_path / "two", "video_panel", prompts=str(prompts), samples=1, options=options))
     assert not any("first frame" in note for note in framed.notes)
     assert "frames-uniform-3-mean" in framed.facts["versions"]["jpeg_compressibility"]
 
@@ -145,18 +144,18 @@ def test_options_of_panels(
     given = settings_for(tmp_path / "out", benchmark, prompts=str(prompts), options=options, samples=1)
     if words is not None:
         with pytest.raises(ValueError, match=words):
-            panel.check(given)
+            runner.check(given)
         return
-    notes = run(panel, given).notes
+    notes = run(given).notes
     assert any("not the benchmark's own, which are video_align" in note for note in notes)
     assert any("3 prompts, the published list has 1000" in note for note in notes)
 
 
 def test_panels_without_prompts_or_with_a_judge_are_refused(tmp_path: Path, prompts: Path) -> None:
     with pytest.raises(ValueError, match=r"VGenEval_T2V\.xlsx"):
-        panel.check(settings_for(tmp_path / "out", "videogen_eval"))
+        runner.check(settings_for(tmp_path / "out", "videogen_eval"))
     with pytest.raises(ValueError, match="no judge"):
-        panel.check(settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), judge="shapes"))
+        runner.check(settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), judge="shapes"))
 
 
 # ---- vbench ----------------------------------------------------------------------------------------------------------
@@ -179,7 +178,7 @@ def calls(python: Path) -> list[str]:
 def test_vbench_from_videos_to_the_published_sums(tmp_path: Path) -> None:
     python = vbench_environment(tmp_path / "with a space", ENTRIES)
     given = settings_for(tmp_path / "out", "vbench", samples=2, base=True, options={"python": str(python)})
-    result = run(vbench, given)
+    result = run(given)
     mean = {True: sum(len(str(e["prompt_en"])) for e in ENTRIES[:3]) / 3, False: sum(
         len(str(e["prompt_en"])) for e in ENTRIES[3:]) / 3}  # fmt: skip
     scores = {name: (mean[known.quality] + 0.5) / 50 for name, known in DIMENSIONS.items()}
@@ -197,7 +196,7 @@ def test_vbench_from_videos_to_the_published_sums(tmp_path: Path) -> None:
     assert result.facts["vbench"] == "0.1.5"
     assert "eval/vbench/teleport" in result.metrics
     assert len(calls(python)) == 32
-    assert run(vbench, given).metrics == result.metrics
+    assert run(given).metrics == result.metrics
     assert len(calls(python)) == 32  # from the journal
     assert "<video" in page_of(result)
 
@@ -209,9 +208,9 @@ def test_vbench_goes_on_where_its_package_failed(tmp_path: Path) -> None:
     options = {"python": str(python), "dimensions": "[color, scene]"}
     given = settings_for(tmp_path / "out", "vbench", samples=1, options=options)
     with pytest.raises(ValueError, match=r"ended with status 1 on scene .*(?s:.)*RuntimeError: no weights of scene"):
-        run(vbench, given)
+        run(given)
     trap.unlink()
-    result = run(vbench, given)
+    result = run(given)
     assert calls(python) == ["color", "scene", "scene"]
     assert any("no quality, semantic, total score" in note for note in result.notes)
     assert "eval/vbench/total" not in result.metrics
@@ -221,25 +220,25 @@ def test_vbench_of_videos_that_exist(tmp_path: Path) -> None:
     python = vbench_environment(tmp_path / "env", ENTRIES)
     options = {"python": str(python), "dimensions": "[color]"}
     drawn = settings_for(tmp_path / "out", "vbench", samples=2, options=options)
-    first = run(vbench, drawn)
+    first = run(drawn)
     folder = tmp_path / "out" / "model" / "vbench" / "videos"
-    again = run(vbench, settings_for(tmp_path / "again", "vbench", samples=2, options=options, images=folder))
+    again = run(settings_for(tmp_path / "again", "vbench", samples=2, options=options, images=folder))
     assert again.metrics == first.metrics
     assert not any("could not be read" in note for note in again.notes)
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)
     sorted(mine.iterdir())[0].write_bytes(b"cut off")
-    torn = run(vbench, settings_for(tmp_path / "torn", "vbench", samples=2, options=options, images=mine))
+    torn = run(settings_for(tmp_path / "torn", "vbench", samples=2, options=options, images=mine))
     assert any(note.startswith("1 clip could not be read or had too few frames") for note in torn.notes)
     with pytest.raises(ValueError, match=r"lacks 3 of 9 videos \(such as 'a red car-2\.mp4'\)"):
-        vbench.check(settings_for(tmp_path / "c", "vbench", samples=3, options=options, images=folder))
+        runner.check(settings_for(tmp_path / "c", "vbench", samples=3, options=options, images=folder))
 
 
 def test_another_version_is_told(tmp_path: Path) -> None:
     python = vbench_environment(tmp_path / "env", ENTRIES, version="0.2.0")
     given = settings_for(tmp_path / "out", "vbench", samples=1,
                          options={"python": str(python), "dimensions": "[color]"})  # fmt: skip
-    assert any(note.startswith("vbench 0.2.0 measured this") for note in run(vbench, given).notes)
+    assert any(note.startswith("vbench 0.2.0 measured this") for note in run(given).notes)
 
 
 def test_what_vbench_refuses_before_anything_is_drawn(tmp_path: Path) -> None:
@@ -251,7 +250,7 @@ def test_what_vbench_refuses_before_anything_is_drawn(tmp_path: Path) -> None:
     for python_like in (bare, broken):
         python_like.chmod(0o755)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"options": {}}, "an environment of its own: give --option python="),
+        ({"options": {}}, "an environment of its own: give `options` python="),
         ({"options": {"python": "nowhere/python"}}, "is no program on this machine"),
         ({"options": {"python": str(bare)}}, "has no package vbench"),
         ({"options": {"python": str(broken)}}, r"ended with status 3 \(ImportError: no _ctypes\)"),
@@ -263,7 +262,7 @@ def test_what_vbench_refuses_before_anything_is_drawn(tmp_path: Path) -> None:
     ]
     for more, words in cases:
         with pytest.raises(ValueError, match=words):
-            vbench.check(settings_for(tmp_path / "out", "vbench", **{"samples": 1, **more}))
+            runner.check(settings_for(tmp_path / "out", "vbench", **{"samples": 1, **more}))
     assert not (tmp_path / "out").exists()
 
 
@@ -291,7 +290,6 @@ def test_the_command_evaluates_the_embedded_model_of_videos(
 
 
 def test_models_and_benchmarks_of_two_kinds_do_not_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(OF_VIDEOS) <= BENCHMARKS.keys()
     assert main(["eval", "asset:tiny-sd3", "--benchmark", "video_panel", "--out", str(tmp_path / "a")]) != 0
     assert "makes images (family sd3) and flowrl eval judges videos" in " ".join(capsys.readouterr().err.split())
     assert main(["eval", "asset:tiny-wan", "--out", str(tmp_path / "b")]) != 0

@@ -26,6 +26,7 @@ from flowrl.generation.models import (
     schedule_of,
     with_negative,
 )
+from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines import family as known_family
 from flowrl.pipelines.places.known_checkpoints import tables, usual_sampling
@@ -39,7 +40,9 @@ def test_the_embedded_model_and_others_have_their_defaults() -> None:
     assert (embedded.num_steps, embedded.guidance_scale, embedded.max_sequence_length) == (10, 3.0, 16)
     hub = find_source("stabilityai/stable-diffusion-3.5-medium")
     assert (hub.num_steps, hub.guidance_scale, hub.max_sequence_length, hub.dtype) == (40, 4.5, None, "float32")
-    changed = find_source(EMBEDDED, num_steps=3, guidance_scale=1.0, max_sequence_length=8, dtype="bfloat16")
+    changed = find_source(
+        EMBEDDED, sampling=SamplingOptions(steps=3, guidance=1.0, max_sequence_length=8, dtype="bfloat16")
+    )
     assert (changed.num_steps, changed.guidance_scale, changed.max_sequence_length, changed.dtype) == (
         3, 1.0, 8, "bfloat16"
     )  # fmt: skip
@@ -76,7 +79,7 @@ def test_distilled_checkpoints_are_sampled_in_few_steps_without_guidance(model: 
     assert (source.num_steps, source.guidance_scale) == (steps, scale)
     if steps < 10:
         assert known_family(source.family).rows(model, scale) == 1
-    told = find_source(model, num_steps=9, guidance_scale=2.0, height=512)
+    told = find_source(model, sampling=SamplingOptions(steps=9, guidance=2.0, height=512))
     assert (told.num_steps, told.guidance_scale, told.height, told.width) == (9, 2.0, 512, None)
 
 
@@ -174,17 +177,17 @@ def test_the_lora_folder_of_a_run_is_the_run(tmp_path: Path) -> None:
     assert find_source(str(run / "lora")) == replace(find_source(str(run)), lora=run / "lora")
     copy = tmp_path / "copy"
     shutil.copytree(run / "lora", copy)
-    with pytest.raises(ValueError, match=f"does not name its base model: give that one, and --lora {copy}"):
+    with pytest.raises(ValueError, match=f"does not name its base model: give that one, and `lora` {copy}"):
         find_source(str(copy))
     (copy / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": EMBEDDED}))
     assert find_source(str(copy)) == find_source(EMBEDDED, lora=copy)
-    with pytest.raises(ValueError, match="is a LoRA and --lora gives another"):
+    with pytest.raises(ValueError, match="is a LoRA and `lora` gives another"):
         find_source(str(copy), lora=run / "lora")
 
 
 def test_a_bad_dtype_and_missing_parts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--dtype must be one of float32, bfloat16, float16, got 'fp8'"):
-        find_source(EMBEDDED, dtype="fp8")
+    with pytest.raises(ValueError, match="`dtype` must be one of float32, bfloat16, float16, got 'fp8'"):
+        find_source(EMBEDDED, sampling=SamplingOptions(dtype="fp8"))
     check_source(find_source(EMBEDDED))
     with pytest.raises(ValueError, match=f"there is no LoRA in {tmp_path}"):
         check_source(find_source(EMBEDDED, lora=tmp_path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from torch import Tensor
 from toy_pipeline import Toy
 
 from flowrl.cli import main
-from flowrl.commands.sample import run as module
-from flowrl.commands.sample.run import BATCH, parse_seeds, wanted_prompts
 from flowrl.generation import drawing
+from flowrl.generation import sample as module
+from flowrl.generation.sample import BATCH, parse_seeds, wanted_prompts
 from flowrl.prompts.loading import Prompt
 from flowrl.training import heldout as evaluate
 
@@ -108,7 +107,7 @@ def test_prompts_without_a_negative_prompt_take_that_of_the_run(tmp_path: Path) 
     file.write_text(
         '{"prompt": "a"}\n{"prompt": "b", "negative_prompt": "grey"}\n{"prompt": "c", "negative_prompt": ""}'
     )
-    rows = wanted_prompts(Namespace(prompt=["d"], prompts=str(file), source=[]), "blurred")
+    rows = wanted_prompts(["d"], [], file, "blurred")
     assert [(row.text, row.negative) for row in rows] == [("d", "blurred"), ("a", "blurred"), ("b", "grey"), ("c", "")]
 
 
@@ -153,3 +152,5 @@ def test_noise_goes_to_where_the_network_is(monkeypatch: pytest.MonkeyPatch) -> 
 def test_seed_lists() -> None:
     assert parse_seeds("0-3") == [0, 1, 2, 3]
     assert parse_seeds(" 7, 2-3,7") == [7, 2, 3]
+    assert parse_seeds(range(2)) == [0, 1]
+    assert parse_seeds(5) == [5]

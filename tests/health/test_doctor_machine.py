@@ -15,7 +15,7 @@ import pytest
 from flowrl.cli import main
 from flowrl.health import hub_check as hub
 from flowrl.health import machine_checks
-from flowrl.health.diagnosis import Check, Diagnosis, as_data
+from flowrl.health.diagnosis import Check, Diagnosis, Examination, as_data
 from flowrl.health.doctor_text import as_text, last_words
 from flowrl.health.gpu_checks import GpuFacts, driver_check, gpu_facts, has_kernels, kernel_check
 from flowrl.health.machine_checks import (
@@ -204,7 +204,7 @@ def test_the_hub_and_the_token(
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
-LONG = Diagnosis(
+LONG = Examination(
     about="This machine",
     checks=(
         Check(name="disk", state="fault", found="0.2 GiB free in " + "word " * 30, cure="make " * 30),
@@ -222,7 +222,7 @@ def test_lines_fit_80_columns_and_name_what_to_change_below() -> None:
     assert as_text(LONG, "ascii").isascii()
     assert last_words(LONG.checks) == "1 fault to be put right first; 1 warning."
     assert last_words(LONG.checks[1:2]) == "Nothing here would stop a run."
-    assert as_data([LONG])["stops"] is True
+    assert as_data(Diagnosis(examinations=(LONG,)))["stops"] is True
     assert LONG.code == 1
 
 

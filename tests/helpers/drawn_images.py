@@ -21,7 +21,7 @@ def flat(level: int, size: int = SIZE) -> Image.Image:
     return Image.fromarray(np.full((size, size, 3), level, dtype=np.uint8))
 
 
-def draw_flat(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -> list[ImageFile]:
+def draw_flat(settings: Settings, subject: Subject, prompts: Sequence[Prompt], suffix: str = ".png") -> list[ImageFile]:
     """Stands for `images_of`: an image's level is 10 * prompt + sample, one more for a subject named base."""
     folder = subject.folder / "images"
     for index, prompt in enumerate(prompts):
@@ -41,4 +41,4 @@ def settings_for(
     """Settings of a command about images that exist, or that `draw_flat` will make."""
     subject = Subject(label="model", folder=out / "model", images=images)
     other = Subject(label="base", folder=out / "base") if base else None
-    return Settings(benchmark=benchmark, subject=subject, base=other, out=out, show=False, **more)  # type: ignore[arg-type]
+    return Settings(benchmark=benchmark, subject=subject, base=other, out=out, **more)  # type: ignore[arg-type]

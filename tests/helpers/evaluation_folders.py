@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from flowrl import cli
 from flowrl.benchmarks.geneval import wording as world
-from flowrl.commands.eval.run import run
+from flowrl.evaluation import evaluate
+from flowrl.generation.subject import Settings
+from flowrl.runtime.call import answering
 from flowrl.world.scenes import draw_scene, random_scene
 
 RECORDS = [
@@ -60,14 +64,40 @@ def write_folder(
     return folder
 
 
-def parse(*arguments: object) -> argparse.Namespace:
-    """The arguments of `flowrl eval`."""
-    return cli.parse("eval", [str(argument) for argument in arguments])
-
-
 def flowrl_eval(*arguments: object) -> int:
-    """`flowrl eval ARGUMENTS`, errors as exceptions."""
-    return run(parse(*arguments))
+    """`flowrl eval ARGUMENTS`, errors as exceptions that say what the terminal does."""
+    return raising("eval", *arguments)
+
+
+def raising(command: str, *arguments: object) -> int:
+    """A command as a user calls it, errors as exceptions that say what the terminal does."""
+    words = [str(argument) for argument in arguments]
+    module = importlib.import_module(f"flowrl.commands.{command.replace(' ', '_')}")
+    try:
+        with answering(shlex.join(["flowrl", command, *words])):
+            return int(module.run(cli.parse(command, words)))
+    except ValueError as error:
+        raise ValueError(cli.in_flags(str(error), command)) from error
+
+
+class _Stop(Exception):
+    """Ends a command where its settings are known."""
+
+
+def settings_of(*arguments: object) -> list[Settings]:
+    """What `flowrl eval ARGUMENTS` hands to its benchmark, for each model; nothing is looked for or drawn."""
+    seen: list[Settings] = []
+
+    def stop(settings: Settings) -> None:
+        raise _Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "check_source", lambda source, **options: None)
+        patch.setattr(evaluate, "check", seen.append)
+        patch.setattr(evaluate, "run", stop)
+        with pytest.raises(_Stop):
+            flowrl_eval(*arguments)
+    return seen
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from toy_pipeline import write_pairs, write_toy
 from flowrl.config.train import find_config, load_config
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
-from flowrl.session.preflight import check_before_loading, recipe_of
+from flowrl.session.preflight import preflight
 from flowrl.training.learner import GradientSum
 from flowrl.training.run import Run
 from flowrl.training.seal import inputs_of
@@ -99,7 +99,7 @@ def one_thread() -> Iterator[None]:
 def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched:
     """Trains a configuration of ours for two iterations; `overrides` come after those that make it short."""
     config = load_config(find_config(name), (*SHORT, *overrides))
-    prompts, marks, begun = check_before_loading(config), list[tuple[GradientSum, int]](), list[int]()
+    ready, marks, begun = preflight(config), list[tuple[GradientSum, int]](), list[int]()
     add, begin, turn = GradientSum.add, Stages.begin, Stages._turn_to
     stages, counted = Counter[str](), [0]
     with one_thread(), pretend_gpu(kind) as findings:
@@ -122,12 +122,12 @@ def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched
             begun.append(len(findings.waits))
 
         (folder / "run").mkdir()
-        run = Run(folder / "run", config, name=name, inputs=inputs_of(config, prompts), resumed=False)
+        run = Run(folder / "run", config, name=name, inputs=inputs_of(config, ready.prompts), resumed=False)
         with (
             mock.patch.object(GradientSum, "add", watched_add), mock.patch.object(Run, "log", watched_log),
             mock.patch.object(Stages, "begin", watched_begin), mock.patch.object(Stages, "_turn_to", watched_turn),
         ):  # fmt: skip
-            assert recipe_of(config).main(config, run, prompts)
+            assert ready.recipe.main(ready, run)
     assert (folder / "run" / "lora").is_dir()
     steps = [(before, after) for (one, before), (same, after) in pairwise(marks) if one is same]
     last = [mark for _, mark in marks if mark > begun[-3]]  # rows: of two iterations and of the evaluation at the end

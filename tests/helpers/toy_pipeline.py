@@ -37,6 +37,7 @@ from flowrl.runtime.placement import sent
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import Network, Velocity, build_schedule
 from flowrl.samplers.guidance import TrainNegative
+from flowrl.session.preflight import resolve
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes.mesh import Layout
 from flowrl.training.trackers.tracker import Trackers
@@ -339,7 +340,7 @@ def quick_run(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
     """Checks and trains as the command does, without a run folder; returns the rows it logged."""
     grpo.check(config)
     run: Any = QuickRun(folder)
-    assert grpo.main(config, run, read_run_prompts(config.prompts))
+    assert grpo.main(resolve(config, read_run_prompts(config.prompts)), run)
     return run.logged
 
 

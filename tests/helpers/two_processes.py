@@ -74,7 +74,7 @@ WARM = """
 import array, json, os, runpy, select, signal, socket, sys, traceback
 
 import accelerate.commands.launch, torch.distributed.run
-import flowrl.cli, flowrl.commands.train.run, flowrl.pages.report
+import flowrl.cli, flowrl.session.train, flowrl.pages.report
 import flowrl.pipelines.families.sd3, flowrl.pipelines.weights.lora
 from flowrl.recipes import backprop, forward, grpo, preference
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline

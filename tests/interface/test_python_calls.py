@@ -17,9 +17,17 @@ from PIL import Image
 from tiny_runs import TinyRuns, lora, metrics, tiny_runs
 
 import flowrl
-from flowrl.interface import argument_words, call_results, python_calls
-from flowrl.interface.call_results import columns
+from flowrl.config import building, overrides
+from flowrl.evaluation import evaluate
+from flowrl.generation import models
+from flowrl.generation import sample as drawing
+from flowrl.health.diagnosis import Examination
+from flowrl.planning import plan as planning
 from flowrl.rendering.notebook import SHOWN, curve, images_row
+from flowrl.runs import trained_run
+from flowrl.runs.trained_run import columns
+from flowrl.runtime.files import read_json
+from flowrl.session import train as session_train
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +40,13 @@ def test_importing_and_asking_for_a_function_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert {"train", "sample", "evaluate", "plan", "compare", "read_run"} <= set(dir(flowrl))
-    with pytest.raises(AttributeError, match="there are FlowrlError, compare"):
+    with pytest.raises(AttributeError, match="there are FlowrlError, bench, compare"):
         _ = flowrl.trian  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("module", [argument_words, call_results, python_calls])
+@pytest.mark.parametrize(
+    "module", [building, drawing, evaluate, models, overrides, planning, session_train, trained_run]
+)
 def test_examples_in_docstrings(module: Any) -> None:
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     found = doctest.testmod(module, extraglobs={"flowrl": flowrl}, optionflags=flags)
@@ -154,3 +164,23 @@ def test_html_shows_few_images_and_no_curve_of_one_number() -> None:
     assert "<b>" not in images_row(images, ["<b>"] * len(images))
     assert curve("reward", (1.0,)) == ""
     assert "0.500 at last" in curve("reward", (0.25, math.nan, 0.5))
+
+
+def test_a_run_says_by_which_call_it_was_made(runs: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["my.py", "--my-flag", "3"])
+    run = flowrl.train(runs.config, num_iterations=1, out=tmp_path / "run", show=False)
+    told = read_json(run.folder / "manifest.json")["command"]
+    assert told == f"flowrl.train(config='{runs.config}', show=False, num_iterations=1, out='{run.folder}')"
+
+
+def test_a_diagnosis_has_its_parts_as_they_come(runs: TinyRuns) -> None:
+    run, parts = runs.train("diagnosed"), list[Examination]()
+    found = flowrl.doctor(run, on_examination=parts.append)
+    assert found.examinations == (*parts,)
+    assert (found.of_run, found.stops) == (True, False)
+    assert str(run) in " ".join(str(found).split())
+    assert "<table" in found._repr_html_()
+    with pytest.raises(flowrl.FlowrlError, match="no place beside the run"):
+        flowrl.doctor(run, num_iterations=3)
+    with pytest.raises(flowrl.FlowrlError, match="name that first"):
+        flowrl.doctor(num_iterations=3)

@@ -48,7 +48,7 @@ def test_batches_are_sized_by_the_plan_until_it_has_nothing_to_change(
 @pytest.mark.parametrize(
     ("wish", "base"),
     [
-        (Wish(model="black-forest-labs/FLUX.1-dev", card=24), "flux_grpo_pickscore_24gb"),
+        (Wish(model="black-forest-labs/FLUX.1-dev", card=24), "flux_grpo_pickscore"),
         (Wish(model="Qwen/Qwen-Image", card=141), "qwen_image_grpo_pickscore"),
         (Wish(model="stabilityai/stable-diffusion-3.5-medium", card=48, reward="geneval"), "sd35m_grpo_geneval"),
     ],

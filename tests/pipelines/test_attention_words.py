@@ -20,7 +20,7 @@ from flowrl.pipelines.arithmetic.attention_words import (
 )
 from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.runtime.capabilities import Machine, at_least_version
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 from flowrl.training.parts import attention_text
 
 TINY = find_config("tiny_grpo_geneval")
@@ -165,7 +165,7 @@ def test_head_sizes_of_published_checkpoints(name: str) -> None:
 )  # fmt: skip
 def test_a_run_is_refused_before_anything_loads(settings: tuple[str, ...], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        check_before_loading(load_config(TINY, ["pipeline.device=cpu", *settings]))
+        preflight(load_config(TINY, ["pipeline.device=cpu", *settings]))
 
 
 def test_a_plan_says_what_auto_is() -> None:

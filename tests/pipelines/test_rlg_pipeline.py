@@ -6,7 +6,6 @@ every pipeline exactly if each network's own guidance was finished before the mi
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -31,7 +30,7 @@ from rounding import assert_same_sum
 from tiny_models import ALPHA, PROMPTS, RANK, adapted, load_tiny, sample_ode
 from torch import Tensor
 
-from flowrl.commands.sample.run import run as sample
+import flowrl
 from flowrl.generation.rlg import RLG, add_experts, rlg_velocity
 from flowrl.pipelines import rlg_pipeline as module
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, add_adapter, slot_network
@@ -381,22 +380,17 @@ def test_adapters_refuse_what_does_not_fit(tiny_sd3_folder: Path, tmp_path: Path
 # ---- flowrl sample ---------------------------------------------------------------------------------------------------
 
 
-def options(source: Path, out: Path, **given: Any) -> argparse.Namespace:
-    """What the command line makes of its arguments."""
-    plain: dict[str, Any] = {
-        "model": str(source), "prompt": ["a red circle"], "prompts": None, "source": [], "seeds": "0", "lora": [],
-        "before_training": False, "steps": 3, "guidance": 2.0, "max_sequence_length": CONTEXT, "dtype": None,
-        "device": "cpu", "batch_size": None, "out": out, "rlg": None, "rlg_from": None, "rlg_interval": None,
-        "base_guidance": None, "height": None, "width": None,
-    }  # fmt: skip
-    return argparse.Namespace(**plain | given)
+def sample(source: Path, out: Path, **given: Any) -> None:
+    """Draws one prompt and seed."""
+    plain: dict[str, Any] = {"steps": 3, "guidance": 2.0, "max_sequence_length": CONTEXT, "device": "cpu"}
+    flowrl.sample(source, "a red circle", out=out, **plain | given)
 
 
 def test_sample_under_guidance(tiny_sd3_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [write_lora(tmp_path / f"lora{k}", tiny_sd3_folder, seed=k) for k in range(2)]
 
     def files(name: str, **given: Any) -> list[bytes]:
-        assert sample(options(tiny_sd3_folder, tmp_path / name, **given)) == 0
+        sample(tiny_sd3_folder, tmp_path / name, **given)
         return [path.read_bytes() for path in sorted((tmp_path / name).glob("0*.png"))]
 
     base, tuned = files("base"), files("tuned", lora=[folders[0]])
@@ -417,7 +411,7 @@ def test_sample_under_guidance(tiny_sd3_folder: Path, tmp_path: Path, capsys: py
     [
         ({"rlg": "1.6"}, "none was given"),
         ({"rlg": "1.6", "lora": ["a", "b"]}, "one scale for each LoRA"),
-        ({"lora": ["a", "b"]}, "add --rlg with a scale for each"),
+        ({"lora": ["a", "b"]}, "add `rlg` with a scale for each"),
         ({"rlg": "1.6,1", "lora": ["a", "b"], "rlg_from": 1}, "tuned model alone"),
         ({"rlg": "1.6", "lora": ["a"], "rlg_from": 1, "rlg_interval": "0,1"}, "give one of them"),
         ({"rlg": "much", "lora": ["a"]}, "numbers separated by commas"),
@@ -426,14 +420,14 @@ def test_sample_under_guidance(tiny_sd3_folder: Path, tmp_path: Path, capsys: py
         ({"rlg": "2", "lora": ["a"], "rlg_interval": "0.8,0.2"}, "low <= high"),
         ({"rlg": "2", "lora": ["a"], "rlg_from": -1}, "negative"),
         ({"rlg": "2", "lora": ["a"], "rlg_from": 3}, "leaves no step"),
-        ({"rlg_from": 2}, "--rlg-from says how"),
-        ({"rlg": "2", "before_training": True}, "--before-training"),
+        ({"rlg_from": 2}, "`rlg_from` says how"),
+        ({"rlg": "2", "before_training": True}, "`before_training`"),
     ],
 )
 def test_sample_refuses(tiny_sd3_folder: Path, tmp_path: Path, given: dict[str, Any], message: str) -> None:
     given = given | {"lora": [tmp_path / name for name in given.get("lora", [])]}
-    with pytest.raises(ValueError, match=message):
-        sample(options(tiny_sd3_folder, tmp_path / "out", **given))
+    with pytest.raises(flowrl.FlowrlError, match=message):
+        sample(tiny_sd3_folder, tmp_path / "out", **given)
 
 
 def test_what_is_said_of_guidance(tiny_sd3_folder: Path) -> None:

@@ -23,13 +23,14 @@ from flowrl.pipelines.places.known_checkpoints import tables
 from flowrl.pipelines.shared.cards import Size
 from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import cost_of, decode_flops
-from flowrl.planning.counts import Counts, graph_rows, negative_again, of_iteration, of_run
+from flowrl.planning.counts import graph_rows, negative_again, of_iteration, of_run
 from flowrl.planning.gather import _reward_models
 from flowrl.planning.memory import GIB
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.traces import Trace
 from flowrl.planning.weights import Weights
-from flowrl.session.preflight import recipe_of
+from flowrl.recipes.counting import Counts
+from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 
@@ -51,7 +52,7 @@ def trained(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
     run: Any = QuickRun(folder)
     recipe = recipe_of(config)
     recipe.check(config)
-    assert recipe.main(config, run, read_run_prompts(config.prompts))
+    assert recipe.main(resolve(config, read_run_prompts(config.prompts)), run)
     logged: list[dict[str, Any]] = run.logged
     return logged
 

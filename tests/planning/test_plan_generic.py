@@ -18,15 +18,15 @@ from tiny_folders import save_tiny
 from tiny_generic_later import save_tiny_generic
 
 from flowrl import cli
-from flowrl.commands.plan import run as running
+from flowrl.commands import plan as command
 from flowrl.config.sections import PipelineConfig
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
 from flowrl.pipelines.generic.generic_family import FAMILY
 from flowrl.pipelines.generic.stock_recording import WORD
 from flowrl.planning import gather as gathering
+from flowrl.planning.light_libraries import light_libraries
 from flowrl.planning.network import FewBlocks, Trained, measure
-from flowrl.planning.refusals import Obstacles
 from flowrl.planning.stock_route import stock_route
 from flowrl.planning.throughput import Pace
 from flowrl.runtime.randomness import counter_normal
@@ -138,7 +138,7 @@ def test_what_cannot_be_found_is_told_and_not_guessed(tmp_path: Path, capsys: py
     assert "its part tokenizer, a " in found.unknown
     assert "is not here" in found.unknown
     capsys.readouterr()
-    assert running.run(cli.parse("plan", [str(tmp_path / "run" / "run.yaml")])) == 0
+    assert command.run(cli.parse("plan", [str(tmp_path / "run" / "run.yaml")])) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count("not known: what") == 3  # whether it fits, what it costs, what it holds
     assert "its part tokenizer" in printed
@@ -175,10 +175,9 @@ def test_stock_pipelines_are_imported_whole(
     """Without the libraries that a plan of a family leaves out there is no class of stock's to call."""
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
     met: list[str] = []
-    monkeypatch.setattr(running, "import_lightly", lambda: met.append("light"))
-    nothing = running.Planned(plan=None, found=Obstacles(), card=None)
-    monkeypatch.setattr(running, "_plan", lambda *given: nothing)
+    monkeypatch.setattr("flowrl.planning.light_libraries.import_lightly", lambda: met.append("light"))
     given = config(tmp_path, tmp_path / "run")
     assert given.pipeline.model == str(tmp_path)
-    assert running.planned(cli.parse("plan", [str(tmp_path / "run" / "run.yaml")])) is nothing
+    with light_libraries(given):
+        pass
     assert met == ([] if whole else ["light"])

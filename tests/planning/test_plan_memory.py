@@ -30,7 +30,7 @@ from flowrl.pipelines.weights.quantize import LIBRARIES, quantize_blocks
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.planning import gather as gathering
 from flowrl.planning import traces
-from flowrl.planning.decoding import _without_scheduler, decode_peaks
+from flowrl.planning.decoding import decode_peaks
 from flowrl.planning.fits import Choices, Fit, card_gib, fit
 from flowrl.planning.memory import (
     CARDS,
@@ -49,6 +49,7 @@ from flowrl.planning.network import Network, Trained, few_blocks, measure, witho
 from flowrl.planning.traces import Trace
 from flowrl.planning.weights import Weights, weights_of
 from flowrl.runtime.files import read_json
+from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import GradientSum
 from flowrl.training.optimizers import make_optimizer
 from flowrl.training.parts import model_family
@@ -263,9 +264,17 @@ def test_decoding_makes_what_it_makes_on_the_cpu(name: str, tmp_path: Path) -> N
     given: dict[str, Any] = {"height": 64, "width": 64, **({"num_frames": 33} if own.videos else {})}
     found = decode_peaks(own, str(model), (64, 64, given.get("num_frames")))
     assert found is not None
+
+    def constants(p: FamilyPipeline) -> dict[str, Tensor]:
+        try:
+            found: dict[str, Tensor] = own.constants(p)
+        except AttributeError:  # those of a scheduler, which decoding does not ask for
+            return {}
+        return found
+
     p = FamilyPipeline(
-        _without_scheduler(own), own.card(str(model)), own.options(**given), pipe=SimpleNamespace(vae=drawn_vae(model)),
-        denoisers={}, dtype=torch.float32, device=torch.device("cpu"), tokens=1,
+        replace(own, constants=constants), own.card(str(model)), own.options(**given),
+        pipe=SimpleNamespace(vae=drawn_vae(model)), denoisers={}, dtype=torch.float32, device=torch.device("cpu"), tokens=1,
     )  # fmt: skip
     latent = torch.zeros(1, *p.latent_shape)
     with torch.no_grad(), Trace() as trace:
@@ -455,7 +464,8 @@ def test_copies_take_cards_of_their_own() -> None:
 ])  # fmt: skip
 def test_what_train_refuses_is_not_advised(overrides: tuple[str, ...], lacking: tuple[str, ...]) -> None:
     config = load_config(find_config("tiny_grpo_geneval"), list(overrides))
-    found = gathering._choices(config, FAMILY, facts(), 2)
+    plan = SimpleNamespace(config=config, facts=facts(), processes=2, counts=recipe_of(config).counts(config))
+    found = gathering._choices(plan, FAMILY)  # type: ignore[arg-type]
     assert {name for name in ("splits", "forms", "rewards") if not getattr(found, name)} == set(lacking)
 
 

@@ -18,6 +18,7 @@ from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
 from PIL import Image
 
 from flowrl.benchmarks.geneval.rules import verdict
+from flowrl.cli import main
 from flowrl.config.train import resolve_path
 from flowrl.pipelines import STOCK, family, family_of
 from flowrl.pretrain import make_kontext as pretrain_kontext
@@ -28,9 +29,9 @@ from flowrl.pretrain import making
 from flowrl.pretrain.make_kontext import KontextConfig, edit_row
 from flowrl.pretrain.make_sd3 import PretrainConfig, scene_batch
 from flowrl.pretrain.make_wan import clip_batch
-from flowrl.pretrain.making import MODELS
-from flowrl.pretrain.making import pretrain as make
 from flowrl.pretrain.network_training import learning_rate
+from flowrl.pretrain.pretrain import MODELS
+from flowrl.pretrain.pretrain import pretrain as make
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
 from flowrl.prompts.loading import read_prompts
 from flowrl.world.captions import WRONG
@@ -159,11 +160,17 @@ def test_overrides_are_as_strict_as_a_training_run(monkeypatch: pytest.MonkeyPat
     seen: list[PretrainConfig] = []
     monkeypatch.setattr(pretrain, "main", seen.append)
     for overrides in (["steps=7", "lr=1e-4"], ["sd3", "steps=7", "lr=1e-4"]):
-        make(overrides)
+        assert main(["pretrain", *overrides]) == 0
         assert seen.pop() == PretrainConfig(steps=7, lr=1e-4)
-    for wrong, said in ((["stepz=7"], "stepz"), (["wan", "steps=many"], "steps"), (["sd16"], "did you mean 'sd15'")):
+    make(steps=7, lr=1e-4)
+    assert seen.pop() == PretrainConfig(steps=7, lr=1e-4)
+    for wrong, said in (
+        (["sd3", "stepz=7"], "stepz"),
+        (["wan", "steps=many"], "steps"),
+        (["sd16"], "did you mean 'sd15'"),
+    ):
         with pytest.raises(ValueError, match=said):
-            make(wrong)
+            make(*wrong)
     assert set(MODELS) == {"kontext", "prompts", "scorer", "sd15", "sd3", "wan"}
 
 
@@ -178,7 +185,7 @@ def test_every_model_is_made_and_goes_on_where_it_stopped(
     monkeypatch.setattr(module, "_MEASURED", 32, raising=False)
     sizes = ["vae_steps=2", "vae_batch_size=1"] if name == "wan" else []
     settings = [*sizes, "num_right=8", "num_wrong=4", "steps=4", "wrong_steps=2", "batch_size=2", "checkpoint_every=2"]
-    whole = make([name, f"out={tmp_path / 'whole'}", *settings])
+    whole = make(name, f"out={tmp_path / 'whole'}", *settings)
     loss = "noise_loss" if name == "sd15" else "velocity_loss"
     original = getattr(module, loss)
 
@@ -190,9 +197,9 @@ def test_every_model_is_made_and_goes_on_where_it_stopped(
 
     monkeypatch.setattr(module, loss, stop_at_two)
     with pytest.raises(KeyboardInterrupt):
-        make([name, f"out={tmp_path / 'stopped'}", *settings])
+        make(name, f"out={tmp_path / 'stopped'}", *settings)
     monkeypatch.setattr(module, loss, original)
-    make([name, f"out={tmp_path / 'stopped'}", *settings])
+    make(name, f"out={tmp_path / 'stopped'}", *settings)
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert type(DiffusionPipeline.from_pretrained(whole)).__name__ in STOCK
@@ -214,13 +221,13 @@ def test_every_model_is_made_and_goes_on_where_it_stopped(
 )
 def test_numbers_that_cannot_be_meant_are_refused(setting: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must") as refused:
-        make([f"out={tmp_path / 'made'}", setting])
+        make("sd3", f"out={tmp_path / 'made'}", setting)
     assert said in str(refused.value)
     assert not (tmp_path / "made").exists()
 
 
 def test_prompt_lists_are_the_shipped_ones(tmp_path: Path) -> None:
-    made, shipped = make(["prompts", f"out={tmp_path}"]), resolve_path("asset:prompts")
+    made, shipped = make("prompts", out=tmp_path), resolve_path("asset:prompts")
     lists = sorted(path.name for path in made.glob("*.jsonl"))
     assert lists == sorted(path.name for path in shipped.glob("*.jsonl"))
     assert all((made / name).read_bytes() == (shipped / name).read_bytes() for name in lists)

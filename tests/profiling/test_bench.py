@@ -15,17 +15,17 @@ import pytest
 import torch
 from tiny_runs import TinyRuns, tiny_runs
 
+import flowrl
 from flowrl.cli import main
 from flowrl.config.train import load_config
 from flowrl.planning.throughput import pace
-from flowrl.profiling import ceilings, compiled_phases, iterations, part_phases
-from flowrl.profiling.bench_result import SECTIONS, USED, WHOLE, Bench, Phase, Spread, read_bench, write_bench
-from flowrl.profiling.bench_subject import Subject, joined_reward, prepare
-from flowrl.profiling.bench_text import as_text, compared
-from flowrl.profiling.compiled_phases import compiled
+from flowrl.profiling import ceilings, iterations, network, parts
 from flowrl.profiling.iterations import fitting, settings_of
-from flowrl.profiling.network_phases import attention
+from flowrl.profiling.network import attention, compiled
+from flowrl.profiling.result import SECTIONS, USED, WHOLE, Bench, Phase, Spread, read_bench, write_bench
 from flowrl.profiling.stopwatch import Stopwatch
+from flowrl.profiling.subject import Subject, joined_reward, prepare
+from flowrl.profiling.text import as_text, compared
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.runtime.precision import network_autocast
 
@@ -81,6 +81,16 @@ def test_the_first_ratio_is_one_and_everything_was_measured(measured: Path) -> N
             assert 0 <= phase.seconds.low <= phase.seconds.median <= phase.seconds.high, phase.key
         else:
             assert phase.note, phase.key
+
+
+def test_python_gets_what_was_measured(tiny: TinyRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = flowrl.bench(tiny.config, phases="text", repeats=1, out=tmp_path / "bench", show=False)
+    assert (found.finished, found.wrong, found.folder) == (True, False, tmp_path / "bench")
+    assert found == read_bench(tmp_path / "bench")
+    assert (tmp_path / "bench" / "bench.html").is_file()
+    assert capsys.readouterr().out == ""
+    with pytest.raises(flowrl.FlowrlError, match="`minutes` must be above 0"):
+        flowrl.bench(tiny.config, minutes=0)
 
 
 def test_rows_are_those_of_the_configuration(measured: Path) -> None:
@@ -216,7 +226,7 @@ def test_an_interrupt_keeps_what_was_measured(
         yield Phase(section="parts", name="decoding", seconds=Spread.of([1.0]), wall=Spread.of([1.0]), repeats=1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(part_phases, "parts", stopped)
+    monkeypatch.setattr(parts, "parts", stopped)
     out = tiny.folder / "cut"
     assert main(["bench", str(tiny.config), "--repeats", "1", "--phases", "parts,iteration", "--out", str(out)]) == 130
     bench = read_bench(out)
@@ -326,12 +336,12 @@ def test_a_phase_that_lacks_memory_is_named_and_the_next_is_measured(
     def broken() -> None:
         raise RuntimeError("something else")
 
-    def parts(*_: Any) -> Iterator[Phase]:
+    def measured_parts(*_: Any) -> Iterator[Phase]:
         yield WATCH.phase("parts", "one", full)
         yield WATCH.phase("parts", "two", lambda: None)
         full()
 
-    monkeypatch.setattr(part_phases, "parts", parts)
+    monkeypatch.setattr(parts, "parts", measured_parts)
     out = tiny.folder / "full"
     assert main(["bench", str(tiny.config), "--repeats", "1", "--phases", "parts,text", "--out", str(out)]) == 0
     found = phases(out)
@@ -346,8 +356,8 @@ def test_compiled_answers_that_differ_are_wrong(
 ) -> None:
     """A compiler that changes what is computed: each call answers something else."""
     calls = iter(range(100))
-    monkeypatch.setattr(compiled_phases, "compile_blocks", lambda part, backend: None)
-    monkeypatch.setattr(compiled_phases, "check_compile", lambda *_: None)
+    monkeypatch.setattr(network, "compile_blocks", lambda part, backend: None)
+    monkeypatch.setattr(network, "check_compile", lambda *_: None)
 
     def evaluation(subject: Subject, rows: int) -> Any:
         weight = subject.parameters[0]
@@ -389,7 +399,7 @@ def test_each_repeat_of_a_reward_has_inputs_of_its_own_and_the_dtype_of_runs(tin
 
     reward = FunctionReward(name="keeper", score=score, needs=frozenset(), version="1")
     one = replace(subject, rewards=((reward, subject.rewards[0][1]),), absent=())
-    (phase,) = part_phases.rewards(one, replace(WATCH, repeats=3))
+    (phase,) = parts.rewards(one, replace(WATCH, repeats=3))
     assert phase.repeats == 3
     assert len({id(inputs) for inputs in seen}) == len(seen) == 4
     joined_reward(one)(seen[0])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowrl.commands.sample.run import wanted_prompts
+from flowrl.generation.sample import wanted_prompts
 from flowrl.prompts.identity import asked_for, distinct, drawn_by, identity, keys_of
 from flowrl.prompts.loading import Prompt, eval_items, read_prompts
 from flowrl.prompts.overlap import overlap_of_rows
@@ -108,8 +108,7 @@ def test_rows_of_one_text_with_references_of_their_own_are_scored_with_these(tmp
 def test_rows_with_negative_prompts_of_their_own_are_all_drawn(tmp_path: Path) -> None:
     rows = [{"prompt": "a red circle", "negative_prompt": name} for name in ("blue", "ugly", "blue")]
     rows_of(tmp_path, *rows)
-    asked: Any = SimpleNamespace(prompt=[], source=[], prompts=str(tmp_path / "rows.jsonl"))
-    assert [row.negative for row in wanted_prompts(asked, "")] == ["blue", "ugly"]
+    assert [row.negative for row in wanted_prompts([], [], tmp_path / "rows.jsonl", "")] == ["blue", "ugly"]
 
 
 def test_an_image_is_trained_on_whatever_it_is_called(tmp_path: Path) -> None:

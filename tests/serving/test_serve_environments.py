@@ -16,14 +16,14 @@ from reward_servers import body_of, samples
 from starlette.testclient import TestClient
 from tiny_runs import start
 
-from flowrl import cli
-from flowrl.commands.serve.run import run
+import flowrl
 from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import build_reward
 from flowrl.rewards.serving import front_door
 from flowrl.rewards.serving.front_door import join_metrics
 from flowrl.rewards.serving.wire import Limits
 from flowrl.serving.environments import Environments, has_places
+from flowrl.serving.served import ServerSettings
 
 SCORER = """
 import os
@@ -50,8 +50,8 @@ def own_python(folder: Path) -> Path:
     return file
 
 
-def parsed(*arguments: str) -> Any:
-    return cli.parse("serve", [*arguments, "--port", "0", "--device", "cpu"])
+def settings(**given: Any) -> ServerSettings:
+    return ServerSettings(port=0, device="cpu", **given)
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def started(file: Path) -> str:
     """What is said of environments that do not start."""
     with (
         pytest.raises(ValueError, match=r".") as caught,
-        Environments(parsed(str(file)), reward_list([str(file)])) as all_,
+        Environments(settings(), reward_list([str(file)])) as all_,
     ):
         all_.start()
     return str(caught.value)
@@ -182,7 +182,7 @@ def test_entries_that_are_refused_before_anything_starts(tmp_path: Path) -> None
         file.write_text(f"rewards: [{{{entry}}}]")
         assert has_places(reward_list([str(file)]))
         with pytest.raises(ValueError, match=message):
-            run(parsed(str(file)))
+            flowrl.serve(str(file), port=0, device="cpu")
     assert not has_places([{"name": "hps"}])
 
 
@@ -208,7 +208,7 @@ def test_a_scorer_gets_its_threads_and_ends_with_the_others(tmp_path: Path) -> N
     (tmp_path / "a.py").write_text(SCORER)
     entry: dict[str, Any] = {"scorer": f"{tmp_path}/a.py", "python": str(own_python(tmp_path))}
     specs = [entry, {**entry, "label": "b", "environment": {"OMP_NUM_THREADS": "7"}}]
-    with Environments(parsed("list.yaml", "--threads", "3"), specs) as all_:
+    with Environments(settings(threads=3), specs) as all_:
         assert [child.environment["OMP_NUM_THREADS"] for child in all_.children] == ["3", "7"]
         all_.children[0].command = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
         all_.stopping.set()  # as when all are ended before this one is known

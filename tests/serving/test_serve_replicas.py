@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
@@ -10,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import requests
@@ -17,9 +17,9 @@ import torch
 from reward_servers import body_of, samples, until
 from tiny_runs import start
 
-from flowrl.commands.serve.arguments import add_arguments
-from flowrl.commands.serve.run import devices_of
 from flowrl.rewards import build_reward
+from flowrl.serving.serve import devices_of
+from flowrl.serving.served import ServerSettings
 
 REWARDS = """
 import os, time
@@ -107,29 +107,23 @@ def test_connections_are_shared_out_and_a_dead_replica_costs_no_item(
             os.kill(pid, 0)
 
 
-def asked(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(["jpeg_compressibility", *arguments])
-
-
 def test_devices_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    def names(*arguments: str) -> list[str]:
-        return [str(device) for device in devices_of(asked(*arguments))]
+    def names(**settings: Any) -> list[str]:
+        return [str(device) for device in devices_of(ServerSettings(**settings))]
 
-    assert names("--replicas", "2", "--device", "cpu") == ["cpu", "cpu"]
-    assert names("--replicas", "2", "--devices", "cpu") == ["cpu", "cpu"]
+    assert names(replicas=2, device="cpu") == ["cpu", "cpu"]
+    assert names(replicas=2, devices="cpu") == ["cpu", "cpu"]
     with pytest.raises(ValueError, match="not both"):
-        names("--replicas", "2", "--devices", "cpu", "--device", "cpu")
-    with pytest.raises(ValueError, match="names 2 devices and there is 1 replica: give --replicas 2"):
-        names("--devices", "cpu,cpu")
+        names(replicas=2, devices="cpu", device="cpu")
+    with pytest.raises(ValueError, match="names 2 devices and there is 1 replica: give `replicas` 2"):
+        names(devices="cpu,cpu")
     with pytest.raises(ValueError, match="is a list such as"):
-        names("--devices", "cpu,")
+        names(devices="cpu,")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=r"^--devices cuda:0 is not available on this machine"):
-        names("--replicas", "2", "--devices", "cuda:0,cuda:1")
+    with pytest.raises(ValueError, match=r"^`devices` cuda:0 is not available on this machine"):
+        names(replicas=2, devices="cuda:0,cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert names("--replicas", "3") == ["cuda:0", "cuda:1", "cuda:0"]
+    assert names(replicas=3) == ["cuda:0", "cuda:1", "cuda:0"]
     assert names() == ["cuda"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flowrl.commands.train.run import _way_on
 from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.runtime.files import read_json
-from flowrl.session.summary import _try, print_summary
+from flowrl.session.summary import _try, summarise
+from flowrl.session.train import _way_on
 
 
 def evaluation(folder: Path, iteration: int, values: list[float | None]) -> None:
@@ -41,11 +41,13 @@ def summary(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_times(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
-    shown = capsys.readouterr().out
+def words_of(folder: Path, *, finished: bool) -> str:
+    config = load_config(find_config("tiny_grpo_geneval"))
+    return summarise(folder, config, folder / "report.html", finished=finished)
+
+
+def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_times(folder: Path) -> None:
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     assert "Held-out rewards, 6 samples" in shown
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"]
@@ -53,9 +55,7 @@ def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_time
     assert found == {"before": 0.4375, "after": 0.9375, "change": {"mean": 0.5, "low": 0.5, "high": 0.5}}
 
 
-def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(folder: Path) -> None:
     for file in (folder / "eval").glob("*.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         for number, row in enumerate(rows):
@@ -65,43 +65,37 @@ def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(
     names = ("brightness", "brightness_low", "geneval", "geneval_low", "geneval/official")
     row = {"iteration": 0, "eval/geneval/score_low": 0.4} | {f"eval/reward/{name}": 0.5 for name in names}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
+    lines = [line.split() for line in shown.splitlines()]
     assert ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"] in lines
     assert any(line[:1] == ["score"] for line in lines)
     assert not any("geneval" in word for line in lines for word in line[:1]), "the table of tasks says it"
     assert {"before", "after", "change", "rewards"} <= summary(folder).keys()
 
 
-def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(folder: Path) -> None:
     (folder / "samples").mkdir()
     listed = [{"prompt": "make the cat's ball blue", "sample": 0, "seed": 1, "sources": ["an image.png"]}]
     (folder / "samples" / "prompts.json").write_text(json.dumps(listed), encoding="utf-8")
-    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
-    words = shlex.split(capsys.readouterr().out.split("Try       ")[1].replace("\\\n", " "))
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
+    words = shlex.split(shown.split("Try       ")[1].replace("\\\n", " "))
     assert words[:2] == ["flowrl", "sample"]
     assert words[3:7] == ["--prompt", "make the cat's ball blue", "--source", "an image.png"]
 
 
-def test_a_reward_without_any_score_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_without_any_score_says_so(folder: Path) -> None:
     evaluation(folder, 4, [None] * 6)
-    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=False)
-    shown = capsys.readouterr().out
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=False)
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "-", "-", "-", "(-)"]
     assert "No interval for brightness: there are no image rows of both evaluations to pair" in shown
     assert "nan" not in shown
 
 
-def test_evaluations_of_one_image_have_dashes_and_a_readable_file(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluations_of_one_image_have_dashes_and_a_readable_file(folder: Path) -> None:
     evaluation(folder, 0, [0.25])
     evaluation(folder, 4, [0.75])
-    print_summary(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
-    shown = capsys.readouterr().out
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "0.25", "0.75", "+0.5", "(-)"]
     assert "No interval for brightness: there is a single image" in shown
@@ -114,9 +108,7 @@ def test_evaluations_of_one_image_have_dashes_and_a_readable_file(
     (1, "Not testable: +1.000, there is a single image"),
     (8, "Better: +1.000, 95 % interval +0."),
 ])  # fmt: skip
-def test_an_unknown_interval_is_told_with_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: int, told: str
-) -> None:
+def test_an_unknown_interval_is_told_with_its_reason(tmp_path: Path, prompts: int, told: str) -> None:
     (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
     (tmp_path / "eval").mkdir()
     for iteration, correct in ((0, False), (4, True)):
@@ -128,22 +120,19 @@ def test_an_unknown_interval_is_told_with_its_reason(
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / "eval" / f"iteration_{iteration:06d}.jsonl").write_text(text, encoding="utf-8")
     config = load_config(find_config("tiny_grpo_geneval"))
-    print_summary(tmp_path, config, tmp_path / "report.html", finished=False)
-    shown = capsys.readouterr().out
+    shown = summarise(tmp_path, config, tmp_path / "report.html", finished=False)
     assert told in shown
     assert "nan" not in shown
     assert ("speaks of prompts of this kind, not of another training" in shown) == (prompts > 1)
 
 
-def test_what_weights_and_biases_kept_is_sent_by_a_line_to_copy(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_weights_and_biases_kept_is_sent_by_a_line_to_copy(folder: Path) -> None:
     path = find_config("tiny_grpo_geneval")
     (folder / "wandb" / "offline-run-20260101_120000-abc").mkdir(parents=True)
     for mode in ("offline", "none"):
-        print_summary(folder, load_config(path, [f"logging.wandb={mode}"]), folder / "report.html", finished=True)
+        shown = summarise(folder, load_config(path, [f"logging.wandb={mode}"]), folder / "report.html", finished=True)
         said = f"W&B       wandb sync {folder}/wandb/offline-run-*"
-        assert (said in capsys.readouterr().out.splitlines()) == (mode == "offline")
+        assert (said in shown.splitlines()) == (mode == "offline")
 
 
 def test_a_printed_command_can_be_pasted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from tiny_runs import PROMPTS, TinyRuns, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
 
-import flowrl.commands.train.run as train_run
+import flowrl.session.train as train_run
 from flowrl.cli import main
 from flowrl.prompts.loading import prompts_of_iteration
 
@@ -238,6 +238,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(train_run, "check_before_loading", lambda config: pytest.fail("it takes seconds"))
+    monkeypatch.setattr(train_run, "preflight", lambda config: pytest.fail("it takes seconds"))
     assert main(["train", "tiny_g2rpo", f"out={tmp_path / 'file' / 'run'}"]) == 1
     assert "give another out=" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_pl
 
 from flowrl.cli import main
 from flowrl.runtime.files import LOCK
+from flowrl.session.preflight import resolve
 from flowrl.training.assignment import Ends
 from flowrl.training.batch import Asked
 from flowrl.training.checkpoints import checkpoints
@@ -270,7 +271,7 @@ def test_a_run_resumed_after_every_iteration_is_the_run_that_was_never_stopped(
 def _loop(toy: Path, *overrides: str) -> Loop:
     run: Any = QuickRun(toy.parent)
     config = toy_config(toy, *overrides)
-    return Loop(config, run, read_run_prompts(config.prompts))
+    return Loop(resolve(config, read_run_prompts(config.prompts)), run)
 
 
 def _ends(reward: list[float], prompt: list[int]) -> Ends:

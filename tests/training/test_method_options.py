@@ -15,6 +15,7 @@ from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_pl
 from flowrl.config.train import ConfigError
 from flowrl.credit import CREDIT
 from flowrl.recipes import grpo
+from flowrl.session.preflight import resolve
 from flowrl.training.assignment import clip_ranges
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
@@ -49,7 +50,7 @@ def test_calibration_moves_the_noise_of_each_step_before_anything_is_trained(toy
 def test_a_kernel_takes_the_level_of_its_step(toy: Path) -> None:
     config = toy_config(toy, "sampler.kernel=dance_sde", "sampler.noise_levels=[0.2, 0.4, 0.6, 0.8]")
     run: Any = QuickRun(toy.parent)
-    kernel, schedule, _ = sampler_at(Loop(config, run, read_run_prompts(config.prompts)), 0)
+    kernel, schedule, _ = sampler_at(Loop(resolve(config, read_run_prompts(config.prompts)), run), 0)
     zero = torch.zeros(1, 1)
     for step, level in enumerate((0.2, 0.4, 0.6, 0.8)):
         now, after = schedule.sigma[step], schedule.sigma[step + 1]
@@ -90,7 +91,7 @@ def test_a_window_of_pruned_depths_slides_over_the_run(toy: Path) -> None:
 def test_dcpos_clip_range_is_wide_for_rare_draws(toy: Path) -> None:
     config = toy_config(toy, "shaping.name=dcpo", "shaping.options={clip: dynamic}", "clip_range=1e-3")
     run: Any = QuickRun(toy.parent)
-    loop = Loop(config, run, read_run_prompts(config.prompts))
+    loop = Loop(resolve(config, read_run_prompts(config.prompts)), run)
     batch, (kernel, schedule, steps) = loop.batch(0), sampler_at(loop, 0)
     with torch.no_grad():
         scoring = loop.scorer.start(batch)

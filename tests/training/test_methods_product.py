@@ -30,6 +30,7 @@ from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.recipes import grpo
 from flowrl.samplers import KERNELS
+from flowrl.session.preflight import resolve
 from flowrl.training.assignment import advantages, all_ends, credit_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
@@ -178,7 +179,7 @@ def test_the_complete_product_has_the_closed_form_gradient_at_ratio_one(toy: Pat
 
 def _sampled(config: TrainConfig) -> tuple[Loop, tuple[Any, ...]]:
     run: Any = QuickRun(Path())
-    loop, method = Loop(config, run, read_run_prompts(config.prompts)), CREDIT[config.credit.method]
+    loop, method = Loop(resolve(config, read_run_prompts(config.prompts)), run), CREDIT[config.credit.method]
     kernel, schedule, steps = sampler_at(loop, 0)
     batch = loop.batch(0)
     scoring = loop.scorer.start(batch)

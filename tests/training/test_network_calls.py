@@ -12,7 +12,7 @@ from toy_pipeline import QuickRun, toy_config, write_toy
 
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
-from flowrl.session.preflight import recipe_of
+from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import read_run_prompts
 
@@ -49,5 +49,5 @@ def test_calls_of_an_iteration(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(NetworkCounter, "__call__", noted)
     recipe, run = recipe_of(config), QuickRun(tmp_path)
     recipe.check(config)
-    assert recipe.main(config, run, read_run_prompts(config.prompts))  # type: ignore[arg-type]
+    assert recipe.main(resolve(config, read_run_prompts(config.prompts)), run)  # type: ignore[arg-type]
     assert calls == expected

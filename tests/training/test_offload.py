@@ -26,7 +26,7 @@ from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.networks.rest import at_rest, networks_of
 from flowrl.runtime.placement import Resting
 from flowrl.runtime.randomness import counter_normal
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 
 CUDA = torch.device("cuda", 0)
 OFFLOAD = ("text_encoders", "vae", "rewards")
@@ -174,7 +174,7 @@ def test_what_cannot_rest_is_refused_before_a_model_loads(
     if override == "workers":
         more = iter(["pipeline.offload=[rewards]", "workers.rewards=2"])
     with pytest.raises(ValueError, match=message):
-        check_before_loading(load_config(find_config(config), [*more]))
+        preflight(load_config(find_config(config), [*more]))
 
 
 # ---- the rest itself -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from flowrl.prompts.prompt_files import read_file
 from flowrl.rewards import REWARDS, load_target
 from flowrl.rewards.base.prompt_needs import NeedsOfPrompt, NeedsToLearn, lack_of
 from flowrl.rewards.networks.text_limits import TextLimit, cut_line
-from flowrl.session.preflight import check_before_loading, look
+from flowrl.session.preflight import look, preflight
 from flowrl.training.parts import model_family
 
 JUDGE = {"server": "http://127.0.0.1:9/v1", "model": "nobody"}
@@ -39,7 +39,7 @@ def refused(name: str, path: Path, *overrides: str) -> str:
     """What train, plan and doctor say alike."""
     made = config(name, path, *overrides)
     with pytest.raises(ValueError, match="prompt ") as caught:
-        check_before_loading(made)
+        preflight(made)
     found = obstacles(made, model_family(made.pipeline), 1)
     assert str(caught.value) in found.refused
     assert str(caught.value) in found.of_prompts
@@ -57,7 +57,7 @@ def test_a_row_without_a_source_is_found_wherever_it_stands(tmp_path: Path) -> N
     for part in ("rows.jsonl, line 9: prompt 'make it blue'", "only such among 17", "has 0 source images, and kontext "
                  "takes 1", "its row has 'picture'", "rename the key to 'source'"):  # fmt: skip
         assert part in said
-    check_before_loading(config("tiny_kontext_grpo", written(tmp_path, *rows), "rewards=[{name: edit_verdict}]"))
+    preflight(config("tiny_kontext_grpo", written(tmp_path, *rows), "rewards=[{name: edit_verdict}]"))
 
 
 def test_a_source_that_the_family_does_not_take(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_source_that_the_family_does_not_take(tmp_path: Path) -> None:
 
 def test_images_under_keys_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"prompt": "a", **RECORD}, {"prompt": "b", "input_image": "a.png", "reference": "a.png", **RECORD}]
-    check_before_loading(config("tiny_flow_grpo", written(tmp_path, *rows)))
+    preflight(config("tiny_flow_grpo", written(tmp_path, *rows)))
     said = capsys.readouterr().err
     assert "rows.jsonl, line 2: 'input_image' names a.png, and is metadata alone" in said
     assert "reference" not in said
@@ -140,8 +140,8 @@ def test_prompts_that_a_reward_cannot_score_are_refused_with_their_number(tmp_pa
     assert "can get no value of reward ocr" in said
     both = "rewards=[{name: ocr}, {name: jpeg_compressibility}]"
     assert "reward ocr" in refused("tiny_flow_grpo", path, both)
-    check_before_loading(config("tiny_flow_grpo", path, both, "reward_partial=renormalise"))
-    check_before_loading(config("tiny_flow_grpo", path, "rewards=[{name: ocr, options: {on_empty_target: prompt}}]"))
+    preflight(config("tiny_flow_grpo", path, both, "reward_partial=renormalise"))
+    preflight(config("tiny_flow_grpo", path, "rewards=[{name: ocr, options: {on_empty_target: prompt}}]"))
 
 
 def test_a_plan_looks_at_no_stand_in(tmp_path: Path) -> None:

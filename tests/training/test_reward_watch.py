@@ -12,7 +12,8 @@ from tiny_runs import metrics
 from toy_pipeline import toy_in_place, write_toy
 
 from flowrl.cli import main
-from flowrl.training.reward_watch import CONSTANT_LIMIT, EQUAL_LIMIT, WINDOW, RewardWatch
+from flowrl.runs.vital_signs import EQUAL_LIMIT
+from flowrl.training.reward_watch import CONSTANT_LIMIT, WINDOW, RewardWatch
 
 VARIED, CONSTANT = torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.full((4,), 0.5)
 

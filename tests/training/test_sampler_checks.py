@@ -16,7 +16,7 @@ from flowrl.credit import CREDIT
 from flowrl.pipelines import PIPELINES
 from flowrl.recipes import grpo
 from flowrl.samplers import KERNELS
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight, resolve
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import Paths, sample_paths, sampler_at
@@ -80,7 +80,7 @@ def test_refusals_teach(toy: Path, overrides: tuple[str, ...], parts: list[str])
 )  # fmt: skip
 def test_a_negative_half_that_is_not_there_is_refused(toy: Path, overrides: tuple[str, ...], parts: list[str]) -> None:
     with pytest.raises(ValueError, match="train_negative") as caught:
-        check_before_loading(toy_config(toy, *overrides))
+        preflight(toy_config(toy, *overrides))
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
@@ -90,7 +90,7 @@ def test_a_family_without_negative_prompts_has_no_such_half() -> None:
         find_config("flux_grpo_pickscore"), (*overrides, "pipeline.device=cpu", "sampler.train_negative=false")
     )
     with pytest.raises(ValueError, match="this model of family flux is evaluated with the prompt alone"):
-        check_before_loading(config)
+        preflight(config)
 
 
 def test_names_of_other_toolkits_are_answered_with_ours(toy: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_published_log_probability_of_cps(toy: Path) -> None:
     assert row["ratio_first_deviation"] == 0.0
     assert row["ratio_max_deviation"] > 0
     assert math.isfinite(row["grad_norm"])
-    loop = Loop(config, QuickRun(run), read_run_prompts(config.prompts))  # type: ignore[arg-type]
+    loop = Loop(resolve(config, read_run_prompts(config.prompts)), QuickRun(run))  # type: ignore[arg-type]
     kernel, schedule, steps = sampler_at(loop, 0)
     batch = loop.batch(0)
     how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=True)

@@ -76,7 +76,7 @@ def test_a_reward_that_waits_gives_the_numbers_of_one_that_does_not(toy: Path, c
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces are scored in a thread, as on CUDA."""
-    monkeypatch.setattr("flowrl.training.loop.scored_beside", lambda config, device: True)
+    monkeypatch.setattr("flowrl.training.loop.scored_beside", lambda *given: True)
 
 
 def _threads() -> list[str]:
@@ -90,7 +90,7 @@ def test_pieces_that_are_scored_beside_the_sampling_give_the_same_numbers(
     settings = ("num_iterations=3", "rollout_batch_size=2", "micro_batch_size=2")
     runs, threads = [], set[str]()
     for aside in (False, True):
-        monkeypatch.setattr("flowrl.training.loop.scored_beside", lambda config, device, aside=aside: aside)
+        monkeypatch.setattr("flowrl.training.loop.scored_beside", lambda *given, aside=aside: aside)
         seen: list[RewardInputs] = []
         made: list[Learning] = []
 
@@ -167,10 +167,11 @@ def test_what_is_scored_beside_the_sampling(
     toy: Path, monkeypatch: pytest.MonkeyPatch, override: str, aside: bool
 ) -> None:
     config = toy_config(toy, "rewards=[{name: smooth_brightness}]", override)
-    assert not scoring_module.scored_beside(config, torch.device("cuda"))  # there is none
+    given = config.rewards, (config.reward_dtype, config.pipeline.vae_dtype)
+    assert not scoring_module.scored_beside(*given, torch.device("cuda"))  # there is none
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert scoring_module.scored_beside(config, torch.device("cuda")) == aside
-    assert not scoring_module.scored_beside(config, torch.device("cpu"))
+    assert scoring_module.scored_beside(*given, torch.device("cuda")) == aside
+    assert not scoring_module.scored_beside(*given, torch.device("cpu"))
 
 
 def test_the_error_of_the_mean_reward_is_over_prompts(toy: Path, changed: Any) -> None:

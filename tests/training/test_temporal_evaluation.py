@@ -15,7 +15,7 @@ from flowrl.benchmarks.temporal import NAMES, diagnose
 from flowrl.pipelines import PIPELINES
 from flowrl.prompts.loading import EvalItem, Prompt
 from flowrl.runs.evaluation_rows import score_rows
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 from flowrl.training.heldout import Drawing, evaluate
 
 
@@ -54,4 +54,4 @@ def test_nothing_is_added_unless_asked_for(tmp_path: Path) -> None:
 def test_a_family_of_images_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
     with pytest.raises(ValueError, match=r"eval\.temporal measures videos, but family sd3 makes images"):
-        check_before_loading(toy_config(write_toy(tmp_path), "eval.temporal=true"))
+        preflight(toy_config(write_toy(tmp_path), "eval.temporal=true"))

@@ -25,7 +25,7 @@ from flowrl.pipelines.arithmetic.compiling import first_expert
 from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.pipelines.shared.cards import Size
 from flowrl.pipelines.shared.context_parallel import SPLIT_FAMILIES, image_tokens, refuse_unsplit
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 from flowrl.training.processes.mesh import Layout
 from flowrl.training.run import Run
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     if name != "launched alone":
         as_launched(monkeypatch, config.parallel.context)
     with pytest.raises(ValueError, match=message):
-        check_before_loading(config)
+        preflight(config)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_family_or_prompt_that_cannot_be_split_is_refused(
 ) -> None:
     as_launched(monkeypatch, 2)
     with pytest.raises(ValueError, match=message):
-        check_before_loading(_config(tmp_path, family, override))
+        preflight(_config(tmp_path, family, override))
 
 
 EDIT, DEV = "Qwen/Qwen-Image-Edit-2509", "black-forest-labs/FLUX.2-dev"

@@ -27,8 +27,8 @@ from flowrl.rewards import REWARDS
 from flowrl.training.checkpoints import checkpoints
 from flowrl.training.run import Run
 from flowrl.training.watchdog import (
+    LATELY,
     LEVELS,
-    RECENT,
     comparable,
     diversity_of,
     evaluation_warnings,
@@ -258,11 +258,11 @@ def test_what_is_not_hacking_is_not_called_so() -> None:
 
 def test_a_warning_is_said_when_it_begins_and_after_a_pause(capsys: pytest.CaptureFixture[str]) -> None:
     history, run = new_history(), SimpleNamespace(main=True)
-    moments = [3, 4, 5, 5 + RECENT, 6 + 2 * RECENT, 7 + 2 * RECENT]
+    moments = [3, 4, 5, 5 + LATELY, 6 + 2 * LATELY, 7 + 2 * LATELY]
     for moment in moments:
         say(run, history, {"zero_gradient": "nothing is learned"}, 10 * moment, moment=moment)  # type: ignore[arg-type]
     shown = capsys.readouterr().err.splitlines()
-    assert shown == [f"flowrl: warning, iteration {10 * i}: nothing is learned" for i in (3, 6 + 2 * RECENT)]
+    assert shown == [f"flowrl: warning, iteration {10 * i}: nothing is learned" for i in (3, 6 + 2 * LATELY)]
     say(SimpleNamespace(main=False), new_history(), {"a": "b"}, 0, moment=0)  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
 

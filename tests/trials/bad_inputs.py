@@ -55,7 +55,7 @@ def warm_up() -> None:
     for name in (
         "diffusers", "peft", "transformers", "tensorboard", "flowrl.training.loop", "flowrl.recipes.backprop",
         "flowrl.recipes.forward", "flowrl.recipes.grpo", "flowrl.recipes.preference", "flowrl.pages.report",
-        "flowrl.commands.train.run", "flowrl.pipelines.families.sd3",
+        "flowrl.session.train", "flowrl.pipelines.families.sd3",
     ):  # fmt: skip
         importlib.import_module(name)
 

@@ -36,7 +36,8 @@ from scripted_judges import ScriptedJudge  # noqa: E402
 
 from flowrl.benchmarks.judged.gedit_bench import KINDS  # noqa: E402
 from flowrl.benchmarks.judged.score_replies import yes_no_lines  # noqa: E402
-from flowrl.evaluation.judged import judged_runner as runner  # noqa: E402
+from flowrl.evaluation import runner  # noqa: E402
+from flowrl.evaluation.judged import judged_rules  # noqa: E402
 from flowrl.generation.folders import ImageFile  # noqa: E402
 from flowrl.rewards.judges.chat import Answer, Question  # noqa: E402
 from flowrl.runtime.files import write_atomically  # noqa: E402
@@ -86,10 +87,10 @@ def evaluated(benchmark: str, prompts: Path, answer: Callable[[Question], Answer
     """The metrics of a benchmark whose images are all one flat file."""
     one = out / "one.png"
     flat(7).save(one)
-    vars(runner)["images_of"] = lambda settings, subject, listed: [
+    vars(runner)["images_of"] = lambda settings, subject, listed, suffix: [
         ImageFile(file=f"{k:05d}.png", path=one, prompt=prompt.text, index=k) for k, prompt in enumerate(listed)
     ]
-    vars(runner)["build_chat"] = lambda *given, **more: ScriptedJudge(answer)
+    vars(judged_rules)["build_chat"] = lambda *given, **more: ScriptedJudge(answer)
     settings = settings_for(out / benchmark, benchmark, judge="{server: http://127.0.0.1:1/v1, model: random}",
                             prompts=str(prompts), samples=1)  # fmt: skip
     result = runner.run(settings)

@@ -33,9 +33,9 @@ from origin import origin
 from peer_checkout import COMMIT, Published, load_checkout
 from peer_epoch import PRECISIONS, Epochs, Samples, Spent, timed
 from torch import Tensor
+from train_command import train
 
-from flowrl.commands.train.run import train
-from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.config.train import resolve_path
 from flowrl.pipelines.arithmetic.wide_products import has_products
 from flowrl.recipes import grpo
 from flowrl.rewards import RewardInputs
@@ -43,7 +43,7 @@ from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_normal
 from flowrl.training.batch import Batch
 from flowrl.training.loop import Loop
-from flowrl.training.prompting import RunPrompts
+from flowrl.training.ready import Ready
 from flowrl.training.record import Record
 from flowrl.training.run import Run
 from flowrl.trajectory import Rows
@@ -109,8 +109,8 @@ class Comparison:
                 self.table = record, rows
             plain(record, rows, *args, **kwargs)
 
-        def loop(config: TrainConfig, run: Run, prompts: RunPrompts) -> MeasuredLoop:
-            return MeasuredLoop(self, config, run, prompts)
+        def loop(ready: Ready, run: Run) -> MeasuredLoop:
+            return MeasuredLoop(self, ready, run)
 
         plain = grpo.update
         with patch.object(grpo, "Loop", loop), patch.object(grpo, "update", update):
@@ -198,8 +198,8 @@ class Comparison:
 class MeasuredLoop(Loop):
     """A loop whose iterations are measured."""
 
-    def __init__(self, comparison: Comparison, config: TrainConfig, run: Run, prompts: RunPrompts) -> None:
-        super().__init__(config, run, prompts)
+    def __init__(self, comparison: Comparison, ready: Ready, run: Run) -> None:
+        super().__init__(ready, run)
         self.comparison = comparison
         self._batch: Batch | None = None
         comparison.begin(self)

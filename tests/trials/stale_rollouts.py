@@ -25,6 +25,7 @@ from toy_pipeline import QuickRun, toy_in_place
 
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.recipes import grpo
+from flowrl.session.preflight import resolve
 from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import Parts, load_parts, read_run_prompts
@@ -66,10 +67,11 @@ class Here(Draws):
 def score_of(config: TrainConfig, folder: Path) -> tuple[float, float]:
     """Mean reward of the last tenth of a run's iterations, and the largest first deviation of its ratio from 1."""
     run: Any = QuickRun(folder)
-    run.parts = load_parts(config, run.device, lambda pipeline: None)
+    ready = resolve(config, read_run_prompts(config.prompts))
+    run.parts = load_parts(ready, run.device, lambda pipeline: None)
     run.rollouts = Here(config, run.parts, run.device)
     grpo.check(config)
-    assert grpo.main(config, run, read_run_prompts(config.prompts))
+    assert grpo.main(ready, run)
     rewards = [row["reward"] for row in run.logged if "reward" in row]
     deviation = max(row["ratio_first_deviation"] for row in run.logged if "ratio_first_deviation" in row)
     return fmean(rewards[-max(1, len(rewards) // 10) :]), deviation

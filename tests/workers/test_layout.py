@@ -11,10 +11,15 @@ import torch
 from config_files import as_launched
 from toy_pipeline import toy_config, write_toy
 
+from flowrl.config.train import TrainConfig
 from flowrl.session.preflight import recipe_of
 from flowrl.workers import joining
 from flowrl.workers.joining import join_cluster
 from flowrl.workers.layout import check_workers, local_gpus
+
+
+def checked(config: TrainConfig, *, here: bool = True) -> None:
+    check_workers(config, recipe_of(config).only_here(config), here=here)
 
 
 @pytest.mark.parametrize(
@@ -35,25 +40,25 @@ from flowrl.workers.layout import check_workers, local_gpus
 def test_refused(tmp_path: Path, settings: list[str], words: str) -> None:
     config = toy_config(write_toy(tmp_path), "workers.rollouts=2", *settings)
     with pytest.raises(ValueError, match=words):
-        check_workers(config)
+        checked(config)
     allowed = [text for text in settings if text != "workers.staleness=1"]
     rollouts = 2 if len(allowed) < len(settings) else 0
-    check_workers(toy_config(write_toy(tmp_path), f"workers.rollouts={rollouts}", *allowed))
+    checked(toy_config(write_toy(tmp_path), f"workers.rollouts={rollouts}", *allowed))
 
 
 def test_learners_share_workers_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_launched(monkeypatch, 2)
-    check_workers(toy_config(write_toy(tmp_path), "workers.rollouts=4"))
+    checked(toy_config(write_toy(tmp_path), "workers.rollouts=4"))
     with pytest.raises(ValueError, match=r"workers\.rollouts \(3\) does not divide by 2"):
-        check_workers(toy_config(write_toy(tmp_path), "workers.rollouts=3"))
+        checked(toy_config(write_toy(tmp_path), "workers.rollouts=3"))
 
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     config = toy_config(write_toy(tmp_path), "workers.rollouts=1")
     with pytest.raises(ValueError, match=r"workers\.rollouts=1 needs Ray.*flowrl's folder, pip install -e '\.\[ray\]'"):
-        check_workers(config)
-    check_workers(config, here=False)
+        checked(config)
+    checked(config, here=False)
 
 
 def test_stale_ratios_are_allowed_for_every_recipe_that_samples(tmp_path: Path) -> None:
@@ -63,7 +68,7 @@ def test_stale_ratios_are_allowed_for_every_recipe_that_samples(tmp_path: Path) 
     ):  # fmt: skip
         config = toy_config(write_toy(tmp_path), "workers.rollouts=1", "workers.staleness=1", *settings)
         recipe_of(config).check(config)
-        check_workers(config)
+        checked(config)
 
 
 def test_workers_get_the_gpus_that_no_learner_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ The counts are those of the published prompt files, of 600 prompts each; the Eng
 agree. A label `Primary - Sub` belongs to the primary dimension before its first hyphen; one without is both.
 
 The explanations are our own words, for `--option definitions=own`; judges are asked with the published ones, see
-`flowrl.evaluation.unigenbench_judge`.
+`flowrl.evaluation.unigenbench.wording`.
 """
 # ruff: noqa: RUF001  (Chinese punctuation, as it should be)
 

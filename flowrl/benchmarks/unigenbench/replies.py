@@ -2,7 +2,7 @@
 
 Rules of UniGenBench and UniGenBench++ (Wang et al. 2025, arXiv 2508.20751; repository CodeGoat24/UniGenBench): how a
 judge's reply is read (`parse_reply`) and what its scores add up to (`aggregate`). Prompt files are read by
-`flowrl.benchmarks.unigenbench.items`; `flowrl.evaluation.unigenbench_runner` asks the judge.
+`flowrl.benchmarks.unigenbench.items`; `flowrl.evaluation.unigenbench.unigenbench` asks the judge.
 
 The published judge is Gemini-2.5-Pro. Numbers of another judge, or of other words to it, are not leaderboard numbers.
 """

@@ -36,16 +36,9 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
-    """A base model with LoRAs beside each other, and how it is sampled.
-
-    Attributes:
-        pipeline: the base, with an adapter for each tuned model.
-        adapters: names of the adapters: under "" of the swept model, under their names of other runs.
-        schedule: of the deterministic sampler.
-        guidance: classifier-free guidance of tuned models.
-        base_guidance: of the base.
-        batch_size: images that the network gets at once.
+class TunedModels:
+    """A base model with LoRAs beside each other, and how it is sampled; `adapters` are their names: under "" of the
+    swept model, under their own of other runs.
     """
 
     pipeline: Pipeline
@@ -85,7 +78,13 @@ class Judges:
 
 @torch.no_grad()
 def draw_prompts(
-    model: Model, judges: Judges, settings: Sequence[Setting], prompts: Sequence[Prompt], *, samples: int, seed: int
+    model: TunedModels,
+    judges: Judges,
+    settings: Sequence[Setting],
+    prompts: Sequence[Prompt],
+    *,
+    samples: int,
+    seed: int,
 ) -> dict[Setting, tuple[Tensor, list[Row]]]:
     """Images [P, K, 3, H, W] and a journal row per prompt, of one setting, or of several best-of-N at one scale.
 
@@ -117,12 +116,14 @@ def draw_prompts(
     }
 
 
-def start_noise(model: Model, prompts: Sequence[Prompt], *, samples: int, count: int, seed: int) -> Tensor:
+def start_noise(model: TunedModels, prompts: Sequence[Prompt], *, samples: int, count: int, seed: int) -> Tensor:
     """[P * K, N, *latent] start noise on the model's device."""
     keys = [
         (seed, "eval", prompt.noise_name, k, *(("candidate", n) if n else ()))
-        for prompt in prompts for k in range(samples) for n in range(count)
-    ]  # fmt: skip
+        for prompt in prompts
+        for k in range(samples)
+        for n in range(count)
+    ]
     return sample_normals(model.pipeline.latent_shape, keys).to(device_of(model.pipeline)).unflatten(0, (-1, count))
 
 
@@ -152,7 +153,7 @@ def judged(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images
 
 
 @torch.no_grad()
-def drift(model: Model, prompts: Sequence[Prompt], seed: int, run: str = "") -> float:
+def drift(model: TunedModels, prompts: Sequence[Prompt], seed: int, run: str = "") -> float:
     """`flowrl.training.drift.KL_TEXT` of a tuned model, each of the two models under its own guidance.
 
     Of RLG at scale w it is w² times this: `out_base + w (out_tuned - out_base)` differs from the base by w times it.
@@ -186,7 +187,7 @@ def load_features(kind: str, device: torch.device) -> Embed | None:
         from flowrl.rewards.networks.clip_encoder import CLIP_MODEL
         from flowrl.rewards.networks.pretrained import clip_of_pixels, load_clip
 
-        clip, processor = load_clip(CLIP_MODEL, device=device, owner="--features clip", option="--features")
+        clip, processor = load_clip(CLIP_MODEL, device=device, owner="`features` clip", option="`features`")
         return lambda images: clip_of_pixels(clip, processor, list(to_uint8(images)))
     if kind == "dinov2":
         from flowrl.rewards.networks.dinov2 import DINOV2_MODEL

@@ -6,15 +6,19 @@ Letters: P prompts, K samples. A column is a measure, [P, K], or a diversity, [P
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from flowrl.comparing.sweep.sweep_settings import Measure, Setting
-from flowrl.rendering.markup import number
+from flowrl.rendering.markup import bounds, number
+from flowrl.rendering.notebook import heading, rows_table
+from flowrl.rendering.terminal_text import COLUMNS, aligned, cut
 from flowrl.runtime.files import plain
 from flowrl.samplers.search import best_of_n_kl
 from flowrl.statistics.bootstrap import LEVEL, UNKNOWN, Interval
@@ -61,7 +65,7 @@ class SettingResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Results:
+class Sweep:
     """All settings, and what stands out.
 
     Attributes:
@@ -73,6 +77,7 @@ class Results:
         level: other scales that may be the best one: their difference to it is not established at a level that allows
             for the number of scales. The best of the scales tried is the peak or among these in 95 of 100 sweeps.
         notes: what a reader should know.
+        folder: with `sweep.json`, `sweep.html` and the journals of the settings.
     """
 
     settings: tuple[SettingResult, ...]
@@ -82,6 +87,37 @@ class Results:
     peak: SettingResult
     level: tuple[SettingResult, ...]
     notes: tuple[str, ...] = ()
+    folder: Path = Path()
+
+    def __str__(self) -> str:
+        """The sentence, and one line per setting; 80 columns."""
+        names = self._shown
+        rows = [
+            [
+                one.setting.label,
+                str(one.evaluations),
+                *(f"{one.means[name].mean:.{self.digits(name)}f}" for name in names),
+            ]
+            for one in self.settings
+        ]
+        heads = [cut(name, 16) for name in names]
+        return f"{textwrap.fill(sentence(self), COLUMNS)}\n\n{aligned(['setting', 'evaluations', *heads], rows)}"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                one.setting.label,
+                str(one.evaluations),
+                *(f"{number(one.means[name].mean)} ({bounds(one.means[name])})" for name in self._shown),
+            )
+            for one in self.settings
+        ]
+        page = f"page: {self.folder / 'sweep.html'}"
+        return heading(sentence(self), page) + rows_table(("setting", "evaluations", *self._shown), rows)
+
+    @property
+    def _shown(self) -> list[str]:
+        return [self.target.name, *([self.judge.name] if self.held_out else []), self.diversity]
 
     @property
     def target(self) -> Measure:
@@ -164,8 +200,8 @@ def may_be_best(scales: Sequence[SettingResult], peak: SettingResult, name: str)
 
 def results_of(
     columns: Mapping[Setting, Mapping[str, Column]], measures: Sequence[Measure], *, evaluations: Mapping[Setting, int],
-    drifts: Mapping[str, float], notes: Sequence[str] = (),
-) -> Results:  # fmt: skip
+    drifts: Mapping[str, float], notes: Sequence[str] = (), folder: Path = Path(),
+) -> Sweep:  # fmt: skip
     """Makes results of columns.
 
     Args:
@@ -174,17 +210,21 @@ def results_of(
         evaluations: of every setting.
         drifts: of the tuned model under "", of other runs under their names.
         notes: that the reader should know; those that the numbers call for are added.
+        folder: of the sweep.
 
     Raises:
         ValueError: a reward failed on every image of a setting.
     """
     plain = [
         SettingResult(
-            setting=setting, evaluations=evaluations[setting], drift=_drift(setting, drifts), columns=dict(given),
+            setting=setting,
+            evaluations=evaluations[setting],
+            drift=_drift(setting, drifts),
+            columns=dict(given),
             means={name: mean_of(values) for name, values in given.items()},
         )
         for setting, given in columns.items()
-    ]  # fmt: skip
+    ]
     for one in plain:
         for measure in measures:
             if not math.isfinite(one.means[measure.name].mean):
@@ -207,10 +247,16 @@ def results_of(
     rlg = [one for one in found if one.setting.kind == "rlg"]
     peak = max(rlg, key=lambda one: one.means[judge.name].mean)
     level = may_be_best(rlg, peak, judge.name)
-    return Results(
+    notes = list(notes)
+    for measure in measures:
+        values = np.concatenate([one.columns[measure.name].ravel() for one in found])
+        if failed := int(np.isnan(values).sum()):
+            notes.append(f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere.")
+    if len(rlg) > 1 and peak is rlg[-1]:
+        notes.append(f"{judge.name} is highest at the largest scale tried: larger ones may be better still.")
+    return Sweep(
         settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
-        diversity=FEATURES if FEATURES in peak.columns else PIXELS,
-        notes=(*notes, *_failures(found, measures), *_at_the_end(rlg, peak, judge)),
+        diversity=FEATURES if FEATURES in peak.columns else PIXELS, folder=folder, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -220,22 +266,7 @@ def _drift(setting: Setting, drifts: Mapping[str, float]) -> float:
     return setting.scale**2 * drifts.get("", math.nan) if setting.kind == "rlg" else math.nan
 
 
-def _failures(found: Sequence[SettingResult], measures: Sequence[Measure]) -> list[str]:
-    notes = []
-    for measure in measures:
-        values = np.concatenate([one.columns[measure.name].ravel() for one in found])
-        if failed := int(np.isnan(values).sum()):
-            notes.append(f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere.")
-    return notes
-
-
-def _at_the_end(scales: Sequence[SettingResult], peak: SettingResult, judge: Measure) -> list[str]:
-    if len(scales) > 1 and peak is scales[-1]:
-        return [f"{judge.name} is highest at the largest scale tried: larger ones may be better still."]
-    return []
-
-
-def sentence(results: Results) -> str:
+def sentence(results: Sweep) -> str:
     """At which scale the judge peaks, which scales cannot be told apart from it, and what diversity costs there."""
     peak, judge = results.peak, results.judge
     scales = [one.setting.scale for one in results.of_kind("rlg")]
@@ -259,7 +290,7 @@ def _scale(scale: float) -> str:
     return f"{scale:g}".replace("-", "\u2212")
 
 
-def _level_text(results: Results) -> str:
+def _level_text(results: Sweep) -> str:
     level = [_scale(one.setting.scale) for one in results.level]
     if not level:
         return "all other scales tried are ruled out as the best one, at 95 % with allowance for the choice"
@@ -272,7 +303,7 @@ def _level_text(results: Results) -> str:
     )
 
 
-def _diversity_text(results: Results) -> str:
+def _diversity_text(results: Sweep) -> str:
     """The loss of diversity at the peak, against the base model, else against the lowest scale."""
     peak, name = results.peak, results.diversity
     lowest = results.of_kind("rlg")[0]
@@ -301,35 +332,35 @@ def _percent(value: float) -> str:
     return f"{value:+.0f}".replace("-", "\u2212")
 
 
-def at_same_cost(results: Results) -> tuple[SettingResult, tuple[SettingResult, ...]] | None:
+def at_same_cost(results: Sweep) -> tuple[SettingResult, tuple[SettingResult, ...]] | None:
     """The best RLG scale that needs both models, by the judge, and the searches that cost about as much."""
     mixed = [one for one in results.of_kind("rlg") if one.setting.scale not in (0.0, 1.0)]
     if not mixed:
         return None
     reference = max(mixed, key=lambda one: one.means[results.judge.name].mean)
     near = tuple(
-        one for one in results.of_kind("best_of", "prune")
+        one
+        for one in results.of_kind("best_of", "prune")
         if 1 / SAME_COST <= one.evaluations / reference.evaluations <= SAME_COST
-    )  # fmt: skip
+    )
     return (reference, near) if near else None
 
 
-def as_json(results: Results) -> dict[str, Any]:
+def as_json(results: Sweep) -> dict[str, Any]:
     """Everything as plain numbers, null where unknown."""
     found: dict[str, Any] = plain({
         "sentence": sentence(results), "judge": results.judge.name, "target": results.target.name,
         "peak": results.peak.setting.scale, "not_told_apart": [one.setting.scale for one in results.level],
-        "settings": [_setting_json(one) for one in results.settings], "notes": results.notes,
+        "settings": [
+            {
+                "key": one.setting.key, "label": one.setting.label, "kind": one.setting.kind,
+                "scale": one.setting.scale, "candidates": one.setting.plan.num_candidates,
+                "cuts": [{"after_step": step + 1, "kept": kept} for step, kept in one.setting.plan.cuts],
+                "evaluations": one.evaluations, "looks": one.looks, "drift": one.drift, "kl_bound": one.kl_bound,
+                "scores": one.means, "to_tuned": one.to_tuned, "to_base": one.to_base,
+            }
+            for one in results.settings
+        ],
+        "notes": results.notes,
     })  # fmt: skip
     return found
-
-
-def _setting_json(one: SettingResult) -> dict[str, Any]:
-    setting = one.setting
-    return {
-        "key": setting.key, "label": setting.label, "kind": setting.kind, "scale": setting.scale,
-        "candidates": setting.plan.num_candidates,
-        "cuts": [{"after_step": step + 1, "kept": kept} for step, kept in setting.plan.cuts],
-        "evaluations": one.evaluations, "looks": one.looks, "drift": one.drift, "kl_bound": one.kl_bound,
-        "scores": one.means, "to_tuned": one.to_tuned, "to_base": one.to_base,
-    }  # fmt: skip

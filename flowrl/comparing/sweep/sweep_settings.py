@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.config.options import unknown_name
+from flowrl.generation.models import Words, several
 from flowrl.generation.named_rewards import reward_specs
-from flowrl.generation.rlg import numbers
+from flowrl.generation.rlg import Numbers, numbers
 from flowrl.rewards import REWARDS
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.samplers.guidance import network_rows
@@ -22,6 +22,8 @@ Role = Literal["target", "heldout"]
 
 EMBEDDED_REWARDS = "target=geneval:official,heldout=attributes,target=geneval:graded"
 EMBEDDED_SELECT = "geneval:graded"  # a verdict alone ties too often: search would take the first of many equal ones
+StripRows = list[tuple[str, list[tuple["Setting", Path]]]]
+"""One prompt per row: its text, and the image of every setting."""
 SINGLE = Pruning(num_candidates=1)
 SEARCH_STEPS = re.compile(r"(\d+)@(\d+(?:,\d+)*)")
 
@@ -96,15 +98,9 @@ class Measure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """Everything the command line asks for.
-
-    Attributes:
-        settings: in the order in which they are drawn: scales, search, other runs.
-        others: (name, folder) of the other runs.
-        measures: rewards by role.
-        select: what search goes by; None where nothing is searched.
-        specs: of all rewards that are needed.
+class SweepQuestion:
+    """Everything that is asked for: settings in the order in which they are drawn (scales, search, other runs), the
+    other runs by name, rewards by role, and what search goes by (None where nothing is searched).
     """
 
     settings: tuple[Setting, ...]
@@ -114,67 +110,94 @@ class Question:
     specs: tuple[dict[str, Any], ...]
 
 
-def ask(parsed: argparse.Namespace, *, embedded: bool, num_steps: int) -> Question:
-    """Reads scales, searches, other runs and rewards of a command line.
+def ask(
+    *,
+    rlg: Numbers,
+    best_of: Numbers | None,
+    prune: str | Sequence[str],
+    keep: float,
+    select: str | None,
+    search_rlg: Numbers,
+    also: Words,
+    rewards: str | None,
+    options: Mapping[str, object] | Sequence[str],
+    samples: int,
+    num_prompts: int,
+    embedded: bool,
+    num_steps: int,
+) -> SweepQuestion:
+    """Reads scales, searches, other runs and rewards, as `flowrl.comparing.sweep.sweep.sweep` takes them.
 
     Args:
-        parsed: see `flowrl.commands.sweep.arguments`.
         embedded: whether the base is the embedded model, which has rewards by default.
         num_steps: denoising steps; pruning must fit them.
 
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
-    scales = _rising(parsed.rlg, "--rlg", "0,0.5,1,1.5,2,3")
-    if not 0 < parsed.keep < 1:
-        raise ValueError(f"--keep is the share that a pruning keeps, between 0 and 1, got {parsed.keep:g}: 0.5 halves")
-    for name, why in (
-        ("samples", "diversity compares images of one prompt"),
-        ("num_prompts", "intervals are over them"),
+    scales = _rising(rlg, "`rlg`", "0,0.5,1,1.5,2,3")
+    if not 0 < keep < 1:
+        raise ValueError(f"`keep` is the share that a pruning keeps, between 0 and 1, got {keep:g}: 0.5 halves")
+    for name, value, why in (
+        ("samples", samples, "diversity compares images of one prompt"),
+        ("num_prompts", num_prompts, "intervals are over them"),
     ):
-        if vars(parsed)[name] < 2:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 2, got {vars(parsed)[name]}: {why}.")
-    searches = _searches(parsed, num_steps)
-    others = _others(parsed.also)
-    measures = parse_measures(parsed.rewards, embedded=embedded)
-    select = _select(parsed, measures, embedded=embedded) if searches else None
-    wanted = dict.fromkeys(measure.reward for measure in (*measures, *((select,) if select else ())))
-    specs = reward_specs(",".join(wanted), [_owned(text, list(wanted)) for text in parsed.option])
+        if value < 2:
+            raise ValueError(f"`{name}` must be at least 2, got {value}: {why}.")
+    plans: list[tuple[Kind, Pruning]] = [
+        *_best_of(best_of),
+        *(("prune", _pruning(text, keep, num_steps)) for text in several(prune)),
+    ]
+    found = _rising(search_rlg, "`search_rlg`", "1") if plans else ()
+    searches = [Setting(kind=kind, scale=scale, plan=plan) for scale in found for kind, plan in plans]
+    others = _others([str(place) for place in several(also)])
+    measures = parse_measures(rewards, embedded=embedded)
+    if select is None and embedded and rewards is None:
+        select = EMBEDDED_SELECT
+    by = next(measure for measure in measures if measure.role == "target") if searches else None
+    if searches and select is not None:
+        by = _measure(select.strip(), "target", "`select`")
+    wanted = list(dict.fromkeys(measure.reward for measure in (*measures, *((by,) if by else ()))))
+    texts = [f"{key}={value}" for key, value in options.items()] if isinstance(options, Mapping) else list(options)
+    for text in texts:
+        if text.partition("=")[0].partition(".")[0] not in wanted:
+            raise ValueError(f"`options` {text}: begin with the reward that it is of, such as {wanted[0]}.KEY=VALUE.")
+    specs = reward_specs(",".join(wanted), texts)
     validate_reward_specs(specs)
     settings = [Setting(kind="rlg", scale=scale) for scale in scales]
     settings += [*searches, *(Setting(kind="run", run=name) for name, _ in others)]
-    return Question(
-        settings=tuple(dict.fromkeys(settings)), others=others, measures=measures, select=select, specs=tuple(specs)
+    return SweepQuestion(
+        settings=tuple(dict.fromkeys(settings)), others=others, measures=measures, select=by, specs=tuple(specs)
     )
 
 
-def _rising(text: str, option: str, example: str) -> tuple[float, ...]:
+def _rising(given: Numbers, option: str, example: str) -> tuple[float, ...]:
     """Numbers in ascending order, each once."""
-    return tuple(sorted({value + 0.0 for value in numbers(text, option, example)}))  # + 0.0: -0 is 0
+    return tuple(sorted({value + 0.0 for value in numbers(given, option, example)}))  # + 0.0: -0 is 0
 
 
-def _searches(parsed: argparse.Namespace, num_steps: int) -> list[Setting]:
-    plans: list[tuple[Kind, Pruning]] = []
-    if parsed.best_of.strip():
-        for value in _rising(parsed.best_of, "--best-of", "1,2,4,8"):
-            if value < 1 or not value.is_integer():
-                raise ValueError(f"--best-of takes whole numbers from 1 on, such as 1,2,4,8, got {parsed.best_of!r}.")
-            plans.append(("best_of", Pruning(num_candidates=int(value))))
-    for text in parsed.prune:
-        match = SEARCH_STEPS.fullmatch(text.replace(" ", ""))
-        if match is None:
-            raise ValueError(f"--prune takes N@STEPS, 8@3,6 for 8 images pruned after steps 3 and 6, got {text!r}.")
-        after = [int(step) for step in match[2].split(",")]
-        if after != sorted(set(after)) or not 1 <= after[0] <= after[-1] < num_steps:
-            raise ValueError(
-                f"--prune {text}: steps rise from 1 to at most {num_steps - 1}, the last before the end of {num_steps}."
-            )
-        try:
-            plans.append(("prune", pruning(int(match[1]), [step - 1 for step in after], parsed.keep)))
-        except ValueError as error:
-            raise ValueError(f"--prune {text}: {error}") from error
-    scales = _rising(parsed.search_rlg, "--search-rlg", "1") if plans else ()
-    return [Setting(kind=kind, scale=scale, plan=plan) for scale in scales for kind, plan in plans]
+def _best_of(given: Numbers | None) -> list[tuple[Kind, Pruning]]:
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return []
+    counts = _rising(given, "`best_of`", "1,2,4,8")
+    if any(value < 1 or not value.is_integer() for value in counts):
+        raise ValueError(f"`best_of` takes whole numbers from 1 on, such as 1,2,4,8, got {given!r}.")
+    return [("best_of", Pruning(num_candidates=int(value))) for value in counts]
+
+
+def _pruning(text: str, keep: float, num_steps: int) -> Pruning:
+    match = SEARCH_STEPS.fullmatch(text.replace(" ", ""))
+    if match is None:
+        raise ValueError(f"`prune` takes N@STEPS, 8@3,6 for 8 images pruned after steps 3 and 6, got {text!r}.")
+    after = [int(step) for step in match[2].split(",")]
+    if after != sorted(set(after)) or not 1 <= after[0] <= after[-1] < num_steps:
+        raise ValueError(
+            f"`prune` {text}: steps rise from 1 to at most {num_steps - 1}, the last before the end of {num_steps}."
+        )
+    try:
+        return pruning(int(match[1]), [step - 1 for step in after], keep)
+    except ValueError as error:
+        raise ValueError(f"`prune` {text}: {error}") from error
 
 
 def _others(given: Sequence[str]) -> tuple[tuple[str, Path], ...]:
@@ -187,7 +210,7 @@ def _others(given: Sequence[str]) -> tuple[tuple[str, Path], ...]:
         unique = name if names.count(name) == 1 and name != "lora" else f"{full.parent.name}-{name}"
         named.append((re.sub(r"[^\w.+-]", "_", unique), folder))
     if len({name for name, _ in named}) < len(named):
-        raise ValueError(f"--also names one run twice, or two of one name: {', '.join(given)}.")
+        raise ValueError(f"`also` names one run twice, or two of one name: {', '.join(given)}.")
     return tuple(named)
 
 
@@ -200,8 +223,8 @@ def parse_measures(text: str | None, *, embedded: bool) -> tuple[Measure, ...]:
     if text is None:
         if not embedded:
             raise ValueError(
-                "--rewards is missing: name what was trained on and what was not, such as "
-                "--rewards target=pick_score,heldout=aesthetic; only the embedded model has rewards by default."
+                "`rewards` is missing: name what was trained on and what was not, such as "
+                "`rewards` target=pick_score,heldout=aesthetic; only the embedded model has rewards by default."
             )
         text = EMBEDDED_REWARDS
     measures = []
@@ -209,13 +232,13 @@ def parse_measures(text: str | None, *, embedded: bool) -> tuple[Measure, ...]:
         role, equals, name = (part.strip() for part in entry.partition("="))
         role = role.replace("held-out", "heldout")
         if not equals or role not in ("target", "heldout"):
-            raise ValueError(f"--rewards: write target=NAME or heldout=NAME, got {entry.strip()!r}.")
-        measures.append(_measure(name, "target" if role == "target" else "heldout", "--rewards"))
+            raise ValueError(f"`rewards`: write target=NAME or heldout=NAME, got {entry.strip()!r}.")
+        measures.append(_measure(name, "target" if role == "target" else "heldout", "`rewards`"))
     names = [measure.name for measure in measures]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"--rewards names {twice} twice: a reward is either a target or held out.")
+        raise ValueError(f"`rewards` names {twice} twice: a reward is either a target or held out.")
     if all(measure.role != "target" for measure in measures):
-        raise ValueError("--rewards needs a target, the reward that was trained on: target=NAME.")
+        raise ValueError("`rewards` needs a target, the reward that was trained on: target=NAME.")
     return tuple(measures)
 
 
@@ -226,22 +249,6 @@ def _measure(text: str, role: Role, option: str) -> Measure:
     if colon and not part:
         raise ValueError(f"{option}: {text!r} names no sub-score behind the colon.")
     return Measure(role=role, reward=name, part=part or None)
-
-
-def _select(parsed: argparse.Namespace, measures: Sequence[Measure], *, embedded: bool) -> Measure:
-    if parsed.select is not None:
-        return _measure(parsed.select.strip(), "target", "--select")
-    if embedded and parsed.rewards is None:
-        return _measure(EMBEDDED_SELECT, "target", "--select")
-    return next(measure for measure in measures if measure.role == "target")
-
-
-def _owned(text: str, rewards: Sequence[str]) -> str:
-    """Refuses an option that does not say whose it is."""
-    owner = text.partition("=")[0].partition(".")[0]
-    if owner not in rewards:
-        raise ValueError(f"--option {text}: begin with the reward that it is of, such as {rewards[0]}.KEY=VALUE.")
-    return text
 
 
 def trained_on(rewards: Sequence[Mapping[str, Any]], measure: Measure) -> bool:

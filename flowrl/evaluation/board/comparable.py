@@ -76,14 +76,15 @@ def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]
     everything = {key for listed in tables.values() for _, known in listed for key in known}
     if strange := [name for name in across if name not in everything]:
         raise ValueError(
-            f"--across {strange[0]}: no result has such a condition; they have {', '.join(sorted(everything))}."
+            f"`across` {strange[0]}: no result has such a condition; they have {', '.join(sorted(everything))}."
         )
     groups = []
     for (benchmark, metric), listed in tables.items():
         parts: dict[str, list[tuple[Entry, Conditions]]] = {}
         for entry, known in listed:
             kept = {key: value for key, value in known.items() if key not in across}
-            parts.setdefault(_seal(kept), []).append((entry, known))
+            seal = {**kept, PROMPTS: sorted(kept.get(PROMPTS, ()))}
+            parts.setdefault(json.dumps(seal, sort_keys=True, default=str), []).append((entry, known))
         ordered = sorted(parts.values(), key=len, reverse=True)
         first = _shared(ordered[0])
         for place, part in enumerate(ordered):
@@ -93,10 +94,6 @@ def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]
                       apart="; ".join(differences(first, own, across)) if place else "")
             )  # fmt: skip
     return groups
-
-
-def _seal(known: Mapping[str, Any]) -> str:
-    return json.dumps({**known, PROMPTS: sorted(known.get(PROMPTS, ()))}, sort_keys=True, default=str)
 
 
 def _shared(part: Sequence[tuple[Entry, Conditions]]) -> Conditions:

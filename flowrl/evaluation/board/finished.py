@@ -88,7 +88,7 @@ def _named(text: str) -> Iterator[tuple[str, Path]]:
         return
     paths = [part for part in rest.split(",") if part]
     if not name or not paths:
-        raise ValueError(f"--compare {text!r}: several trainings of one method are written NAME=FOLDER,FOLDER.")
+        raise ValueError(f"{text!r}: several trainings of one method are written NAME=FOLDER,FOLDER.")
     for part in paths:
         yield name, Path(part)
 
@@ -134,18 +134,16 @@ def _is_result(file: Path) -> bool:
 
 
 def entries_of(file: Path, pool: str = "") -> list[Entry]:
-    """The model of a result.json, and its base if it has one.
-
-    Raises:
-        ValueError: it is not what `flowrl eval` writes, or its rows are missing or broken.
-    """
+    """The model of a result.json, and its base if it has one."""
     found = read_result(file)
     names = [str(name) for name in found["names"]]
     entries = []
     for place, (side, prefix) in enumerate(SIDES.items()):
         metrics = found.get(f"{prefix}metrics") or {}
         if place < len(names) and metrics:
-            label = names[place] if side == "model" else _base_name(names[place], found)
+            label, model = names[place], str(found["facts"].get("model", ""))
+            if side == "base" == label and model:
+                label = f"{model.rsplit('/', 1)[-1].rsplit(':', 1)[-1]} before training"
             entries.append(_entry(file.parent, found, side, label, metrics, pool if side == "model" else ""))
     if not entries:
         raise ValueError(f"{file} holds no numbers: the evaluation drew images and judged none.")
@@ -153,21 +151,12 @@ def entries_of(file: Path, pool: str = "") -> list[Entry]:
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    """The content of a result.json.
-
-    Raises:
-        ValueError: it is not what `flowrl eval` writes.
-    """
+    """The content of a result.json."""
     found = read_json(file, "run the evaluation again, or leave it out.")
     missing = [key for key, kind in NEEDED.items() if not isinstance(found.get(key), kind)]
     if missing:
         raise ValueError(f"{file} lacks {', '.join(missing)}: it is no result of `flowrl eval`; leave it out.")
     return found
-
-
-def _base_name(name: str, found: Mapping[str, Any]) -> str:
-    model = str(found["facts"].get("model", ""))
-    return f"{model.rsplit('/', 1)[-1].rsplit(':', 1)[-1]} before training" if name == "base" and model else name
 
 
 def _entry(
@@ -178,7 +167,10 @@ def _entry(
     home = folder / side
     if side == "base" and not home.is_dir():  # that of several models lies beside their folders
         home = folder.parent / side
-    rows = _rows(home / "rows.jsonl")
+    verdicts = home / "rows.jsonl"
+    if not verdicts.is_file():
+        raise ValueError(f"there is no {verdicts}, the verdicts of a finished evaluation: run the evaluation again.")
+    rows = read_json_lines(verdicts)
     images = _images(home, found, side)
     return Entry(
         benchmark=benchmark, label=label, folder=folder, side=side, pool=pool, metrics=short,
@@ -186,12 +178,6 @@ def _entry(
         facts=found["facts"], drawn=None if images is None else read_drawn(images), images=images,
         judged=_judged(home, benchmark, found["facts"]), version=found.get("version"),
     )  # fmt: skip
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ValueError(f"there is no {path}, the verdicts of a finished evaluation: run the evaluation again.")
-    return read_json_lines(path)
 
 
 def _float(value: Any) -> float:
@@ -215,7 +201,7 @@ def _images(home: Path, found: Mapping[str, Any], side: str) -> Path | None:
     if (home / "images").is_dir():
         return home / "images"
     given = dict(found.get("images") or {}).get(side)
-    if given is None:  # results of older versions name the folder in their command alone
+    if given is None and "images" not in found:  # older versions name the folder in their command alone
         words = shlex.split(str(found.get("command", "")))
         flag = {"model": "--images", "base": "--baseline"}[side]
         given = next((after for word, after in pairwise(words) if word == flag), None)
@@ -244,11 +230,7 @@ def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str,
 
 
 def _each_once(entries: Sequence[Entry]) -> list[Entry]:
-    """Bases that several results share, once.
-
-    Raises:
-        ValueError: two results are copies of one.
-    """
+    """Bases that several results share, once."""
     kept: dict[str, Entry] = {}
     for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
         key = _content(entry)

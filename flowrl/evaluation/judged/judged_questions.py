@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from flowrl.benchmarks.judged.cases import Ask, Case, Judgement, Protocol
-from flowrl.evaluation.kept_answers import Tries, ask_kept
+from flowrl.evaluation.kept_answers import Asking, ask_kept
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
 from flowrl.media.reading import read_image
@@ -41,27 +41,13 @@ class WordsOf:
         return digest_of(self.templates)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asking:
-    """How replies are asked for: tries, their length, and the seed of those that are sampled."""
-
-    tries: Tries
-    max_tokens: int
-    seed: int
-
-    @staticmethod
-    def of(*, attempts: int, temperature: float, max_tokens: int, seed: int) -> Asking:
-        """From the options of a command."""
-        return Asking(tries=Tries(attempts=attempts, temperature=temperature), max_tokens=max_tokens, seed=seed)
-
-
 def find_words(protocol: Protocol, asks: Iterable[Ask], given: Path | None, beside: Sequence[Path]) -> WordsOf:
     """The words that some questions are asked in.
 
     Args:
         protocol: knows the published ones.
         asks: a question of each name.
-        given: the folder of --option template_dir: NAME.txt in it goes before the published files.
+        given: the folder of the option template_dir: NAME.txt in it goes before the published files.
         beside: where published files may lie if it was not given.
 
     Raises:
@@ -79,23 +65,19 @@ def find_words(protocol: Protocol, asks: Iterable[Ask], given: Path | None, besi
             templates[ask.words] = Template(user=words.user, system=words.system)
         else:
             raise ValueError(
-                f"{protocol.title}: the judge is asked in published words, which are not shipped. Give --option "
+                f"{protocol.title}: the judge is asked in published words, which are not shipped. Give `options` "
                 f"template_dir=FOLDER, your copy of the repository that the prompts are from, or a folder with "
                 f"{ask.words}.txt, a template with {', '.join(f'{{{name}}}' for name in ask.fields) or 'no field'}."
             )
-        _check(ask, templates[ask.words])
+        if lacking := [name for name in ask.fields if f"{{{name}}}" not in templates[ask.words].user]:
+            raise ValueError(f"the words {ask.words} must hold {{{lacking[0]}}}, so that the judge is told.")
+        templates[ask.words].parts([BLANK] * (2 if ask.source else 1), {})
     return WordsOf(templates=templates, origin=f"own words: {', '.join(own)}" if own else "published words")
-
-
-def _check(ask: Ask, template: Template) -> None:
-    if lacking := [name for name in ask.fields if f"{{{name}}}" not in template.user]:
-        raise ValueError(f"the words {ask.words} must hold {{{lacking[0]}}}, so that the judge is told.")
-    template.parts([BLANK] * (2 if ask.source else 1), {})
 
 
 def ask_cases(
     chat: Chat, protocol: Protocol, cases: Sequence[Case], images: Sequence[ImageFile], words: WordsOf, asking: Asking,
-    journal: Journal, *, label: str, show: bool = True,
+    journal: Journal, *, label: str,
 ) -> tuple[list[Judgement], list[Row]]:  # fmt: skip
     """Asks every question about every image that the journal has no answer to.
 
@@ -126,10 +108,15 @@ def ask_cases(
             found = None
         return (None, {VALUES: found}) if found is not None else (answer.error or UNPARSED, {})
 
-    keys = [_key(case, image, ask, words) for case, image, ask in work]
+    def key_of(case: Case, image: ImageFile, ask: Ask) -> str:
+        source = None if case.source is None else content_digest(case.source)
+        asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source]
+        return image.key_with(json.dumps(asked))
+
+    keys = [key_of(*one) for one in work]
     # A question whose first token is read comes out the same at every try.
-    tries = replace(asking.tries, attempts=1) if all(ask.forms for _, _, ask in work) else asking.tries
-    rows = ask_kept(chat, keys, build, read, journal, tries, label=label, show=show)
+    once = all(ask.forms for _, _, ask in work)
+    rows = ask_kept(chat, keys, build, read, journal, replace(asking, attempts=1) if once else asking, label=label)
     listed = iter(rows)
     return [_judgement(case, [next(listed) for _ in case.asks]) for case in cases], rows
 
@@ -137,15 +124,10 @@ def ask_cases(
 def _judgement(case: Case, rows: Sequence[Row]) -> Judgement:
     whole = all(row["error"] is None for row in rows)
     return Judgement(
-        case=case, replies={ask.name: row["output"] for ask, row in zip(case.asks, rows, strict=True)},
+        case=case,
+        replies={ask.name: row["output"] for ask, row in zip(case.asks, rows, strict=True)},
         values={ask.name: row[VALUES] for ask, row in zip(case.asks, rows, strict=True)} if whole else None,
-    )  # fmt: skip
-
-
-def _key(case: Case, image: ImageFile, ask: Ask, words: WordsOf) -> str:
-    source = None if case.source is None else content_digest(case.source)
-    asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source]
-    return image.key_with(json.dumps(asked))
+    )
 
 
 @lru_cache(maxsize=8)  # the questions about one image stand together

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Case, Judgement, Protocol, Score
-from flowrl.evaluation.benchmark import NO_TRAINING, Result
-from flowrl.evaluation.judged.judged_questions import Asking
-from flowrl.evaluation.runner_parts import Line, compared, metrics_of, score_table, trained_on
-from flowrl.generation.folders import ImageFile
+from flowrl.benchmarks.judged.cases import Judgement, Protocol, Score
+from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
+from flowrl.evaluation.runner import SubjectVerdicts
+from flowrl.evaluation.summing import (
+    Line,
+    compared,
+    costs_of,
+    errors_of,
+    score_table,
+    skip_notes,
+    training_notes,
+)
 from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import request
 from flowrl.rendering.embedded_images import image_element
 from flowrl.rendering.markup import bounds, esc, number, plural, section
+from flowrl.rewards.judges.chat import Chat
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import (
     ScoreRow,
@@ -29,7 +36,7 @@ from flowrl.statistics.means import (
     stratified_score,
     task_scores,
     weighted_score,
-)  # fmt: skip
+)
 
 EXAMPLES = 12
 SHOWN = 400  # characters of a reply
@@ -38,11 +45,9 @@ _DATE = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|\d{4})")  # what servers put afte
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """A subject's images with what was said of them, in the order of cases; `answers` are all questions' rows."""
+class CaseVerdicts:
+    """What was said of a subject's images, in the order of cases; `answers` are all questions' rows."""
 
-    label: str
-    images: Sequence[ImageFile]
     judgements: Sequence[Judgement]
     answers: Sequence[Row]
 
@@ -52,67 +57,51 @@ class Judged:
         return sum(one.values is None for one in self.judgements)
 
 
-def result_of(
-    settings: Settings, protocol: Protocol, judged: Sequence[Judged], *, judge: str, model: str, notes: Sequence[str],
-    published: int, words: str, digest: str, asking: Asking,
-) -> Result:  # fmt: skip
-    """The result of a subject, or of a subject and a base.
-
-    Args:
-        settings: of the command.
-        protocol: the benchmark's rules.
-        judged: of the subject, and then of the base.
-        judge: its version, for the facts.
-        model: its name.
-        notes: of the user's copy of the data.
-        published: how many cases the published data have.
-        words: whose words the judge was asked in.
-        digest: a hash of these words.
-        asking: how replies were asked for.
-
-    Raises:
-        ValueError: no image has scores.
-    """
-    for part in judged:
+def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> Result:
+    """The result of a subject, or of a subject and a base."""
+    protocol, labels, judged = plan.protocol, [part.label for part in parts], [part.found for part in parts]
+    for label, part in zip(labels, judged, strict=True):
         if part.skipped == len(part.judgements):
-            raise ValueError(f"the judge gave no readable answer about any image of {part.label} ({_errors(part)}): "
-                             f"look at the replies in the journal, and at the words.")  # fmt: skip
+            raise ValueError(
+                f"the judge gave no readable answer about any image of {label} ({errors_of(part.answers)}): look at "
+                f"the replies in the journal, and at the words."
+            )
     lines = _lines(protocol, judged)
     named = [{name: found[k] for name, found, _ in lines if k < len(found)} for k in range(len(judged))]
     changes = {name: change for name, _, change in lines if change is not None}
-    both = len(judged) > 1
-    first = protocol.scores[0].name
-    return Result(
-        headline=_headline(protocol, judged, named, changes),
-        rows=tuple(_rows(protocol, judged[0])),
-        base_rows=tuple(_rows(protocol, judged[1])) if both else (),
-        metrics=_metrics(settings.benchmark, named[0], first, judged[0]),
-        base_metrics=_metrics(settings.benchmark, named[1], first, judged[1]) if both else {},
-        intervals=named[0], base_intervals=named[1] if both else {}, differences=changes,
-        claim=f"prompts of the same kinds{NO_TRAINING}",
-        tables=(score_table([part.label for part in judged], lines, note=protocol.note, digits=3,
-                            paired_by="prompts and start noise"),),
-        notes=(*_notes(settings, protocol, judged, model=model, published=published, words=words), *notes),
+    score, cases = protocol.scores[0], len(judged[0].judgements)
+    found = named[0][score.name]
+    said = (
+        f"{protocol.title} {score.name} {number(found.mean)} of {score.high:g} (95 % {bounds(found)}) for {labels[0]}: "
+        f"{plural(cases, 'image')}, {judged[0].skipped} of them without scores."
+    )
+    return result_of(
+        settings.benchmark, compared(said, changes[score.name], labels[1]) if score.name in changes else said,
+        [_side(protocol, part, own) for part, own in zip(parts, named, strict=True)],
+        changes=changes, claim=f"prompts of the same kinds{NO_TRAINING}",
+        tables=(score_table(labels, lines, note=protocol.note, digits=3, paired_by="prompts and start noise"),),
+        notes=(*_notes(settings, plan, parts), *plan.file.notes),
         facts={
-            "judge": judge, "published_judges": list(protocol.judges), "words": words, "words_digest": digest,
-            "temperature": asking.tries.temperature, "tries": asking.tries.attempts, "max_tokens": asking.max_tokens,
-            "prompts": len(judged[0].judgements),
-            "skipped": {part.label: part.skipped for part in judged},
-            "tokens": {part.label: sum(row["tokens"] for row in part.answers) for part in judged},
-            "judging_seconds": {part.label: round(sum(row["seconds"] for row in part.answers), 1) for part in judged},
+            "judge": chat.version, "published_judges": list(protocol.judges), "words": plan.words.origin,
+            "words_digest": plan.words.digest, **plan.asking.facts, "prompts": cases,
+            "skipped": {label: part.skipped for label, part in zip(labels, judged, strict=True)},
+            **costs_of({part.label: part.found.answers for part in parts}),
         },
-        sections=(examples(protocol, judged),),
+        sections=(examples(protocol, parts),),
     )  # fmt: skip
 
 
-def _lines(protocol: Protocol, judged: Sequence[Judged]) -> list[Line]:
+def _lines(protocol: Protocol, judged: Sequence[CaseVerdicts]) -> list[Line]:
     """Overall numbers and those of tasks, each with its interval and its paired change."""
     lines: list[Line] = []
     for score in protocol.scores:
         rows = [score_rows(score, part.judgements) for part in judged]
         if not all(rows):
             continue
-        lines.append((score.name, [_overall(score, part) for part in rows], _change(score, rows)))
+        change = None
+        if len(rows) > 1 and (both := partners(*rows))[0]:
+            change = _overall(score, *both)
+        lines.append((score.name, [_overall(score, part) for part in rows], change))
         if score.tasks:
             lines += _task_lines(score, rows)
     return lines
@@ -162,91 +151,64 @@ def scaled(interval: Interval, low: float, high: float, *, change: bool = False)
     return Interval(mean=mean, low=lower, high=upper)
 
 
-def _change(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> Interval | None:
-    if len(rows) < 2:
-        return None
-    subject, base = partners(*rows)
-    return _overall(score, subject, base) if subject else None
-
-
 def _task_lines(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> list[Line]:
     found = [task_scores(part) for part in rows]
     both = partners(*rows) if len(rows) > 1 else []
     changes = task_scores(both[0], base=both[1]) if both and both[0] else {}
-    order = list(dict.fromkeys(row.task for row in rows[0]))
+    order = dict.fromkeys(row.task for row in rows[0])
+
+    def by_number(task: str) -> tuple[int, str]:
+        """Tasks that begin with a number by that, others by their letters."""
+        head = task.partition(" ")[0]
+        return (int(head) if head.isdecimal() else 0, task)
+
     return [
         (task, [scaled(part[task], score.low, score.high) for part in found],
          scaled(changes[task], score.low, score.high, change=True) if task in changes else None)
-        for task in sorted(order, key=_natural) if all(task in part for part in found)
+        for task in sorted(order, key=by_number) if all(task in part for part in found)
     ]  # fmt: skip
 
 
-def _natural(task: str) -> tuple[int, str]:
-    """Tasks that begin with a number by that, others by their letters."""
-    head = task.partition(" ")[0]
-    return (int(head), task) if head.isdecimal() else (0, task)
-
-
-def _metrics(benchmark: str, named: dict[str, Interval], first: str, part: Judged) -> dict[str, float]:
+def _side(protocol: Protocol, part: SubjectVerdicts[CaseVerdicts], named: Mapping[str, Interval]) -> SideResult:
+    first = protocol.scores[0].name
     head = named[first]
-    found = {first: head.mean, f"{first}_low": head.low, f"{first}_high": head.high}
-    found |= {name.replace(" ", "_"): interval.mean for name, interval in named.items() if name != first}
-    return metrics_of(benchmark, {**found, "skipped": float(part.skipped)})
-
-
-def _headline(
-    protocol: Protocol, judged: Sequence[Judged], named: Sequence[dict[str, Interval]], changes: dict[str, Interval]
-) -> str:
-    score = protocol.scores[0]
-    found = named[0][score.name]
-    said = (
-        f"{protocol.title} {score.name} {number(found.mean)} of {score.high:g} (95 % {bounds(found)}) for "
-        f"{judged[0].label}: {plural(len(judged[0].judgements), 'image')}, {judged[0].skipped} of them without scores."
-    )
-    return compared(said, changes[score.name], judged[1].label) if score.name in changes else said
-
-
-def _rows(protocol: Protocol, part: Judged) -> list[dict[str, Any]]:
-    return [
+    metrics = {first: head.mean, f"{first}_low": head.low, f"{first}_high": head.high}
+    metrics |= {name.replace(" ", "_"): interval.mean for name, interval in named.items() if name != first}
+    rows = [
         {"file": image.file, "index": place, "prompt": one.case.prompt, "key": one.case.key, "task": one.case.task,
          "scores": {score.name: _single(score, one) for score in protocol.scores},
          "values": None if one.values is None else {name: dict(found) for name, found in one.values.items()}}
-        for place, (image, one) in enumerate(zip(part.images, part.judgements, strict=True))
+        for place, (image, one) in enumerate(zip(part.images, part.found.judgements, strict=True))
     ]  # fmt: skip
+    return SideResult(rows=rows, metrics={**metrics, "skipped": float(part.found.skipped)}, intervals=named)
 
 
-def _notes(
-    settings: Settings, protocol: Protocol, judged: Sequence[Judged], *, model: str, published: int, words: str
-) -> list[str]:
-    notes = []
+def _notes(settings: Settings, plan: Any, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> list[str]:
+    notes, protocol, model, words = [], plan.protocol, str(plan.judge["model"]), plan.words.origin
+    judgements = parts[0].found.judgements
     if not any(is_model(model, known) for known in protocol.judges):
         known = " or ".join(protocol.judges)
-        notes.append(f"The judge is {model}; published numbers are of {known}. Numbers of different judges do not "
-                     f"compare.")  # fmt: skip
+        notes.append(
+            f"The judge is {model}; published numbers are of {known}. Numbers of different judges do not compare."
+        )
     if words.startswith("own"):
         notes.append(f"The judge was asked in other words than the published ones ({words}).")
-    if len(judged[0].judgements) != published:
-        notes.append(f"{len(judged[0].judgements)} of {published} published prompts took part: compare with the "
-                     f"same ones only.")  # fmt: skip
-    for part in judged:
+    if len(judgements) != (published := plan.file.number or protocol.number):
+        notes.append(f"{len(judgements)} of {published} published prompts took part: compare with the same ones only.")
+    for part in parts:
+        found = part.found
         if protocol.remarks is not None:
-            notes += [f"{part.label}: {remark}" for remark in protocol.remarks(part.judgements)]
-        if part.skipped:
-            notes.append(f"{part.label}: {part.skipped} of {len(part.judgements)} images have no scores "
-                         f"({_errors(part)}) and are in no number.")  # fmt: skip
-            if part.skipped / len(part.judgements) > MANY_SKIPPED:
-                notes[-1] += " That is many: the rest may not be a fair sample."
+            notes += [f"{part.label}: {remark}" for remark in protocol.remarks(found.judgements)]
+        notes += skip_notes(part.label, found.skipped, len(found.judgements), found.answers, many=MANY_SKIPPED)
     first = protocol.scores[0]
-    if len(judged) > 1 and not partners(*(score_rows(first, part.judgements) for part in judged))[0]:
-        notes.append(f"{judged[0].label} and {judged[1].label} have no image in common that has scores, so there is no "
-                     f"difference.")  # fmt: skip
-    cases = [one.case for one in judged[0].judgements]
+    if len(parts) > 1 and not partners(*(score_rows(first, part.found.judgements) for part in parts))[0]:
+        notes.append(
+            f"{parts[0].label} and {parts[1].label} have no image in common that has scores, so there is no difference."
+        )
+    cases = [one.case for one in judgements]
     sources = [() if case.source is None else (str(case.source),) for case in cases]
     asked = [Prompt(text=case.prompt, metadata={}, sources=own) for case, own in zip(cases, sources, strict=True)]
-    if shared := trained_on(settings, map(request, asked)):
-        count = len(shared.exact) + len(shared.swapped)
-        notes.append(f"{count} of {shared.total} prompts were trained on: the score is not one of unseen prompts.")
-    return notes
+    return notes + training_notes(settings, map(request, asked))
 
 
 def is_model(given: str, known: str) -> bool:
@@ -255,48 +217,38 @@ def is_model(given: str, known: str) -> bool:
     return name.startswith(wanted) and (name == wanted or _DATE.fullmatch(name, len(wanted)) is not None)
 
 
-def _errors(part: Judged) -> str:
-    """Why questions have no readable answer, and how many for each reason."""
-    words = Counter(str(row["error"]) for row in part.answers if row["error"])
-    return ", ".join(f"{word} {count}" for word, count in words.most_common())
-
-
 # ---- examples --------------------------------------------------------------------------------------------------------
 
 
-def examples(protocol: Protocol, judged: Sequence[Judged]) -> str:
+def examples(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> str:
     """Images spread evenly over the cases, with their sources, scores, and what the judge said."""
-    count = min(EXAMPLES, len(judged[0].judgements))
-    places = [(2 * k + 1) * len(judged[0].judgements) // (2 * count) for k in range(count)]
-    figures = "".join(_figure(protocol, judged, place) for place in places)
+    cases = len(parts[0].found.judgements)
+    count = min(EXAMPLES, cases)
+    places = [(2 * k + 1) * cases // (2 * count) for k in range(count)]
+    figures = "".join(_figure(protocol, parts, place) for place in places)
     lead = "Spread evenly over the prompts in their order, not picked by looks or score."
     if protocol.edits:
-        lead += f" From top to bottom: source, {', '.join(part.label for part in judged)}."
+        lead += f" From top to bottom: source, {', '.join(part.label for part in parts)}."
     return section("examples", "Examples", f"<div class='fails'>{figures}</div>" if figures else "", lead)
 
 
-def _figure(protocol: Protocol, judged: Sequence[Judged], place: int) -> str:
-    case = judged[0].judgements[place].case
+def _figure(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]], place: int) -> str:
+    case = parts[0].found.judgements[place].case
     shown = [] if case.source is None else [image_element(case.source, f"source of: {case.prompt}")]
-    shown += [image_element(part.images[place].path, f"{part.label}: {case.prompt}") for part in judged]
-    said = "".join(_said(protocol, part, part.judgements[place]) for part in judged)
+    shown += [image_element(part.images[place].path, f"{part.label}: {case.prompt}") for part in parts]
+    said = "".join(_said(protocol, part.label, part.found.judgements[place]) for part in parts)
     return (
         f"<figure>{''.join(shown)}<figcaption><b>{esc(case.prompt)}</b><br>{esc(case.task)}{said}"
         f"<br><small>{esc(case.key)}</small></figcaption></figure>"
     )
 
 
-def _said(protocol: Protocol, part: Judged, one: Judgement) -> str:
+def _said(protocol: Protocol, label: str, one: Judgement) -> str:
     if one.values is None:
-        return f"<br>{esc(part.label)}: no scores"
+        return f"<br>{esc(label)}: no scores"
     values = [(score.name, _single(score, one)) for score in protocol.scores if not score.subset]
     listed = ", ".join(f"{name} {number(value, 2)}" for name, value in values if value is not None)
-    replies = " ".join(f"{_about(one.case, name)}: {text}" for name, text in one.replies.items())
+    about = {ask.name: ask.fields.get("question", ask.name) for ask in one.case.asks}
+    replies = " ".join(f"{about[name]}: {text}" for name, text in one.replies.items())
     cut = replies if len(replies) <= SHOWN else f"{replies[:SHOWN]}…"
-    return f"<br>{esc(part.label)}: {esc(listed)}<br><small>{esc(cut)}</small>"
-
-
-def _about(case: Case, name: str) -> str:
-    """What a question was about, where its fields say so."""
-    ask = next(ask for ask in case.asks if ask.name == name)
-    return ask.fields.get("question", name)
+    return f"<br>{esc(label)}: {esc(listed)}<br><small>{esc(cut)}</small>"

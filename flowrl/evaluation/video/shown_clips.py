@@ -37,9 +37,11 @@ Column = Float64[np.ndarray, " n"]
 
 
 def clips_section(
-    subjects: Sequence[Subject], clips: Sequence[Sequence[ImageFile]], values: Sequence[Mapping[str, Column]],
+    subjects: Sequence[Subject],
+    clips: Sequence[Sequence[ImageFile]],
+    values: Sequence[Mapping[str, Column]],
     home: Path,
-) -> str:  # fmt: skip
+) -> str:
     """The part of the page, with the base's clip of the same prompt and sample below the subject's.
 
     Args:

@@ -48,10 +48,10 @@ def find_package(python: str) -> Package:
     path = shutil.which(Path(python).expanduser())
     advice = (
         f"make an environment for it (python3 -m venv vb && vb/bin/pip install vbench=={CHECKED}) and give "
-        f"--option python=vb/bin/python"
+        f"`options` python=vb/bin/python"
     )
     if path is None:
-        raise ValueError(f"--option python={python} is no program on this machine: {advice}.")
+        raise ValueError(f"`options` python={python} is no program on this machine: {advice}.")
     path = os.path.abspath(path)  # as it is: a link leads to its environment
     try:
         answer = subprocess.run(
@@ -59,10 +59,10 @@ def find_package(python: str) -> Package:
         )
         if answer.returncode != 0:
             last = answer.stderr.strip().rpartition("\n")[2] or "it said nothing"
-            raise ValueError(f"--option python={python} ended with status {answer.returncode} ({last}): {advice}.")
+            raise ValueError(f"`options` python={python} ended with status {answer.returncode} ({last}): {advice}.")
         said = json.loads(answer.stdout.strip().rpartition("\n")[2])
     except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError) as error:
-        raise ValueError(f"--option python={python} is no Python that runs ({error}): {advice}.") from error
+        raise ValueError(f"`options` python={python} is no Python that runs ({error}): {advice}.") from error
     if not said.get("folder"):
         raise ValueError(f"the Python {python} has no package vbench: {advice}.")
     prompts = Path(said["folder"]) / "VBench_full_info.json"

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from flowrl.pages.achieved import curves, summary, tasks, tiles
-from flowrl.pages.health_section import RECENT, health, time_by_stage
+from flowrl.pages.health_section import health, time_by_stage
 from flowrl.pages.live.followed_runs import Followed
 from flowrl.rendering.charts import NARROW, draw_lines, finite_ends, smoothed
 from flowrl.rendering.markup import DASH, card, duration, esc, number, plural, section
 from flowrl.runs.held_out_result import held_out
 from flowrl.runs.run_data import Row, RunData, column, keys_below
+from flowrl.runs.vital_signs import RECENT
 from flowrl.runtime.failures import LOG
 from flowrl.runtime.scrubbing import without_secrets
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrl.pages.achieved import evaluated, training_series
-from flowrl.pages.health_section import RECENT, SIGNS
 from flowrl.rendering.charts import Series, legend, line_chart, smoothed
 from flowrl.rendering.markup import DASH, card, esc, number, section, signed, table
 from flowrl.runs.run_data import RunData, column, keys_below
+from flowrl.runs.vital_signs import RECENT, SIGNS
 
 Pair = tuple[RunData, RunData]
 MOST_EVALUATED = 8

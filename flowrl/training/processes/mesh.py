@@ -101,12 +101,13 @@ def device_mesh(layout: Layout, device: str) -> DeviceMesh:
     return init_device_mesh(device, (layout.replicate, layout.shard, layout.context), mesh_dim_names=AXES)
 
 
-def check_parallel(config: TrainConfig, world: int | None) -> None:
+def check_parallel(config: TrainConfig, world: int | None, *, through_rewards: bool = False) -> None:
     """Refuses numbers of processes that do not fit together, and what split weights or tokens cannot do.
 
     Args:
         config: the run's settings.
         world: processes; None where that is not known.
+        through_rewards: whether gradients come through decoder and rewards.
 
     Raises:
         ValueError: says what was given and what to change.
@@ -115,7 +116,7 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
     if world is not None:
         layout_of(settings, world)
     refused = {
-        "recipe=backprop": config.recipe == "backprop"
+        f"recipe={config.recipe}": through_rewards
         and "a reward's gradient passes latents, of which a process has that of its own tokens: take another recipe",
         f"policy.train={policy.train}": policy.train != "lora"
         and "it was tried with a LoRA alone: set policy.train=lora",

@@ -18,12 +18,12 @@ import yaml
 from tiny_clip import write_tiny_clip, write_tiny_dinov2
 from toy_pipeline import PROMPTS, PUBLISHED, Toy, write_toy
 
-import flowrl.commands.sweep.run as sweep_run
+import flowrl
+import flowrl.comparing.sweep.sweep as sweep_run
 from flowrl import cli
 from flowrl.cli import main
-from flowrl.commands.sweep.run import run as sweep
-from flowrl.comparing.sweep.sweep_draw import Judges, Model, draw_prompts, drift, judged, load_features
-from flowrl.comparing.sweep.sweep_prepare import prepare
+from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, judged, load_features
+from flowrl.comparing.sweep.sweep_prepare import SweepPlan
 from flowrl.comparing.sweep.sweep_result import columns_of, difference_of, mean_of, results_of, sentence
 from flowrl.comparing.sweep.sweep_settings import Measure, Setting, trained_on
 from flowrl.generation.rlg import add_experts, numbers
@@ -42,6 +42,22 @@ COMMON = ("--rewards", REWARD_LIST, "--samples", "3", "--num-prompts", "4", "--f
 
 def parse(*arguments: str) -> argparse.Namespace:
     return cli.parse("sweep", arguments)
+
+
+def sweep(*arguments: str) -> int:
+    return main(["sweep", *arguments])
+
+
+def called(*arguments: str) -> Any:
+    return flowrl.sweep(**vars(parse(*arguments)))
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> SweepPlan:
+    """What a command would do."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_run, "carry_out", lambda asked, page: asked)
+        plan: SweepPlan = called(*arguments)
+    return plan
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +84,7 @@ def swept(runs: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs the command on `strong` with a folder of the test's own; returns what `sweep.json` says."""
 
     def run(*arguments: str, out: str = "out") -> dict[str, Any]:
-        assert sweep(parse(str(runs / "strong"), *COMMON, *arguments, "--out", str(tmp_path / out))) == 0
+        assert sweep(str(runs / "strong"), *COMMON, *arguments, "--out", str(tmp_path / out)) == 0
         found: dict[str, Any] = json.loads((tmp_path / out / "sweep.json").read_text())
         return found
 
@@ -114,7 +130,7 @@ def test_drift_is_that_of_the_outputs(runs: Path, start_scale: float) -> None:
     pipeline: Any = Toy()
     names = add_experts(pipeline, [runs / "strong" / "lora"])
     schedule = replace(pipeline.schedule(4, "diffusers"), start_scale=start_scale)
-    model = Model(
+    model = TunedModels(
         pipeline=pipeline, adapters={"": names[0]}, schedule=schedule, guidance=1.0, base_guidance=1.0, batch_size=3
     )
     prompts = [Prompt(text=text, metadata={}) for text in PROMPTS]
@@ -152,7 +168,7 @@ def test_guidance_of_the_base_alone_costs_three_evaluations(swept: Callable[...,
 
 def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_clip(tmp_path / "clip")
-    monkeypatch.setattr("flowrl.rewards.clip.DEFAULT_MODEL", str(tmp_path / "clip"))
+    monkeypatch.setattr("flowrl.rewards.networks.clip_encoder.CLIP_MODEL", str(tmp_path / "clip"))
     write_tiny_dinov2(tmp_path / "dino")
     monkeypatch.setattr("flowrl.rewards.networks.dinov2.DINOV2_MODEL", str(tmp_path / "dino"))
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
@@ -172,7 +188,7 @@ def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_base_is_loaded_and_sampled_as_its_owner_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = prepare(parse(str(runs / "strong"), *COMMON))
+    asked = prepare(monkeypatch, str(runs / "strong"), *COMMON)
     loaded: list[dict[str, Any]] = []
 
     def load(model: str, **options: Any) -> Toy:
@@ -222,7 +238,7 @@ def test_prompts_of_a_dataset_with_the_negative_of_the_run(
     config = yaml.safe_load((runs / "weak" / "config.yaml").read_text())
     config["prompts"]["negative"] = "blurry"
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    asked = prepare(parse(str(tmp_path), *COMMON, "--prompts", "dataset:flowers:test"))
+    asked = prepare(monkeypatch, str(tmp_path), *COMMON, "--prompts", "dataset:flowers:test")
     assert {prompt.negative for prompt in asked.prompts} == {"blurry"}
     assert [prompt.text for prompt in asked.prompts] == [f"dataset:flowers:test {number}" for number in range(3)]
 
@@ -237,7 +253,7 @@ def test_a_finished_sweep_is_not_drawn_again(
     said = capsys.readouterr().out.split("\nPage")[0]
     assert len(said) > 80 >= max(map(len, said.splitlines()))
 
-    def load(asked: Any) -> Model:
+    def load(asked: Any) -> TunedModels:
         raise AssertionError("the model was loaded")
 
     with monkeypatch.context() as patch:
@@ -249,8 +265,9 @@ def test_a_finished_sweep_is_not_drawn_again(
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(
-    runs: Path, swept: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    runs: Path, swept: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     arguments = ("--rlg", "0,1,2", "--best-of", "1,3", "--prune", "4@2", "--batch-size", "3")
     whole = swept(*arguments, out="whole")
     drawn: list[str] = []
@@ -264,10 +281,11 @@ def test_a_stopped_sweep_goes_on_where_it_was(
         return draw(model, judges, settings, prompts, **options)
 
     monkeypatch.setattr(sweep_run, "draw_prompts", stopping)
-    parsed = parse(str(runs / "strong"), *COMMON, *arguments, "--out", str(tmp_path / "out"))
-    assert sweep(parsed) == 130
+    command = (str(runs / "strong"), *COMMON, *arguments, "--out", str(tmp_path / "out"))
+    assert sweep(*command) == 130
+    assert "The same command resumes from here" in capsys.readouterr().err
     assert not (tmp_path / "out" / "sweep.json").exists()
-    assert sweep(parsed) == 130
+    assert sweep(*command) == 130
     assert swept(*arguments) == whole
     images = [entry for entry in drawn if entry != "stop"]
     assert len(images) == len(set(images)) == 5 * 4  # both best-of-N are drawn together
@@ -396,7 +414,7 @@ def test_what_a_run_was_trained_on_is_known() -> None:
 
 def test_negative_scales_need_no_equals_sign() -> None:
     assert parse("run", "--rlg", "-1,-.5,0").rlg == "-1,-.5,0"
-    assert numbers("-1, 1,-.5", "--rlg", "") == (-1.0, 1.0, -0.5)
+    assert numbers("-1, 1,-.5", "`rlg`", "") == (-1.0, 1.0, -0.5)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -429,42 +447,42 @@ def test_negative_scales_need_no_equals_sign() -> None:
     (("--device", "tpu"), "not available"),
 ])  # fmt: skip
 def test_a_bad_command_line_is_refused(
-    runs: Path, tmp_path: Path, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    runs: Path, tmp_path: Path, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.setattr(sweep_run, "load_model", None)  # nothing is loaded
-    parsed = parse(str(runs / "strong"), *COMMON, "--out", str(tmp_path / "out"), *arguments)
-    with pytest.raises(ValueError, match=message):
-        sweep(parsed)
+    assert sweep(str(runs / "strong"), *COMMON, "--out", str(tmp_path / "out"), *arguments) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out" / "sweep.json").exists()
 
 
 def test_sources_that_are_none_are_refused(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(checkpoints(), "toy", PUBLISHED)
     with pytest.raises(ValueError, match="there is no folder"):
-        sweep(parse(str(tmp_path / "nothing"), *COMMON))
+        called(str(tmp_path / "nothing"), *COMMON)
     with pytest.raises(ValueError, match="there is no LoRA in"):
-        sweep(parse(str(tmp_path), *COMMON))
+        called(str(tmp_path), *COMMON)
     (tmp_path / "config.yaml").write_text((runs / "strong" / "config.yaml").read_text())
     with pytest.raises(ValueError, match="has no lora/ yet: finish it"):
-        sweep(parse(str(tmp_path), *COMMON))
+        called(str(tmp_path), *COMMON)
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "pytorch_lora_weights.safetensors").write_bytes(
         (runs / "strong" / "lora" / "pytorch_lora_weights.safetensors").read_bytes()
     )
     (tmp_path / "config.yaml").unlink()
-    with pytest.raises(ValueError, match="give --base MODEL"):
-        sweep(parse(str(alone), *COMMON))
+    with pytest.raises(ValueError, match="give `base` MODEL"):
+        called(str(alone), *COMMON)
     with pytest.raises(ValueError, match="which prompts"):
-        sweep(parse(str(alone), "--base", "toy", *COMMON))
-    with pytest.raises(ValueError, match="--rewards is missing"):
-        sweep(parse(str(alone), "--base", "toy", "--device", "cpu"))
+        called(str(alone), "--base", "toy", *COMMON)
+    with pytest.raises(ValueError, match="`rewards` is missing"):
+        called(str(alone), "--base", "toy", "--device", "cpu")
 
 
 def test_models_that_make_videos_are_refused(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "pytorch_lora_weights.safetensors").touch()
     with pytest.raises(ValueError, match=r"tiny-wan makes videos \(family wan\) and flowrl sweep judges images"):
-        sweep(parse(str(tmp_path), "--base", "asset:tiny-wan", *COMMON))
+        called(str(tmp_path), "--base", "asset:tiny-wan", *COMMON)
 
 
 def test_a_reward_of_images_that_the_prompts_lack_is_refused() -> None:
@@ -482,9 +500,9 @@ def test_another_base_and_one_run_twice_are_refused(runs: Path, tmp_path: Path) 
     text = (runs / "weak" / "config.yaml").read_text().replace("model: toy", "model: other")
     (strange / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match="was trained on other, this sweep is of toy"):
-        sweep(parse(str(runs / "strong"), *COMMON, "--also", str(strange)))
+        called(str(runs / "strong"), *COMMON, "--also", str(strange))
     with pytest.raises(ValueError, match="one run twice"):
-        sweep(parse(str(runs / "strong"), *COMMON, "--also", str(runs / "weak"), "--also", str(runs / "weak")))
+        called(str(runs / "strong"), *COMMON, "--also", str(runs / "weak"), "--also", str(runs / "weak"))
 
 
 def test_a_second_sweep_in_the_folder_is_refused(runs: Path, tmp_path: Path) -> None:
@@ -493,4 +511,4 @@ def test_a_second_sweep_in_the_folder_is_refused(runs: Path, tmp_path: Path) -> 
     with (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another sweep is still at work"):
-            sweep(parse(str(runs / "strong"), *COMMON, "--out", str(tmp_path)))
+            called(str(runs / "strong"), *COMMON, "--out", str(tmp_path))

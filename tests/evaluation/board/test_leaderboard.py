@@ -17,7 +17,7 @@ from evaluation_folders import empty, flowrl_eval, mixed, right, write_folder
 from flowrl.evaluation.board.comparable import grouped
 from flowrl.evaluation.board.finished import find_entries
 from flowrl.evaluation.board.row_values import values_of
-from flowrl.evaluation.board.standings import ranked
+from flowrl.evaluation.board.standings import rank
 from flowrl.pages import board_page
 from flowrl.pages.strips import Room
 from flowrl.rendering.markup import DASH
@@ -334,4 +334,4 @@ def test_files_of_others_stay(four: Path, tmp_path: Path) -> None:
 def test_a_group_knows_its_entries(four: Path) -> None:
     (group,) = grouped(find_entries([str(four)]))
     assert group.shares_noise
-    assert ranked(group).standings[0].name == "good"
+    assert rank(group).standings[0].name == "good"

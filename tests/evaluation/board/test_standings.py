@@ -14,7 +14,7 @@ from PIL import Image
 from flowrl.evaluation.board.comparable import conditions, grouped, judge_of, metrics_of
 from flowrl.evaluation.board.finished import Entry, find_entries
 from flowrl.evaluation.board.leaderboard import table_of
-from flowrl.evaluation.board.standings import Ranking, ranked
+from flowrl.evaluation.board.standings import Ranking, rank
 from flowrl.pages.strips import Room, strips_of
 from flowrl.publishing.model_card import model_index, task_of
 
@@ -53,7 +53,7 @@ def clips(place: Path, name: str, flicker: float, versions: Mapping[str, str] = 
 
 def table(entries: Sequence[Entry], metric: str, *across: str) -> Ranking:
     (group,) = (group for group in grouped(entries, across) if group.metric == metric)
-    return ranked(group)
+    return rank(group)
 
 
 def ranks(ranking: Ranking) -> dict[str, tuple[int, int]]:

@@ -16,11 +16,12 @@ from scripted_judges import ScriptedJudge, levels, text_of
 
 from flowrl.benchmarks.judged.cases import Case
 from flowrl.benchmarks.judged.protocols import PROTOCOLS
-from flowrl.evaluation.benchmark import BENCHMARKS, JUDGED, Result
+from flowrl.evaluation import runner
+from flowrl.evaluation.benchmark import BENCHMARKS, Result
 from flowrl.evaluation.board.comparable import OUTCOMES
 from flowrl.evaluation.board.finished import find_entries
 from flowrl.evaluation.evaluation_result import as_text, over_models, write_result
-from flowrl.evaluation.judged import judged_runner as runner
+from flowrl.evaluation.judged import judged_rules
 from flowrl.evaluation.judged.judged_result import is_model
 from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question
@@ -36,7 +37,7 @@ def judged(
 ) -> tuple[Result, ScriptedJudge]:
     """The result of a benchmark whose images are flat, and what the judge was asked."""
     judge = ScriptedJudge(answer)
-    monkeypatch.setattr(runner, "build_chat", lambda options, *, device, owner: judge)
+    monkeypatch.setattr(judged_rules, "build_chat", lambda options, *, device, owner: judge)
     monkeypatch.setattr(runner, "images_of", draw_flat)
     runner.check(settings)
     return runner.run(settings), judge
@@ -62,7 +63,7 @@ def by_level(table: Table) -> Callable[[Question], Answer]:
 
 
 def test_every_judged_benchmark_has_rules() -> None:
-    assert {name for name, module in BENCHMARKS.items() if module == JUDGED} == set(PROTOCOLS)
+    assert {name for name, known in BENCHMARKS.items() if known.one_image} == set(PROTOCOLS)
 
 
 def test_gedit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +315,7 @@ def test_a_base_without_common_images_keeps_its_numbers(tmp_path: Path, monkeypa
 
 
 def test_a_judge_of_this_process_is_known_by_its_weights(tmp_path: Path) -> None:
-    plan = runner.plan_of(settings_of(tmp_path, "imgedit", write_imgedit(tmp_path)))
+    plan = judged_rules.plan_of(settings_of(tmp_path, "imgedit", write_imgedit(tmp_path)))
     assert plan.identity("a") == plan.identity("b")
     local = replace(plan, judge={"model": "a/folder"})
     assert local.identity("a") != local.identity("b")
@@ -324,17 +325,17 @@ def test_sources_that_are_there_are_compared(tmp_path: Path) -> None:
     made, kept = tmp_path / "made.png", tmp_path / "kept"
     flat(10).save(made)
     case = Case(key="k", prompt="p", task="t", asks=(), source=made)
-    (first,) = runner.with_sources([case], kept)
+    (first,) = judged_rules.with_sources([case], kept)
     assert first.source == kept / "k.png"
     for content in (made.read_bytes()[:20], b""):  # of a run that was cut off
         first.source.write_bytes(content)
-        runner.with_sources([case], kept)
+        judged_rules.with_sources([case], kept)
         assert first.source.read_bytes() == made.read_bytes()
     flat(20).save(made)  # other data
-    runner.with_sources([case], kept)
+    judged_rules.with_sources([case], kept)
     assert first.source.read_bytes() == made.read_bytes()
     before = first.source.stat().st_ino
-    runner.with_sources([case], kept)
+    judged_rules.with_sources([case], kept)
     assert first.source.stat().st_ino == before
     assert [path.name for path in kept.iterdir()] == ["k.png"]
 
@@ -361,7 +362,7 @@ def test_without_a_judge_images_are_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     assert judge.asked == []
     assert "1 image in" in result.headline
     assert result.metrics == {}  # a count is no score that a leaderboard could rank
-    write_result(result, tmp_path / "out", "gedit_cn", ["model"], "flowrl eval", {})
+    write_result(result, tmp_path / "out", "gedit_cn", ["model"], {})
     with pytest.raises(ValueError, match="holds no numbers: the evaluation drew images and judged none"):
         find_entries([str(tmp_path / "out" / "result.json")])
     assert over_models([result, result], ["a", "b"]).metrics == {}
@@ -383,16 +384,16 @@ def test_own_words_take_the_place_of_published_ones(tmp_path: Path, monkeypatch:
     with pytest.raises(ValueError, match=r"must hold \{explanation\}"):
         runner.check(settings)
     (words / "wise.txt").unlink()
-    with pytest.raises(ValueError, match=r"published words, which are not shipped. Give --option template_dir="):
+    with pytest.raises(ValueError, match=r"published words, which are not shipped. Give `options` template_dir="):
         runner.check(settings)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompts": None}, "needs --prompts: Benchmark/Basic/basic_edit.json"),
-        ({"samples": 4}, "judges 1 image of each prompt, got --samples 4"),
-        ({"options": {"template_dir": "/nowhere"}}, "--option template_dir: there is no folder /nowhere"),
+        ({"prompts": None}, "needs `prompts`: Benchmark/Basic/basic_edit.json"),
+        ({"samples": 4}, "judges 1 image of each prompt, got `samples` 4"),
+        ({"options": {"template_dir": "/nowhere"}}, "`options` template_dir: there is no folder /nowhere"),
         ({"options": {"attempts": "0"}}, "attempts and max_tokens must be at least 1"),
         ({"options": {"temperature": "11"}}, "temperature must be 0"),
         ({"options": {"images_folder": "x"}}, "images_dir"),

@@ -16,8 +16,7 @@ from judged_files import GEDIT_ROWS, write_gedit, write_geneval2
 from served_judge import Served, served_judge
 from unigenbench_files import record, write
 
-from flowrl.evaluation import dpg_bench_runner as dpg_bench
-from flowrl.evaluation.judged import judged_runner
+from flowrl.evaluation import runner
 
 ANSWERS = """
 import json
@@ -85,22 +84,22 @@ def test_dpg_bench(tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPat
         for item in ("a", "b"):
             writer.writerow([item, f"dense {item}", 1, 0, "entity - whole (x)", f"Is {item} there, and red?"])
             writer.writerow([item, f"dense {item}", 2, 1, "attribute - color (x)", "Is it blue?"])
-    monkeypatch.setattr(dpg_bench, "images_of", draw_flat)
+    monkeypatch.setattr(runner, "images_of", draw_flat)
     options = {"all_rows": "true"}
     given = settings_for(tmp_path / "out", "dpg_bench", prompts=str(path), judge=mapping(server), options=options)
-    result = dpg_bench.run(given)
+    result = runner.run(given)
     assert result.metrics["eval/dpg_bench/skipped"] == 0
     assert result.metrics["eval/dpg_bench/score"] == 50  # of two questions the first is answered yes
     requests = server.stats()["requests"]
-    assert dpg_bench.run(given).metrics == result.metrics
+    assert runner.run(given).metrics == result.metrics
     assert server.stats()["requests"] == requests
 
 
 def test_geneval2_reads_probabilities(tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judged_runner, "images_of", draw_flat)
+    monkeypatch.setattr(runner, "images_of", draw_flat)
     prompts = str(write_geneval2(tmp_path))
     given = settings_for(tmp_path / "out", "geneval2", prompts=prompts, judge=mapping(server), samples=1)
-    result = judged_runner.run(given)
+    result = runner.run(given)
     # The server's candidates: Yes -0.4, " yes" -2, No -1.6, 4 -2.5, 3 -3.
     yes, four = math.exp(-0.4) + math.exp(-2.0), math.exp(-2.5)
     assert result.metrics["eval/geneval2/attribute"] == pytest.approx(100 * yes)
@@ -138,8 +137,8 @@ def test_a_model_without_sources_is_refused(tmp_path: Path, server: Served) -> N
 
 
 def test_a_judge_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judged_runner, "images_of", draw_flat)
+    monkeypatch.setattr(runner, "images_of", draw_flat)
     judge = "{server: http://127.0.0.1:9/v1, model: stub, retries: 0}"
     given = settings_for(tmp_path / "out", "geneval2", prompts=str(write_geneval2(tmp_path)), judge=judge, samples=1)
     with pytest.raises(ValueError, match="the judge answered none of 7 questions"):
-        judged_runner.run(given)
+        runner.run(given)

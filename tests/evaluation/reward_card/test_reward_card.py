@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluation_folders import raising
 from PIL import Image
 
-from flowrl import cli
-from flowrl.commands.reward.card.run import as_json, draw_images, without_cache
-from flowrl.commands.reward.card.run import run as card
 from flowrl.evaluation.reward_card.card_measure import Card, judge_order, measure
+from flowrl.evaluation.reward_card.card_text import overall, percent, summary, verdicts
+from flowrl.evaluation.reward_card.reward_card import as_json, draw_images, without_cache
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import read_items
+from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.media.perturbations import PERTURBATIONS, half_and_back, jpeg
-from flowrl.pages.card_text import overall, percent, summary, verdicts
 from flowrl.pages.reward_card_page import render
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
 from flowrl.runtime.randomness import counter_normal
@@ -338,7 +338,7 @@ def test_answers_are_not_looked_up_in_the_second_pass() -> None:
 
 
 def run(*arguments: str | Path) -> int:
-    return card(cli.parse("reward card", [str(text) for text in arguments]))
+    return raising("reward card", *arguments)
 
 
 def test_the_card_of_a_pairwise_reward(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,8 +399,8 @@ def test_edits_of_one_instruction_are_told_apart_by_their_images(tmp_path: Path)
     rows = [{"prompt": text, "source": f"given/{name}.png"} for name in "aba"]
     prompts = tmp_path / "edits.jsonl"
     prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    given = ["jpeg_compressibility", "--model", "asset:tiny-kontext", "--prompts", str(prompts), "--samples", "1"]
-    draw_images(cli.parse("reward card", given), tmp_path / "images")
+    draw_images("asset:tiny-kontext", str(prompts), tmp_path / "images", sampling=SamplingOptions(), num_prompts=24,
+                samples=1, seed=0, device=None)  # fmt: skip
     drawn_items = read_items(tmp_path / "images")
     assert [(item.file, item.prompt) for item in drawn_items] == [(f"{p:05d}/samples/00000.png", text) for p in (0, 1)]
     assert [item.record["sources"] for item in drawn_items] == [
@@ -435,7 +435,7 @@ def test_names_and_prompts_are_escaped(images: Path) -> None:
     [
         (("jpeg_compressibility",), "either a FOLDER of images or --model"),
         (("jpeg_compressibility", ".", "--model", "asset:tiny-sd3"), "either a FOLDER of images or --model"),
-        (("jpeg_compressibility", "--model", "asset:tiny-sd3"), "add --prompts FILE"),
+        (("jpeg_compressibility", "--model", "asset:tiny-sd3"), "add --prompts"),
         (
             ("jpeg_compressibility", "--model", "x", "--prompts", "p.txt", "--samples", "1"),
             "--samples must be at least 2, got 1",

@@ -13,8 +13,8 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny_generic import TINY_GENERIC
 from tiny_generic_later import LATER
+from train_command import train
 
-from flowrl.commands.train.run import train
 from flowrl.pipelines import family
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces
 from flowrl.runtime.randomness import counter_normal

@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 from tiny_folders import SETTINGS
 from torch import Tensor, nn
 
-from flowrl.commands.export.run import exported
 from flowrl.generation.models import Source
 from flowrl.pipelines import family, stock_of
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.lora import add_saved_lora
+from flowrl.publishing.export import files_of_form
 from flowrl.publishing.lora_exports import SavedLora, saved_loras
 
 RANK, ALPHA = 2, 3.0
@@ -237,7 +237,7 @@ def export(form: str, name: str, pairs: Pairs, folder: Path) -> Path:
     lora = SavedLora(layers=pairs, alpha=ALPHA, variant="lora", magnitudes={})
     source = Source(model="model", lora=None, grid="diffusers", dtype="float32", family=name, num_steps=1,
                     guidance_scale=1.0, max_sequence_length=None)  # fmt: skip
-    for file, content in exported({"": lora}, form, source, "run").items():
+    for file, content in files_of_form({"": lora}, form, source, "run").items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, str):
             (folder / file).write_text(content)

@@ -18,8 +18,8 @@ from flow_family import published
 from PIL import Image
 from tiny_folders import SETTINGS, TINY, save_tiny
 from torch import Tensor
+from train_command import train
 
-from flowrl.commands.train.run import train
 from flowrl.config.base import config_files
 from flowrl.config.train import load_config
 from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of

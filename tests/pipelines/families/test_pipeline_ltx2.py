@@ -20,9 +20,9 @@ from flow_family import bare, edited, published
 from rounding import assert_same_sum
 from tiny_ltx2 import CHANNELS, OPTIONS, RATE, save_tiny_ltx2
 from torch import Tensor
+from train_command import train
 
 from flowrl.cli import main
-from flowrl.commands.train.run import train
 from flowrl.generation.folders import read_folder
 from flowrl.generation.generate import draw_folder
 from flowrl.generation.image_folder import check_needs, score_items

@@ -18,9 +18,9 @@ from PIL import Image
 from rounding import assert_same_sum
 from tiny_wan import CHANNELS, OPTIONS, Kind, save_tiny_wan
 from torch import Tensor, nn
+from train_command import train
 from video_family import PROMPTS, STEPS, Sources, check_ratio_is_one, image, sample_ode, with_lora
 
-from flowrl.commands.train.run import train
 from flowrl.media.images import to_pixels
 from flowrl.media.lossless import read_clip
 from flowrl.media.videos import save_mp4

@@ -19,10 +19,10 @@ from tiny_wan import save_tiny_wan
 from torch import Tensor, nn
 
 from flowrl.cli import main
-from flowrl.commands.export.run import exported
 from flowrl.generation.models import Source, find_source
 from flowrl.pipelines import family
 from flowrl.pipelines.shared.common import write_lora
+from flowrl.publishing.export import files_of_form
 from flowrl.publishing.lora_exports import SavedLora, comfyui_tensors, kohya_tensors
 
 RANK, ALPHA = 2, 3.0  # a scale that is no power of two
@@ -141,7 +141,7 @@ def test_a_pinned_base_is_named_as_peft_reads_it(tmp_path: Path) -> None:
         model=pinned, lora=None, grid="diffusers", dtype="float32", family="sd3", num_steps=4, guidance_scale=1.0,
         max_sequence_length=None,
     )  # fmt: skip
-    files = exported({"": lora}, "peft", source, "x")
+    files = files_of_form({"": lora}, "peft", source, "x")
     card = files["adapter_config.json"]
     assert isinstance(card, str)
     (tmp_path / "adapter_config.json").write_text(card)
@@ -167,7 +167,7 @@ def test_peft_opens_its_own_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "form", "words"),
-    [("sd3", "kohya", "not written for sd3.*take `format` comfyui"), ("sana", "comfyui", "not written for sana")],
+    [("sd3", "kohya", "not written for sd3.*take `form` comfyui"), ("sana", "comfyui", "not written for sana")],
 )
 def test_what_diffusers_cannot_read_back_is_refused(name: str, form: str, words: str) -> None:
     layers = {"transformer_blocks.0.attn.to_q": (torch.ones(1, 4), torch.ones(4, 1))}

@@ -351,7 +351,7 @@ def test_a_run_starts_from_what_the_file_says(models: dict[str, Path], tmp_path:
         f"pipeline.model={models['sd3']}", f"policy.init_lora={place}", "policy.lora_rank=null",
         "policy.lora_alpha=null", "policy.target_modules=null",
     ])  # fmt: skip
-    policy: Any = load_policy(config, pipeline)
+    policy: Any = load_policy(config, pipeline, init_lora(config))
     assert (policy.config["r"], policy.config["lora_alpha"]) == (RANK, ALPHA)
     own = policy.tensors()
     for layer, (down, up) in pairs.items():

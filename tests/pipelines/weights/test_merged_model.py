@@ -18,7 +18,7 @@ from torch import Tensor
 from flowrl.pipelines.weights.lora import VARIANTS, Policy, add_saved_lora
 from flowrl.publishing import merged_model
 from flowrl.publishing.lora_exports import saved_loras
-from flowrl.publishing.merged_model import Merged, merge, merge_weight
+from flowrl.publishing.merged_model import MergedModel, merge_files, merge_weight
 from flowrl.runtime.randomness import counter_normal
 
 RANK = 2
@@ -44,8 +44,8 @@ def over_base(base: Path, lora: Path, dtype: torch.dtype) -> Tensor:
     return probe(pipeline).float()
 
 
-def merged_into(base: Path, lora: Path, out: Path) -> Merged:
-    return merge(base, saved_loras(lora), out)
+def merged_into(base: Path, lora: Path, out: Path) -> MergedModel:
+    return merge_files(base, saved_loras(lora), out)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -24,7 +24,7 @@ from served_judge import Served, served_judge
 from toy_pipeline import write_toy
 
 from flowrl.cli import main
-from flowrl.evaluation.kept_answers import Tries, ask_kept
+from flowrl.evaluation.kept_answers import Asking, ask_kept
 from flowrl.generation.journal import Journal
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import build_reward
@@ -242,7 +242,7 @@ def test_a_command_ends_where_tokens_run_out_in_its_last_questions(server: Serve
         with pytest.raises(ValueError, match="has used all tokens that max_tokens_total gives it"):
             ask_kept(
                 chat, list("abcde"), lambda place, *_: asks(5)[place], lambda *_: (None, {}), journal,
-                Tries(attempts=3), label="it", show=False,
+                Asking(attempts=3), label="it",
             )  # fmt: skip
         assert list(journal.rows) == ["a", "b", "c"]
 

@@ -25,7 +25,7 @@ from tiny_clip import write_tiny_clip
 from torch import Tensor
 
 from flowrl.benchmarks.geneval.published import CLASSES
-from flowrl.evaluation.geneval_runner import run
+from flowrl.evaluation.runner import run
 from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.networks import mask2former, openmmlab
@@ -384,7 +384,7 @@ def test_an_evaluation_says_with_what_its_numbers_compare(
     def notes(**options: str) -> str:
         settings = Settings(
             benchmark="geneval", subject=Subject(label="model", folder=tmp_path / "out", images=folder), samples=1,
-            out=tmp_path / "out", judge="openmmlab", options=given | options, show=False,
+            out=tmp_path / "out", judge="openmmlab", options=given | options,
         )  # fmt: skip
         return " ".join(run(settings).notes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import os
@@ -30,8 +29,8 @@ from reward_servers import (
     values,
 )
 
+import flowrl
 from flowrl import cli
-from flowrl.commands.serve.run import run as serve_command
 from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import RewardInputs, RewardOutput, output_of
 from flowrl.rewards.serving.server import make_app, open_socket
@@ -378,10 +377,6 @@ def test_what_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         make_app({"a": reward_of()})
 
 
-def parsed(*arguments: str) -> argparse.Namespace:
-    return cli.parse("serve", arguments)
-
-
 def test_the_command_serves_a_configuration_until_ctrl_c(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,12 +399,8 @@ def test_the_command_serves_a_configuration_until_ctrl_c(
 
     thread = threading.Thread(target=client)
     thread.start()
-    assert (
-        serve_command(
-            parsed(str(file), "--port", str(port), "--token-env", "REWARD_TOKEN", "--device", "cpu", "--threads", "1")
-        )
-        == 0
-    )
+    flags = ["--port", str(port), "--token-env", "REWARD_TOKEN", "--device", "cpu", "--threads", "1"]
+    assert cli.main(["serve", str(file), *flags]) == 0
     thread.join()
     assert list(seen[0]["rewards"]) == ["jpeg_incompressibility", "jpeg_incompressibility_2"]
     printed = capsys.readouterr().out
@@ -440,8 +431,8 @@ def test_the_command_refuses_what_it_cannot_serve(tmp_path: Path, monkeypatch: p
     assert reward_list(["tiny_grpo_geneval"])[0]["name"] == "geneval"
     monkeypatch.delenv("NOT_THERE", raising=False)
     with pytest.raises(ValueError, match="environment variable NOT_THERE is not set"):
-        serve_command(parsed("ocr", "--token-env", "NOT_THERE"))
+        flowrl.serve("ocr", token_env="NOT_THERE")
     with open_socket(port=0, has_token=False) as taken:
         taken.listen()
         with pytest.raises(ValueError, match="Address already in use"):
-            serve_command(parsed("jpeg_compressibility", "--threads", "1", "--port", str(taken.getsockname()[1])))
+            flowrl.serve("jpeg_compressibility", threads=1, port=taken.getsockname()[1])

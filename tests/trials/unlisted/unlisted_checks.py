@@ -21,7 +21,7 @@ from unlisted_case import Case, Outcome, Silent, command, refused, refused_call,
 from flowrl.benchmarks.judged.protocols import PROTOCOLS
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.prompts.loading import read_prompts
-from flowrl.session.preflight import check_before_loading
+from flowrl.session.preflight import preflight
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ def edit_case(family: str, form: str, folder: Path) -> Outcome:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            (found,) = check_before_loading(config(family, folder / "rows.jsonl")).train
+            (found,) = preflight(config(family, folder / "rows.jsonl")).prompts.train
     except ValueError as error:
         if form in READ and family != "sd3":
             raise Silent(f"refused: {error}") from error
@@ -186,7 +186,7 @@ def count_case(family: str, counts: tuple[int, int], folder: Path) -> Outcome:
     rows = [row if row["source"] else {"prompt": row["prompt"]} for row in rows]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = config(family, folder / "rows.jsonl")
-    return refused_call(lambda: check_before_loading(made), "line 97", str(odd), "120")
+    return refused_call(lambda: preflight(made), "line 97", str(odd), "120")
 
 
 # ---- rewards ---------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def lack_case(name: str, part: str, folder: Path) -> Outcome:
         ],
     }[part]
     made = load_config(find_config("tiny_flow_grpo"), settings)
-    return refused_call(lambda: check_before_loading(made), "bad.jsonl, line 97", "120")
+    return refused_call(lambda: preflight(made), "bad.jsonl, line 97", "120")
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------

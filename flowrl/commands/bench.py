@@ -1,0 +1,92 @@
+"""`flowrl bench [CONFIG]`: the phases of an iteration timed on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flowrl.commands.sampling_arguments import count
+from flowrl.config.overrides import typed_settings
+from flowrl.planning.throughput import FILE
+from flowrl.profiling.result import MINUTES, PAGE, REPEATS, SECTIONS, read_bench
+from flowrl.runtime.scrubbing import say as print
+
+COMPARISON = "compare.html"
+_OPTIONS = ("random_weights", "layers", "repeats", "minutes", "phases")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl bench` takes."""
+    parser.description = (
+        "Time the phases of a training iteration on this machine, beside what the machine could reach. Without CONFIG "
+        "the embedded model is measured. Published checkpoints that are not in the hub's cache are built on random "
+        "weights of their real dimensions: nothing is downloaded."
+    )
+    add = parser.add_argument
+    add(
+        "arguments",
+        nargs="*",
+        default=[],
+        metavar="[CONFIG] key=value",
+        help="as for flowrl train: a YAML file or the name of a shipped one, and settings that replace its",
+    )
+    add("--random-weights", action="store_true", default=None, help="random weights even where the checkpoint is here")
+    add(
+        "--layers",
+        type=count,
+        metavar="N",
+        help="random weights with at most N blocks of each kind, to try a large family on a small machine",
+    )
+    add("--repeats", type=count, metavar="N", help=f"repeats of a phase (default: {REPEATS})")
+    add(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help=f"phases that would begin after this are left out and named (default: {MINUTES:g})",
+    )
+    add("--phases", metavar="LIST", help=f"only these, of {','.join(SECTIONS)} (default: all)")
+    add("--out", metavar="PATH", help="folder of bench.json and bench.html (default: runs/bench-<config>-<n>)")
+    add(
+        "--compare",
+        nargs=2,
+        metavar="RESULT",
+        help="set two benches beside each other, folders or bench.json files, and measure nothing",
+    )
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measures, or compares two benches; returns 1 where answers are wrong (`Bench.wrong`), 130 if cut off."""
+    words: list[str] = parsed.arguments
+    given = {name: value for name in _OPTIONS if (value := getattr(parsed, name)) is not None}
+    if parsed.compare is not None:
+        unread = [*map(repr, words), *(f"`{name}`" for name in given)]
+        if unread:
+            raise ValueError(f"`compare` measures nothing, so {unread[0]} has no place beside it")
+        return _compare(*(Path(path).expanduser() for path in parsed.compare), out=parsed.out)
+    import flowrl
+    from flowrl.profiling.text import as_text
+
+    named = bool(words) and "=" not in words[0]
+    taken = ("config", "show", "page", "out", *_OPTIONS)
+    settings = typed_settings(words[1:] if named else words, taken=taken)
+    made = flowrl.bench(words[0] if named else None, out=parsed.out, **given, **settings)
+    folder = made.folder
+    assert folder is not None
+    print(f"\n{as_text(made)}\n\nNumbers   {folder / FILE}\nPage      {folder / PAGE}")
+    return int(made.wrong) if made.finished else 130
+
+
+def _compare(first: Path, second: Path, *, out: str | None) -> int:
+    """Prints two benches beside each other, and writes their page."""
+    from flowrl.pages.bench_page import render_comparison
+    from flowrl.profiling.bench import bench_folder
+    from flowrl.profiling.text import as_comparison
+    from flowrl.runtime.files import write_atomically
+
+    benches = read_bench(first), read_bench(second)
+    found = [path.name if path.is_dir() else path.resolve().parent.name for path in (first, second)]
+    names = (found[0], found[1]) if found[0] != found[1] else ("A", "B")
+    with bench_folder(out, "comparison") as folder:
+        write_atomically(folder / COMPARISON, render_comparison(*benches, names))
+        print(f"{as_comparison(*benches, names)}\n\nPage      {folder / COMPARISON}")
+    return 0

@@ -1,1 +1,0 @@
-"""`flowrl bench [CONFIG]`: the phases of an iteration timed on this machine."""

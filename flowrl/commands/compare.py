@@ -1,0 +1,53 @@
+"""`flowrl compare`: methods trained to the same cost on the same prompts and seeds, a table and a page."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from functools import partial
+from pathlib import Path
+
+import flowrl
+from flowrl.commands.sampling_arguments import count
+from flowrl.runtime.scrubbing import say as print
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl compare` takes."""
+    add = parser.add_argument
+    parser.description = (
+        "Train every CONFIG with every seed to the same budget, then write a table and a page. The same command "
+        "resumes where it stopped; methods and seeds may be added."
+    )
+    add("configs", nargs="*", default=[], metavar="CONFIG|key=value",
+        help="YAML files or names of methods; settings of all runs")  # fmt: skip
+    add("--out", type=Path, required=True, metavar="PATH", help="folder of the comparison")
+    add("--budget", metavar="UNIT=NUMBER", help="budget of each run: nfe, seconds or images")
+    add("--num-seeds", type=partial(count, most=1_000), metavar="N", help="training seeds of each method (default: 5)")
+    add("--evals", type=count, metavar="N", help="evaluations spread over the budget (default: 2)")
+    add("--jobs", type=count, default=1, metavar="N", help="trainings side by side (default: 1)")
+    add("--baseline", metavar="NAME", help="what the others are compared to: one of the methods (default: the first)")
+    add("--metric", metavar="NAME",
+        help="evaluation metric of the table (default: eval/geneval/score, else the first reward)")  # fmt: skip
+    add("--targets", metavar="LIST",
+        help="scores whose cost is tabulated, such as 0.6,0.7 (default: thirds of the gain)")  # fmt: skip
+    add("--report-only", action="store_true", help="write table and page again, train nothing")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Prints the tables; returns 0, 1 where a run failed, 130 when interrupted."""
+    from flowrl.comparing.comparison_result import NothingFinishedError
+
+    try:
+        found = flowrl.compare(**vars(parsed))
+    except KeyboardInterrupt:
+        folder = shlex.quote(str(parsed.out))
+        print(f"\nStopped. Continue with:\n  flowrl compare --out {folder} --jobs {parsed.jobs}")
+        print(f"A table of what is there:\n  flowrl compare --out {folder} --report-only")
+        return 130
+    except NothingFinishedError as error:
+        print("No run is finished yet, so there is no table.")
+        return int(bool(error.failed))
+    files = {"Page": "compare.html", "Table": "compare.md", "Numbers": "results.json"}
+    print(f"\n{found.text}\n\n" + "\n".join(f"{name:<8} {found.folder / file}" for name, file in files.items()))
+    return int(bool(found.failed))

@@ -1,0 +1,86 @@
+"""`flowrl completion SHELL`: a script with the words that there are now; it starts nothing when a key is pressed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+CONFIGURED = ("train", "plan", "bench", "compare")
+"""Commands that take a configuration and key=value."""
+
+_BASH = """\
+_flowrl() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}"
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+        return
+    fi
+    case "${{COMP_WORDS[1]}}" in
+        {configured}) COMPREPLY=($(compgen -W "{configs} {keys}" -- "$word") $(compgen -f -- "$word")) ;;
+{groups}
+        *) COMPREPLY=($(compgen -f -- "$word")) ;;
+    esac
+    case "${{COMPREPLY[0]}}" in *=) compopt -o nospace 2>/dev/null ;; esac
+}}
+complete -F _flowrl flowrl
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl completion` takes."""
+    parser.description = (
+        "Print what completes commands, configurations and keys in a shell. For this session: "
+        'bash: eval "$(flowrl completion bash)"; zsh: eval "$(flowrl completion zsh)"; '
+        "fish: flowrl completion fish | source"
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Prints the script."""
+    from flowrl.config.base import config_files
+    from flowrl.config.strict_yaml import dotted_keys
+    from flowrl.config.train import TrainConfig
+
+    commands = importlib.import_module("flowrl.cli").COMMANDS  # the table of commands imports this one
+    first = list(dict.fromkeys(name.split()[0] for name in commands))
+    second: dict[str, list[str]] = {}
+    for name in commands:
+        if " " in name:
+            second.setdefault(name.split()[0], []).append(name.split()[1])
+    keys = [f"{key}=" for key in dotted_keys(TrainConfig)]
+    configs = list(config_files())
+    script = (
+        _fish(commands, configs, keys) if parsed.shell == "fish" else _bash(parsed.shell, first, second, configs, keys)
+    )
+    print(script, end="")
+    return 0
+
+
+def _bash(shell: str, first: list[str], second: dict[str, list[str]], configs: list[str], keys: list[str]) -> str:
+    groups = "\n".join(
+        f'        {name}) COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")) ;;' for name, words in second.items()
+    )
+    script = _BASH.format(
+        commands=" ".join(first),
+        configured="|".join(CONFIGURED),
+        groups=groups,
+        configs=" ".join(configs),
+        keys=" ".join(keys),
+    )
+    zsh = "autoload -Uz compinit bashcompinit\ncompinit\nbashcompinit\n"
+    return script if shell == "bash" else zsh + script
+
+
+def _fish(commands: dict[str, str], configs: list[str], keys: list[str]) -> str:
+    lines = []
+    for name, said in commands.items():
+        group, _, word = name.partition(" ")
+        seen = f"__fish_seen_subcommand_from {group}" if word else "__fish_use_subcommand"
+        quoted = said.replace("'", "\\'")
+        lines.append(f"complete -c flowrl -n '{seen}' -a '{word or group}' -d '{quoted}'")
+    for words in (configs, keys):
+        lines.append(
+            f"complete -c flowrl -n '__fish_seen_subcommand_from {' '.join(CONFIGURED)}' -a '{' '.join(words)}'"
+        )
+    return "\n".join(lines) + "\n"

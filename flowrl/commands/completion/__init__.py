@@ -1,1 +1,0 @@
-"""`flowrl completion`."""

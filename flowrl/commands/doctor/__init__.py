@@ -1,1 +1,0 @@
-"""`flowrl doctor`: what would stop a run on this machine, of this configuration, and what went wrong in a run."""

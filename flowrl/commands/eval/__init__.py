@@ -1,1 +1,0 @@
-"""`flowrl eval`: measures models and folders of images on a benchmark; see `flowrl.evaluation.benchmark`."""

@@ -1,0 +1,28 @@
+"""`flowrl export`: a LoRA in the file forms that other programs read."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import flowrl
+from flowrl.runtime.scrubbing import say as print
+
+FORMS = ("diffusers", "comfyui", "kohya", "peft")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl export` takes."""
+    add = parser.add_argument
+    add("model", metavar="RUN", help="run folder, or folder of a LoRA")
+    add("--format", dest="form", choices=FORMS, required=True, help="who is to read it")
+    add("--out", type=Path, metavar="PATH", help="where to (default: RUN/export-FORMAT)")
+    add("--save-dtype", dest="dtype", metavar="NAME", default="float32",
+        help="of the tensors: float32, bfloat16 or float16 (default: float32, as trained)")  # fmt: skip
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Writes the files, and says which they are."""
+    for path, tensors in flowrl.export(**vars(parsed)).files.items():
+        print(f"wrote {path}: {tensors} tensors, {path.stat().st_size / 1e6:.1f} MB")
+    return 0

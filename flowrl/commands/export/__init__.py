@@ -1,1 +1,0 @@
-"""`flowrl export`: a LoRA in the file forms that other programs read."""

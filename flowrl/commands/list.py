@@ -1,0 +1,76 @@
+"""`flowrl list KIND [NAME]`: what there is to choose from, as the code says it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import textwrap
+from typing import TYPE_CHECKING
+
+from flowrl.rendering.terminal_text import COLUMNS, cut
+from flowrl.runtime.scrubbing import say as print
+
+if TYPE_CHECKING:
+    from flowrl.planning.catalogue import Entry
+
+KINDS = ("configs", "rewards", "methods", "families", "benchmarks", "keys")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl list` takes."""
+    parser.add_argument("kind", choices=KINDS, metavar="KIND", help=f"what to list: {', '.join(KINDS)}")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, or a section of keys, in full")
+    parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Prints one line for each, or one of them in full.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    from flowrl.config.options import unknown_name
+    from flowrl.planning.catalogue import entries
+
+    found = entries(parsed.kind)
+    if parsed.name is not None:
+        below = [entry for entry in found if entry.name.startswith(f"{parsed.name}.")]
+        own = [entry for entry in found if entry.name == parsed.name]
+        if not own:
+            raise ValueError(unknown_name(parsed.kind.removesuffix("s"), parsed.name, [e.name for e in found]))
+        if parsed.json:
+            print(json.dumps([_plain(entry) for entry in own + below], indent=2, ensure_ascii=False))
+            return 0
+        print("\n\n".join(_in_full(entry) for entry in own))
+        if below:
+            print(f"\n{_lines(below)}")
+    elif parsed.json:
+        print(json.dumps([_plain(entry) for entry in found], indent=2, ensure_ascii=False))
+    else:
+        print(_lines(found))
+        print(f"\n'flowrl list {parsed.kind} NAME' says more of one.")
+    return 0
+
+
+def _lines(found: list[Entry]) -> str:
+    width = min(max(len(entry.name) for entry in found), 34)
+    lines = []
+    for group, inside in itertools.groupby(found, key=lambda entry: entry.group):
+        indent = "  " if group else ""
+        lines += [group] if group else []
+        lines += [cut(f"{indent}{entry.name:<{width}}  {entry.text}".rstrip(), COLUMNS) for entry in inside]
+    return "\n".join(lines)
+
+
+def _in_full(entry: Entry) -> str:
+    lines = [entry.name]
+    for word, text in entry.more:
+        lines.append(f"  {word}:")
+        for line in text.split("\n"):
+            lines.extend(textwrap.wrap(line, COLUMNS - 4, initial_indent="    ", subsequent_indent="    ") or [""])
+    return "\n".join(lines)
+
+
+def _plain(entry: Entry) -> dict[str, str]:
+    return {"name": entry.name, "text": entry.text, **dict(entry.more)}

@@ -1,0 +1,34 @@
+"""`flowrl merge`: a LoRA made part of the weights of its base model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import flowrl
+from flowrl.runtime.scrubbing import say as print
+
+NOTABLE = 0.01
+"""Share of the LoRA's change lost to rounding from which the line says what to do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl merge` takes."""
+    add = parser.add_argument
+    add("model", metavar="RUN", help="run folder, or folder of a LoRA")
+    add("out", type=Path, metavar="OUT", help="folder of the merged model, which is not there yet")
+    add("--base", metavar="MODEL", help="stock folder to merge into (default: the files of the run's own base)")
+    add("--unquantised", action="store_true",
+        help="of a run over quantised weights: merge into the base as it is on disk")  # fmt: skip
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Merges, and says what was lost to rounding."""
+    done = flowrl.merge(**vars(parsed))
+    print(f"wrote {done.folder}: {done.layers} layers changed, in {' and '.join(done.dtypes)}")
+    print(f"rounding to that dtype lost {done.lost:.2%} of the LoRA's change")
+    if done.lost > NOTABLE:
+        print("more is kept by a base in float32 (--base FOLDER), and all of it by base and LoRA apart")
+    if done.variant is not None:
+        print(f"open it with variant={done.variant!r}, as the base")
+    return 0

@@ -1,1 +1,0 @@
-"""`flowrl merge`: a LoRA made part of the weights of its base model."""

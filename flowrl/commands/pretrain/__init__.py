@@ -1,1 +1,0 @@
-"""`flowrl pretrain`: the embedded models and their scorer from scratch."""

@@ -1,1 +1,0 @@
-"""`flowrl reward published`."""

@@ -1,1 +1,0 @@
-"""`flowrl reward realism`: the distance of a run's images to drawn scenes."""

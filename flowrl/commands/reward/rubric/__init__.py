@@ -1,1 +1,0 @@
-"""`flowrl reward rubric`: rules that explain preferences."""

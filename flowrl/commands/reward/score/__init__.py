@@ -1,1 +1,0 @@
-"""`flowrl reward score`: values of rewards for a folder of images."""

@@ -1,1 +1,0 @@
-"""`flowrl reward train`: a preference head of your own."""

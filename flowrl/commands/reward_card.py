@@ -1,0 +1,42 @@
+"""`flowrl reward card`: how far a reward can be trusted to train on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import flowrl
+from flowrl.commands.reward_arguments import add_prompts, add_reward
+from flowrl.commands.sampling_arguments import add_sampling_arguments, count, option_pairs
+from flowrl.runtime.scrubbing import say as print
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl reward card` takes."""
+    add = parser.add_argument
+    parser.description = (
+        "Measure how far a reward can be trusted to train on: the same images again, JPEG, resizing, a judge's order, "
+        "other rewards, cost. Writes card.json and card.html."
+    )
+    add_reward(parser, "reward", "REWARD|CONFIG", "reward to examine,")
+    add("folder", type=Path, nargs="?", metavar="FOLDER", help="folder of images, several per prompt (or --model)")
+    add_prompts(parser)
+    add("--with", dest="others", default="", metavar="REWARDS", help="other rewards to compare with")
+    add("--perturb", default="all", metavar="NAMES", help="changes of images to test, all or none (default: all)")
+    add("--out", type=Path, metavar="PATH", help="folder to write (default: reward-card-NAME)")
+    add(
+        "--model",
+        metavar="MODEL",
+        help="model that draws the images for --prompts: run folder, LoRA or model folder, hub id or asset:NAME",
+    )
+    add("--num-prompts", type=count, default=24, metavar="N",
+        help="number of prompts, spread evenly over the file (default: 24)")  # fmt: skip
+    add("--samples", type=count, default=8, metavar="N", help="images per prompt (default: 8)")
+    add_sampling_arguments(parser, batch_size="16")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measures a reward, writes its card, prints the table; returns 0."""
+    made = flowrl.reward_card(**{**vars(parsed), "options": option_pairs(parsed.options)})
+    print(f"{made.text}\nwrote {made.folder / 'card.json'} and card.html")
+    return 0

@@ -1,1 +1,0 @@
-"""`flowrl sample`: images or videos of a base or tuned model."""

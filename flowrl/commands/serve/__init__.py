@@ -1,1 +1,0 @@
-"""`flowrl serve`: rewards behind HTTP."""

@@ -1,1 +1,0 @@
-"""`flowrl sweep`: one tuned model under many RLG scales, beside search at equal cost, as a table and a page."""

@@ -1,0 +1,48 @@
+"""`flowrl train`: trains a model, and prints what came out."""
+
+from __future__ import annotations
+
+import argparse
+
+from flowrl.commands.sampling_arguments import count
+from flowrl.config.overrides import typed_settings
+from flowrl.runtime.scrubbing import say as print
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl train` takes."""
+    parser.description = (
+        "Train a model with reinforcement learning. Without CONFIG the embedded model is trained, in a few minutes on "
+        "two cores. resume=RUN continues a run with its own configuration. "
+        "'flowrl list keys' names every key, 'flowrl list keys sampler' those of a section, "
+        "'flowrl list configs' the configurations that ship."
+    )
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        default=[],
+        metavar="[CONFIG] key=value",
+        help="CONFIG: a YAML file, or the name of one that ships with flowrl; key=value: a setting that replaces the "
+        "file's, such as num_iterations=10",
+    )
+    parser.add_argument(
+        "--card",
+        type=count,
+        metavar="GB",
+        help="memory of one card, such as 24, 40 or 80: set what 'flowrl plan --card GB' would change for it",
+    )
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Trains; returns 0 where the run came to its end, 130 where it was interrupted."""
+    import flowrl
+
+    words: list[str] = parsed.arguments
+    named = bool(words) and "=" not in words[0]
+    settings = typed_settings(
+        words[1:] if named else words, taken=("config", "card", "on_iteration", "show", "page", "fit")
+    )
+    trained = flowrl.train(words[0] if named else None, card=parsed.card, **settings)
+    if trained.summary:
+        print(trained.summary)
+    return 0 if trained.finished else 130

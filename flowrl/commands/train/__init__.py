@@ -1,1 +1,0 @@
-"""`flowrl train`: checks a configuration, runs its recipe, says what came out."""

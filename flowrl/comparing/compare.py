@@ -1,0 +1,283 @@
+"""Methods on the same prompts and seeds to the same budget: trains what is missing, then writes a table and a page.
+
+Folder: `compare.json` (what was asked, and the state of every run), a run folder `<method>-s<seed>` for each pair,
+`logs/`, `compare.md`, `compare.html` and `results.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowrl import __version__
+from flowrl.comparing.comparison_result import Results, read_results
+from flowrl.comparing.comparison_table import amount_text, markdown, text
+from flowrl.comparing.measure import measure
+from flowrl.comparing.question import (
+    JOURNAL,
+    Question,
+    ask,
+    command,
+    evaluated_rewards,
+    is_finished,
+    read_journal,
+    run_name,
+    settings_of,
+)
+from flowrl.comparing.results_file import numbers
+from flowrl.comparing.trainings import Comparison
+from flowrl.config.bounds import check_counts
+from flowrl.config.building import setting_words
+from flowrl.generation.models import Words, several
+from flowrl.rendering.markup import bounds, number, signed
+from flowrl.rendering.notebook import heading, rows_table
+from flowrl.runs.evaluation_rows import GENEVAL, REWARD
+from flowrl.runtime.files import refuse_unwritable, write_atomically
+from flowrl.runtime.progress import progress
+from flowrl.runtime.public import public
+from flowrl.session.preflight import preflight
+from flowrl.statistics.bootstrap import UNKNOWN, Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodScore:
+    """One method of a comparison.
+
+    Attributes:
+        name: of its configuration.
+        score: at the end, over seeds and prompts.
+        seed_scores: of each seed.
+        difference: to the baseline; unknown of the baseline itself.
+        p: of the difference over seeds, after Holm's correction; NaN where it cannot be tested.
+        spent: mean "nfe", "images", "seconds" and "iterations".
+    """
+
+    name: str
+    score: Interval
+    seed_scores: tuple[float, ...]
+    difference: Interval = UNKNOWN
+    p: float = math.nan
+    spent: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MethodComparison:
+    """Methods at one budget, from the highest score to the lowest.
+
+    Attributes:
+        metric: that was compared.
+        baseline: what differences are taken to.
+        methods: those with a finished run.
+        missing: runs without a result -> why.
+        failed: runs whose training failed in this call.
+        notes: what the numbers leave out.
+        folder: with `compare.html`, `compare.md`, `results.json` and the run folders.
+        text: all tables, as `flowrl compare` prints them.
+    """
+
+    metric: str
+    baseline: str
+    methods: tuple[MethodScore, ...]
+    missing: Mapping[str, str]
+    failed: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    folder: Path
+    text: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.name, number(row.score.mean), bounds(row.score), signed(row.difference.mean),
+             bounds(row.difference, sign=True), number(row.p))
+            for row in self.methods
+        ]  # fmt: skip
+        missing = rows_table(("no result", "why"), list(self.missing.items()))
+        return (
+            heading(f"{self.metric}, differences to {self.baseline}", f"page: {self.folder / 'compare.html'}")
+            + rows_table(("", "score", "95 %", "difference", "95 %", "p"), rows)
+            + missing
+        )
+
+
+@public
+def compare(
+    configs: Words = (),
+    *,
+    out: str | Path,
+    budget: str | None = None,
+    num_seeds: int | None = None,
+    evals: int | None = None,
+    jobs: int = 1,
+    baseline: str | None = None,
+    metric: str | None = None,
+    targets: str | Sequence[float] | None = None,
+    report_only: bool = False,
+    show: bool = True,
+    page: Callable[..., object] | None = None,
+    **settings: Any,
+) -> MethodComparison:
+    """Trains several methods to one budget and compares them, as `flowrl compare` does.
+
+    Each run is a process of its own, so that configurations are files or names of shipped ones, not mappings. The same
+    call continues where it stopped; methods and seeds may be added.
+
+    Args:
+        configs: YAML files, or names of those that ship; `key=value` texts among them are settings. None continues with
+            those that the folder holds.
+        out: folder of the comparison.
+        budget: of each run, such as "nfe=200000", "seconds=600" or "images=5000".
+        num_seeds: training seeds of each method; None is 5.
+        evals: evaluations spread over the budget; None is 2.
+        jobs: trainings side by side.
+        baseline: one of the methods; None is the first.
+        metric: of the evaluations; None is the GenEval score, else the first reward.
+        targets: scores whose cost is tabulated, such as "0.6,0.7"; None takes thirds of the baseline's gain.
+        report_only: read and write the report again, train nothing.
+        show: show notes and how the trainings stand.
+        page: writes `compare.html`; see `flowrl.pages.comparison_page.write_page`.
+        **settings: replace those of every configuration, as in `train`.
+
+    Raises:
+        ValueError: something is wrong, or the folder holds another comparison.
+        NothingFinishedError: no run has finished.
+        KeyboardInterrupt: it was stopped; the trainings are saved, and the same call continues them.
+    """
+    if any(isinstance(one, Mapping) for one in several(configs)):
+        raise ValueError("compare trains in processes of their own: give files or names of configurations")
+    check_counts(1_000, num_seeds=num_seeds)
+    check_counts(evals=evals, jobs=jobs)
+    folder = Path(out)
+    known = read_journal(folder)
+    words = [*map(str, several(configs)), *setting_words(settings)]
+    question = ask(words, known, budget=budget, num_seeds=num_seeds, evals=evals)
+    if targets is not None and not isinstance(targets, str):
+        targets = ",".join(map(str, targets))
+    given = {"baseline": baseline, "metric": metric, "targets": targets}
+    view = {**known.get("view", {}), **{key: value for key, value in given.items() if value is not None}}
+    if view.get("baseline") not in (None, *question.methods):
+        raise ValueError(f"`baseline` {view['baseline']} is none of the methods: {', '.join(question.methods)}")
+    if report_only and not known:
+        raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave `report_only` out to start one")
+    failed: tuple[str, ...] = ()
+    if not report_only:
+        refuse_unwritable(folder)
+        check_same_metric(question, view.get("metric"))
+        check_methods(folder, question)
+        journal = known or {
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "flowrl": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpu_count": os.cpu_count(),
+            "runs": {},
+        }
+        journal["jobs"] = jobs
+        journal |= {"question": asdict(question), "view": view, "command": command(question, folder, jobs)}
+        failed = Comparison(folder, question, journal).run(jobs)
+        measure_new(folder, question)
+    results = read_results(folder, question, failed=failed, **view)
+    asked, facts = command(question, folder, int(results.journal.get("jobs", 1))), provenance(results)
+    write_atomically(folder / "compare.md", markdown(results, command=asked, provenance=facts))
+    write_atomically(folder / "results.json", json.dumps(numbers(results, facts), indent=1) + "\n")
+    if page is not None:
+        page(folder, results, command=asked, provenance=facts)
+    methods = tuple(
+        MethodScore(
+            name=row.name,
+            score=row.score.interval,
+            seed_scores=row.seed_scores,
+            difference=UNKNOWN if row.difference is None else row.difference.interval,
+            p=row.holm,
+            spent=dict(row.spent),
+        )
+        for row in results.methods
+    )
+    return MethodComparison(
+        metric=results.metric, baseline=results.baseline, methods=methods, missing=dict(results.missing), failed=failed,
+        notes=results.notes, folder=folder, text=text(results),
+    )  # fmt: skip
+
+
+def check_same_metric(question: Question, metric: str | None) -> None:
+    """Refuses methods whose evaluations have no common number to compare them by, which a table would find at its end.
+
+    Args:
+        question: what is compared.
+        metric: that was asked for; None is GenEval's score where the first method has it, else its first reward.
+
+    Raises:
+        ValueError: an evaluation does not measure it; names the configuration, and the rewards that all measure.
+    """
+    measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
+    first, *_ = measured.values()
+    if metric is None:
+        wanted = "geneval" if "geneval" in first else next(iter(first), None)
+    else:
+        prefix = next((prefix for prefix in (GENEVAL, REWARD) if metric.startswith(prefix)), None)
+        wanted = "geneval" if prefix == GENEVAL else prefix and metric.removeprefix(REWARD).partition("/")[0]
+    shared = [name for name in first if all(name in own for own in measured.values())]
+    for method, own in measured.items():
+        if wanted is None or wanted in own:
+            continue
+        way = f"give `metric` {REWARD}{shared[0]}, which all measure, or " if shared else ""
+        raise ValueError(
+            f"{question.methods[method]}: its evaluations measure {', '.join(own) or 'no reward'} and not {wanted}, by "
+            f"which these methods would be compared: {way}add {wanted} to its eval.rewards"
+        )
+
+
+def check_methods(folder: Path, question: Question) -> None:
+    """Refuses before hours are spent what the training of a method that is still to come would refuse.
+
+    Raises:
+        ValueError: a setting cannot work, or something is missing; names the configuration.
+    """
+    to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
+    for method, seed in dict(to_come).items():
+        try:
+            preflight(settings_of(question, method, seed))
+        except ValueError as error:
+            raise ValueError(f"{question.methods[method]}: {error}") from error
+
+
+def provenance(results: Results) -> list[str]:
+    """Budget, machine, versions and settings as lines; where runs differ, every value is named."""
+    question = results.question
+    manifests = [run.data.manifest for row in results.methods for run in row.runs]
+    versions = [manifest.get("versions", {}) for manifest in manifests]
+    lines = [
+        f"budget: {question.budget}={amount_text(question.limit)}, {question.evals} evaluations, seeds 0 to "
+        f"{question.seeds - 1}",
+        f"overrides: {' '.join(question.overrides) or 'none'}",
+        f"machine: {results.journal.get('platform')}, {results.journal.get('cpu_count')} CPU cores, "
+        f"{results.journal.get('jobs', 1)} trainings at a time",
+    ]
+    for label, values in (
+        ("device", [manifest.get("device") for manifest in manifests]),
+        ("commit", [manifest.get("git_commit") for manifest in manifests]),
+        ("versions", [", ".join(f"{package} {version}" for package, version in found.items()) for found in versions]),
+        ("trained", [str(manifest.get("started", ""))[:10] for manifest in manifests]),
+    ):
+        found = sorted({str(value) for value in values if value})
+        lines += [f"{label}: {'; '.join(found)}"] if found else []
+    lines += [f"{results.label(name)}: {path}" for name, path in question.methods.items()]
+    return lines
+
+
+def measure_new(folder: Path, question: Question) -> None:
+    """Measures finished runs that are new; those that made the evaluation before training also measure the base."""
+    finished = [run for pair in question.runs if is_finished(run := folder / run_name(*pair))]
+    todo = [run for run in finished if not (run / "measure.json").is_file()]
+    with progress("measuring", len(todo), enabled=bool(todo)) as advance:
+        for run in todo:
+            measure(run, base=(run / "eval" / "iteration_000000.jsonl").is_file())
+            advance(run.name)

@@ -1,0 +1,333 @@
+"""Measures models, or folders of images, on a benchmark: `flowrl.evaluate`, `flowrl eval`.
+
+The same call resumes where it stopped. One model gets `OUT/model` and, with a baseline, `OUT/base`; several are
+evaluated one after the other in `OUT/<name>` and summed up with an interval over trainings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from PIL import Image
+
+from flowrl.config.bounds import check_counts
+from flowrl.config.options import unknown_name
+from flowrl.config.train import resolve_path
+from flowrl.evaluation.benchmark import BENCHMARKS, Benchmark, Result
+from flowrl.evaluation.evaluation_result import (
+    as_text,
+    over_models,
+    refuse_foreign_result,
+    with_notes,
+    write,
+    write_result,
+)
+from flowrl.evaluation.named_judges import judge_text
+from flowrl.evaluation.runner import check, run
+from flowrl.generation.drawing import find_device
+from flowrl.generation.folders import IMAGES, is_folder_of_images, read_folder
+from flowrl.generation.models import (
+    EMBEDDED,
+    EMBEDDED_VIDEO,
+    WORLD_MODELS,
+    Source,
+    check_source,
+    find_source,
+    label_of,
+)
+from flowrl.generation.sampling_options import SamplingOptions
+from flowrl.generation.subject import Settings, Subject
+from flowrl.media.lossless import CLIPS
+from flowrl.media.reading import read_rgb
+from flowrl.rendering.notebook import heading, images_row, rows_table, scores_table
+from flowrl.rewards.networks.looked_for import looked_for
+from flowrl.runtime.public import public
+from flowrl.runtime.scrubbing import say
+from flowrl.statistics.bootstrap import Interval
+
+__all__ = ["Evaluation", "evaluate"]
+
+
+class InFolder(Protocol):
+    """What `train` returned: a run by its folder."""
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+
+
+Model = str | Path | InFolder
+"""A model as a caller names it."""
+
+BASE = "base"
+MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json", "adapter_config.json")
+BATCH, SMALL_BATCH, VIDEO_BATCH = 64, 8, 16
+SHOWN = 8  # images in a notebook
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evaluation:
+    """What a benchmark found.
+
+    Attributes:
+        benchmark: its name.
+        headline: the result in a sentence or two.
+        metrics: `eval/<benchmark>/<metric>` -> number; over several models their mean.
+        scores: the main ones with 95 % intervals.
+        differences: to the baseline, paired by prompts; empty without one.
+        claim: what the intervals speak of.
+        notes: without which the numbers mislead.
+        rows: one mapping per image, with its prompt and verdict; empty over several models.
+        folder: with `page.html`, `result.json` and the images.
+        text: headline, tables and notes for a terminal.
+    """
+
+    benchmark: str
+    headline: str
+    metrics: Mapping[str, float]
+    scores: Mapping[str, Interval]
+    differences: Mapping[str, Interval]
+    claim: str
+    notes: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...] = field(repr=False)
+    folder: Path
+    text: str = field(repr=False)
+    files: tuple[Path, ...] = field(repr=False)
+    """Images of the model that were judged, in their order; empty of videos and over several models."""
+
+    @property
+    def images(self) -> list[Image.Image]:
+        """The images of the model that were judged."""
+        return [read_rgb(path) for path in self.files]
+
+    def _repr_html_(self) -> str:
+        first = self.files[:SHOWN]
+        return (
+            heading(self.headline, f"page: {self.folder / 'page.html'}")
+            + scores_table(self.scores, self.differences)
+            + rows_table(("note",), [(note,) for note in self.notes])
+            + images_row([read_rgb(path) for path in first], [path.parent.parent.name for path in first])
+        )
+
+
+@public
+def evaluate(
+    models: Model | Sequence[Model] = (), benchmark: str = "geneval", *, baseline: Model | None = None,
+    images: str | Path | None = None, out: str | Path | None = None, lora: str | Path | None = None,
+    prompts: str | Path | None = None, num_prompts: int | None = None, samples: int | None = None,
+    judge: str | Mapping[str, Any] | None = None, options: Mapping[str, object] | None = None,
+    train_prompts: str | Path | None = None, dry_run: bool = False, seed: int = 0, steps: int | None = None,
+    guidance: float | None = None, height: int | None = None, width: int | None = None, dtype: str | None = None,
+    max_sequence_length: int | None = None, batch_size: int | None = None, device: str | None = None,
+    show: bool = True, page: Callable[..., str] | None = None,
+) -> Evaluation:  # fmt: skip
+    """Measures models on a benchmark; the same call continues where it stopped.
+
+    Args:
+        models: run folder or what `train` returned, LoRA or model folder, hub id or `asset:NAME`; several count as
+            trainings of one method. None at all is the embedded model that the benchmark takes.
+        benchmark: its name (docs/benchmarks.md).
+        baseline: what the model is compared to; "base" is the run's model before training.
+        images: a folder of images or clips to judge instead of `models`.
+        out: folder to write; None is `evaluations/BENCHMARK-MODEL`.
+        lora: folder of a LoRA to add.
+        prompts: file of prompts, or "published" or "world"; None is the benchmark's.
+        num_prompts: spread evenly over the file.
+        samples: images per prompt; None is the published number.
+        judge: one that the benchmark knows by name, a mapping, or a YAML file with one.
+        options: of the benchmark, its judge or a reward.
+        train_prompts: training prompts to check for overlap; None is the run's.
+        dry_run: estimate what judging would take, draw nothing (unigenbench).
+        seed: of all random draws.
+        steps, guidance, height, width, dtype, max_sequence_length: how models are sampled (`SamplingOptions`).
+        batch_size: images drawn or scored at once.
+        device: "cpu", "cuda" or "cuda:N".
+        show: show progress.
+        page: writes the page of a result.
+
+    Raises:
+        FlowrlError: before weights load for what can be known then.
+
+    >>> flowrl.evaluate(benchmark="genevil", show=False)
+    Traceback (most recent call last):
+    flowrl.runtime.failures.FlowrlError: `benchmark` genevil: unknown benchmark 'genevil' ... allowed: diversity, ...
+    """
+    if benchmark not in BENCHMARKS:
+        raise ValueError(f"`benchmark` {benchmark}: {unknown_name('benchmark', benchmark, BENCHMARKS)}")
+    known = BENCHMARKS[benchmark]
+    sampling = SamplingOptions(
+        steps=steps, guidance=guidance, dtype=dtype, max_sequence_length=max_sequence_length, height=height, width=width
+    )
+    check_counts(num_prompts=num_prompts, samples=samples, batch_size=batch_size)
+    folder, added = _path(images), _path(lora)
+    if folder is not None:
+        beside: dict[str, object] = {"models": models, "lora": lora}
+        if baseline is None:
+            beside |= {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
+        _refuse_beside_images(beside)
+    named = _named(models, known, folder, added)
+    home = _path(out) or Path("evaluations") / f"{benchmark}-{next(iter(named))}"
+    plans = []
+    for label, model in named.items():
+        own = home if len(named) == 1 else home / label
+        source = None if model is None else find_source(model, lora=added, sampling=sampling)
+        base = None if baseline is None else _base(_place(baseline), source, label, (own, home), known, sampling)
+        plans.append(
+            Settings(
+                benchmark=benchmark, subject=Subject(label=label, folder=own / "model", source=source, images=folder),
+                base=base, out=own, prompts=None if prompts is None else str(prompts), num_prompts=num_prompts,
+                samples=samples or _samples(known, folder), seed=seed,
+                batch_size=batch_size or _batch_size(known, source, None if base is None else base.source),
+                judge=judge_text(judge), options=_texts(options or {}, dry_run=dry_run),
+                train_prompts=_train_prompts(train_prompts, source), device=str(find_device(device)),
+            )
+        )  # fmt: skip
+    for settings in plans:
+        _check(settings, known, dry_run=dry_run)
+    for place in dict.fromkeys([home, *(settings.out for settings in plans)]):
+        refuse_foreign_result(place)
+    results = []
+    for settings in plans:
+        results.append(with_notes(run(settings), settings))
+        write(results[-1], settings, page)
+        if len(plans) > 1:
+            say(("\n" if len(results) > 1 else "") + as_text(replace(results[-1], tables=())))
+    if len(plans) == 1:
+        return _evaluation(results[0], plans, home)
+    whole = over_models(results, list(named))
+    write_result(whole, home, benchmark, [f"{len(plans)} models"], {}, page)
+    return _evaluation(whole, plans, home)
+
+
+def _refuse_beside_images(given: Mapping[str, object]) -> None:
+    if beside := [f"`{name}`" for name, value in given.items() if value]:
+        raise ValueError(
+            f"`images` judges images that exist, so {', '.join(beside)} has no place beside it: leave it out."
+        )
+
+
+def _texts(options: Mapping[str, object], *, dry_run: bool) -> dict[str, str]:
+    return {key: str(value) for key, value in options.items()} | ({"dry_run": "true"} if dry_run else {})
+
+
+def _evaluation(whole: Result, plans: Sequence[Settings], home: Path) -> Evaluation:
+    subject, of_videos = plans[0].subject, BENCHMARKS[plans[0].benchmark].videos
+    folder = subject.images or subject.folder / "images"
+    shown = bool(whole.rows) and not of_videos and is_folder_of_images(folder)  # rows are of one model, and judged
+    files = read_folder(folder) if shown else []
+    return Evaluation(
+        benchmark=plans[0].benchmark, headline=whole.headline, metrics=dict(whole.metrics),
+        scores=dict(whole.intervals), differences=dict(whole.differences), claim=whole.claim, notes=whole.notes,
+        rows=whole.rows, folder=home, text=as_text(whole), files=tuple(image.path for image in files),
+    )  # fmt: skip
+
+
+def _check(settings: Settings, known: Benchmark, *, dry_run: bool) -> None:
+    """Refuses what can be known to be wrong before weights load."""
+    for subject in settings.subjects:
+        if subject.source is not None:
+            check_source(subject.source, judging="flowrl eval", videos=known.videos)
+    fresh = any(one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
+    with looked_for() if fresh and not dry_run else nullcontext():
+        check(settings)
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def _place(model: Model) -> str:
+    """A model by name; a run, as `train` returned it, by its folder."""
+    return str(getattr(model, "folder", model))
+
+
+def _named(
+    models: Model | Sequence[Model], known: Benchmark, images: Path | None, lora: Path | None
+) -> dict[str, str | None]:
+    """Models by label; the folder's label for None, where images exist."""
+    if images is not None:
+        return {_folder_label(images): None}
+    if isinstance(models, str) or not isinstance(models, Sequence):
+        given = [_place(models)]
+    else:
+        given = [_place(model) for model in models]
+    listed = given or [EMBEDDED_VIDEO if known.videos else EMBEDDED]
+    labels = [label_of(model, lora) for model in listed]
+    if twice := [label for label, count in Counter(labels).items() if count > 1]:
+        raise ValueError(f"two of `models` have the name {twice[0]!r}: evaluate each by itself, or rename.")
+    return dict(zip(labels, listed, strict=True))
+
+
+def _folder_label(folder: Path) -> str:
+    """The name of a folder of images; of one that this command drew, OUT/model/images, that of OUT."""
+    parts = folder.resolve().parts
+    if len(parts) > 3 and parts[-1] == "images" and parts[-2] in ("model", BASE):
+        return parts[-3]
+    return parts[-1]
+
+
+def _base(
+    baseline: str, own: Source | None, label: str, homes: tuple[Path, Path], known: Benchmark, sampling: SamplingOptions
+) -> Subject:
+    """What the subject is compared to; the word `base` is the model that the subject was trained from.
+
+    `homes` are the folder of the subject, and the one that all subjects share.
+    """
+    images, name = Path(baseline), BASE
+    source: Source | None = None
+    if baseline == BASE:
+        if own is None or not own.tuned:
+            raise ValueError(
+                "`baseline` base is the model before training, so it needs `models` with a LoRA: give a run folder, or "
+                "as `baseline` the model's own name."
+            )
+        source = own.before_training()
+    elif is_folder_of_images(images) or (known.own_names and _holds_no_model(images)):
+        name = _folder_label(images)
+    else:
+        source, name = find_source(baseline, sampling=sampling), label_of(baseline)
+    return Subject(
+        label=f"{name} (base)" if name == label else name,
+        folder=homes[baseline != BASE] / BASE,
+        source=source,
+        images=images if source is None else None,
+    )
+
+
+def _holds_no_model(folder: Path) -> bool:
+    """Whether a folder is neither a run, nor a model, nor a LoRA."""
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return False
+    return not any((folder / name).is_file() for name in MODEL_FILES)
+
+
+def _samples(known: Benchmark, images: Path | None) -> int:
+    """As many as a folder in GenEval's layout has that a benchmark takes, else the benchmark's."""
+    if known.one_image or images is None or not is_folder_of_images(images):
+        return known.samples
+    listed = read_folder(images, CLIPS if known.videos else IMAGES)
+    return sum(image.index == listed[0].index for image in listed)
+
+
+def _batch_size(known: Benchmark, *given: Source | None) -> int:
+    sources = [source for source in given if source is not None]
+    if known.videos:
+        return VIDEO_BATCH if sources and all(source.model == EMBEDDED_VIDEO for source in sources) else 1
+    return BATCH if all(source.model in WORLD_MODELS for source in sources) else SMALL_BATCH
+
+
+def _train_prompts(given: str | Path | None, source: Source | None) -> Path | None:
+    """The file given, or the one that a run was trained on if it is still there."""
+    if given is not None:
+        return resolve_path(str(given))
+    if source is None or not source.tuned or source.train_prompts is None:
+        return None
+    try:
+        return resolve_path(source.train_prompts)
+    except ValueError:  # a run from another machine: overlap is then not looked for
+        return None

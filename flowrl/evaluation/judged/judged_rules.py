@@ -1,0 +1,229 @@
+"""Benchmarks in which a judge reads each image: draw (with source images), ask, read, sum up.
+
+Without a judge images are drawn and put under the published names, and nothing is asked. Rules are data in `PROTOCOLS`.
+In the subject's folder: images and result files under the published names, and the journal of all replies.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from flowrl.benchmarks.judged.cases import Case, CaseFile, Protocol
+from flowrl.benchmarks.judged.protocols import PROTOCOLS
+from flowrl.config.train import resolve_path
+from flowrl.evaluation.judged.judged_questions import WordsOf, ask_cases, find_words
+from flowrl.evaluation.judged.judged_result import CaseVerdicts, judged_result
+from flowrl.evaluation.kept_answers import Asking
+from flowrl.evaluation.named_judges import read_judge, weights_of
+from flowrl.evaluation.runner import Rules
+from flowrl.evaluation.summing import options_of
+from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
+from flowrl.generation.generate import some
+from flowrl.generation.journal import Journal
+from flowrl.generation.layouts import put
+from flowrl.generation.subject import Settings, Subject
+from flowrl.prompts.datasets import is_dataset
+from flowrl.prompts.loading import Prompt
+from flowrl.rendering.markup import plural
+from flowrl.rewards.judges.chat import Chat, build_chat, identity_of
+from flowrl.runtime.files import replacing, write_atomically
+
+SOURCES = "sources"
+"""In the command's folder: source images that a dataset holds."""
+_VERSION = 1  # of questions and rows in the journal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeOptions:
+    """What `options` sets."""
+
+    template_dir: str | None = None
+    """Folder with the judge's words: the user's copy of the benchmark's repository, or NAME.txt for some of them."""
+    images_dir: str | None = None
+    """Folder of source images, for benchmarks that keep them apart from the list of edits."""
+    attempts: int = 3
+    """Tries per question whose answer cannot be read."""
+    max_tokens: int | None = None
+    """Length of a reply; None takes the benchmark's."""
+    temperature: float = 0.0
+    """Of the first try; 0 is greedy."""
+
+    def __post_init__(self) -> None:
+        self.asking(seed=0, max_tokens=1)
+
+    def asking(self, *, seed: int, max_tokens: int) -> Asking:
+        """How replies are asked for, of the benchmark's length where no other was named."""
+        tokens = max_tokens if self.max_tokens is None else self.max_tokens
+        return Asking(attempts=self.attempts, max_tokens=tokens, temperature=self.temperature, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedPlan:
+    """Everything that is known before a model or a judge is loaded; `judge` is None where none is asked."""
+
+    protocol: Protocol
+    file: CaseFile
+    cases: tuple[Case, ...]
+    judge: dict[str, Any] | None
+    words: WordsOf
+    asking: Asking
+
+    def identity(self, version: str) -> dict[str, Any]:
+        """What an answer depends on besides the image and the question.
+
+        A judge in this process is known by its version, with its weights, as a folder may come to hold others.
+        """
+        assert self.judge is not None
+        return {
+            "benchmark": self.protocol.title, "version": _VERSION, "judge": identity_of(self.judge),
+            **asdict(self.asking), **weights_of(self.judge, version),
+        }  # fmt: skip
+
+
+def plan_of(settings: Settings) -> JudgedPlan:
+    """Reads cases, judge, words and options."""
+    options, protocol = options_of(settings, JudgeOptions), PROTOCOLS[settings.benchmark]
+    if settings.prompts is None:
+        raise ValueError(f"{settings.benchmark} needs `prompts`: {protocol.where}; its data are not shipped.")
+    if settings.samples != 1:
+        raise ValueError(f"{settings.benchmark} judges 1 image of each prompt, got `samples` {settings.samples}.")
+    if options.images_dir is not None and not protocol.images_dir:
+        raise ValueError(f"`options` images_dir: {settings.benchmark} has no source images apart from its prompts.")
+    given = settings.prompts if is_dataset(settings.prompts) else str(resolve_path(settings.prompts))
+    file = protocol.read(given, _folder("images_dir", options.images_dir))
+    judge = None if settings.judge is None else read_judge(settings.judge, {}, owner=settings.benchmark)
+    beside: list[Path] = (
+        [] if is_dataset(given) else [*([Path(given)] if Path(given).is_dir() else []), *Path(given).parents[:2]]
+    )
+    cases = tuple(some(file.cases, settings.num_prompts))
+    names = {} if judge is None else {ask.words: ask for case in cases for ask in case.asks}
+    words = find_words(protocol, names.values(), _folder("template_dir", options.template_dir), beside)
+    asking = options.asking(seed=settings.seed, max_tokens=protocol.max_tokens)
+    return JudgedPlan(protocol=protocol, file=file, cases=cases, judge=judge, words=words, asking=asking)
+
+
+def _folder(name: str, given: str | None) -> Path | None:
+    if given is None:
+        return None
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        raise ValueError(f"`options` {name}: there is no folder {path}.")
+    return path
+
+
+def existing(settings: Settings, plan: JudgedPlan, folder: Path) -> list[ImageFile]:
+    """The images of cases in a folder that exists, under the published names or as this command laid them out."""
+    names = [plan.protocol.image_name(case) for case in plan.cases]
+    by_key: dict[str, ImageFile] = {}
+    if is_folder_of_images(folder):
+        by_key = {str(image.record.get("key", image.prompt)): image for image in reversed(read_folder(folder))}
+    found, missing = [], []
+    for index, (case, name) in enumerate(zip(plan.cases, names, strict=True)):
+        image = by_key.get(case.key)
+        if image is not None:
+            found.append(replace(image, index=index, prompt=case.prompt, sample=0))
+        elif (folder / name).is_file():
+            found.append(ImageFile(file=name, path=folder / name, prompt=case.prompt, index=index))
+        else:
+            missing.append(name)
+    if missing:
+        raise ValueError(
+            f"{folder} lacks {len(missing)} of {len(names)} images ({', '.join(missing[:3])}): draw them all first, or "
+            f"lower `num_prompts`; nothing was judged."
+        )
+    return found
+
+
+def prompts_of(settings: Settings, subject: Subject, plan: JudgedPlan) -> list[Prompt]:
+    """A prompt of each case, with its source image where it edits one."""
+    found = []
+    for case in plan.cases:
+        sources = () if case.source is None else (case.source,)
+        found.append(Prompt(
+            text=case.prompt, metadata={"key": case.key, "task": case.task}, sources=tuple(map(str, sources)),
+            source_names=tuple(source.name for source in sources),
+        ))  # fmt: skip
+    return found
+
+
+def place(subject: Subject, plan: JudgedPlan, images: list[ImageFile]) -> list[ImageFile]:
+    """Puts drawn images, and the sources of edits, under the published names."""
+    if subject.images is None:
+        protocol, folder = plan.protocol, subject.folder / plan.protocol.folder
+        put(images, folder, [protocol.image_name(case) for case in plan.cases])
+        for case in plan.cases if protocol.source_name is not None else ():
+            assert case.source is not None
+            assert protocol.source_name is not None
+            _copy(case.source, folder / protocol.source_name(case))
+    return images
+
+
+def with_sources(cases: Sequence[Case], folder: Path) -> tuple[Case, ...]:
+    """The cases with their source images in a folder that stays."""
+    kept = []
+    for case in cases:
+        assert case.source is not None
+        path = (folder / f"{case.key}{case.source.suffix}").resolve()
+        _copy(case.source, path)
+        kept.append(replace(case, source=path))
+    return tuple(kept)
+
+
+def _copy(source: Path, path: Path) -> None:
+    """Leaves a copy of this content, one that was cut short or is of other data is replaced."""
+    if path.suffix == source.suffix:
+        content = source.read_bytes()
+    else:
+        stream = io.BytesIO()
+        pixels = ImageFile(file=source.name, path=source, prompt="", index=0).pixels()
+        Image.fromarray(pixels).save(stream, format="PNG")
+        content = stream.getvalue()
+    if not path.is_file() or path.read_bytes() != content:
+        with replacing(path) as file:
+            file.write(content)
+
+
+def ask(
+    settings: Settings, plan: JudgedPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]
+) -> CaseVerdicts:
+    """Asks about every image, and writes result files in the published formats."""
+    with Journal(subject.folder, plan.identity(chat.version)) as journal:
+        judgements, rows = ask_cases(
+            chat, plan.protocol, plan.cases, images, plan.words, plan.asking, journal, label=subject.label
+        )
+    for name, text in plan.protocol.files(judgements, subject.folder.name).items():
+        path = subject.folder / plan.protocol.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    return CaseVerdicts(judgements=judgements, answers=rows)
+
+
+def prepare(settings: Settings, plan: JudgedPlan) -> JudgedPlan:
+    """The plan with source images in files that stay."""
+    if not plan.file.keep_sources:
+        return plan
+    return replace(plan, cases=with_sources(plan.cases, settings.out / SOURCES))
+
+
+RULES: Rules[JudgedPlan, Any, CaseVerdicts] = Rules(
+    plan=plan_of,
+    prompts=prompts_of,
+    existing=existing,
+    place=place,
+    prepare=prepare,
+    judge=lambda settings, plan: (
+        None
+        if plan.judge is None
+        else build_chat(plan.judge, device=torch.device(settings.device), owner=f"{settings.benchmark}, `judge`")
+    ),
+    ask=ask,
+    result=judged_result,
+    unjudged=lambda plan: (f"{plan.protocol.title}: {plural(len(plan.cases), 'image')}", plan.protocol.folder),
+)

@@ -1,0 +1,91 @@
+"""Did training bring a run's images nearer to drawn scenes, by another measure than its rewards? `flowrl.realism`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrl.config.train import load_config
+from flowrl.media.name_order import natural_order
+from flowrl.media.reading import read_image
+from flowrl.prompts.loading import EvalItem, eval_items
+from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
+from flowrl.runtime.public import public
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.kernel_distance import kernel_change
+from flowrl.training.parts import read_prompts
+
+__all__ = ["Realism", "realism"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Realism:
+    """How far a run's images are from drawn scenes, at its first and last evaluation, and the change."""
+
+    folder: Path
+    before: float
+    after: float
+    change: Interval
+
+
+@public
+def realism(runs: str | Path | Sequence[str | Path]) -> list[Realism]:
+    """Measures the distance of runs' images to drawn scenes of the embedded world, before and after training.
+
+    Args:
+        runs: folders whose configuration keeps every evaluation image (`eval.num_images` at least their number).
+
+    Raises:
+        FlowrlError: a folder is not such a run.
+    """
+    found = []
+    for folder in map(Path, [runs] if isinstance(runs, str | Path) else runs):
+        items = _items(folder)
+        names = sorted(path.stem for path in (folder / "eval").glob("iteration_*.jsonl"))
+        if len(names) < 2:
+            raise ValueError(f"{folder}: needs an evaluation before and one after training, it has {len(names)}")
+        before, after = (_images(folder, name, len(items)) for name in (names[0], names[-1]))
+        records = [item.prompt.metadata for item in items]
+        real = world_features(scene_images(records))
+        change = kernel_change(
+            world_features(before), world_features(after), real, [item.prompt.text for item in items]
+        )
+        levels = [world_realism(images, records, num_resamples=2).mean for images in (before, after)]
+        found.append(Realism(folder=folder, before=levels[0], after=levels[1], change=change))
+    return found
+
+
+def _items(run: Path) -> list[EvalItem]:
+    if not (run / "config.yaml").is_file():
+        raise ValueError(f"{run} is not a run folder (no config.yaml)")
+    config = load_config(run / "config.yaml")
+    if config.prompts.eval is None:
+        raise ValueError(f"{run}: the run was never evaluated: set prompts.eval and eval_every")
+    items = eval_items(
+        read_prompts(config.prompts, config.prompts.eval),
+        num_prompts=config.eval.num_prompts,
+        samples_per_prompt=config.eval.samples_per_prompt,
+    )
+    if "include" not in items[0].prompt.metadata:
+        raise ValueError(
+            f"{run}: drawn scenes need GenEval records with the prompts, as in asset:prompts/world_heldout.jsonl"
+        )
+    return items
+
+
+def _images(run: Path, name: str, count: int) -> Tensor:
+    """Float32 [count, 3, H, W]; the files stand in the order of the evaluation's items."""
+    files = natural_order((run / "samples" / name).glob("*.png"), run)
+    if len(files) != count:
+        raise ValueError(
+            f"{run}: evaluation {name} kept {len(files)} of {count} images: train with eval.num_images={count}"
+        )
+    rows = (run / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == count
+    images = np.stack([read_image(file) for file in files])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255.0

@@ -1,0 +1,1 @@
+"""UniGenBench: test points of images, asked of a judge."""

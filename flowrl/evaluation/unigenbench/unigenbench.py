@@ -1,0 +1,219 @@
+"""The benchmark UniGenBench: 600 prompts, four images each, and a judge that scores each test point of each image.
+
+Images that exist are named {index}_{sample}.png, or lie in GenEval's layout with these prompts.
+
+The prompt files are not shipped, see `flowrl.benchmarks.unigenbench.items`. Judges by name are in `JUDGES`, others
+are given as a mapping. Judges are asked in the published words. **Numbers of another judge than Gemini-2.5-Pro, or in
+other words, are not leaderboard numbers**; see `flowrl.evaluation.unigenbench.wording` and docs/unigenbench.md.
+
+In the subject's folder: `<track>/{index}_{sample}.png`, the journal of all replies, and `results/<label>_<track>.csv`
+and `.json` in the published format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, read_prompt_file
+from flowrl.benchmarks.unigenbench.point_scores import aggregate
+from flowrl.benchmarks.unigenbench.replies import read_reply
+from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
+from flowrl.config.train import resolve_path
+from flowrl.evaluation.kept_answers import Asking, ask_kept
+from flowrl.evaluation.named_judges import read_judge, weights_of
+from flowrl.evaluation.runner import Rules
+from flowrl.evaluation.summing import options_of
+from flowrl.evaluation.unigenbench.estimate import estimate_of
+from flowrl.evaluation.unigenbench.points_result import Judging, points_result
+from flowrl.evaluation.unigenbench.wording import Wording, read_wording
+from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
+from flowrl.generation.generate import some
+from flowrl.generation.journal import Journal, Row
+from flowrl.generation.layouts import numbered_name, put, read_numbered
+from flowrl.generation.subject import Settings, Subject
+from flowrl.prompts.loading import Prompt
+from flowrl.rewards.judges.asking import UNPARSED
+from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, identity_of
+from flowrl.runtime.files import write_atomically
+from flowrl.runtime.randomness import counter_seed
+
+JUDGES: dict[str, dict[str, Any]] = {
+    "offline": {
+        "model": "CodeGoat24/UniGenBench-EvalModel-qwen3vl-32b-v1", "dtype": "bfloat16", "batch_size": 4,
+    },
+    "vllm": {
+        "server": "http://127.0.0.1:8080/v1", "model": "QwenVL", "image_format": "jpeg95", "timeout": 200.0,
+        "deadline": 600.0, "concurrency": 20,
+    },
+    "gemini": {
+        "server": "https://generativelanguage.googleapis.com/v1beta/openai", "model": "gemini-2.5-pro",
+        "api_key_env": "GEMINI_API_KEY", "timeout": 200.0, "deadline": 600.0, "concurrency": 20, "image_format": "png",
+    },
+}  # fmt: skip
+"""`offline`: the benchmark's 32B judge in this process, in about 64 GB; `vllm`: the same, or the 72B one, behind a
+server that offers it as QwenVL; `gemini`: the published judge, whose answers cost money."""
+
+_VERSION = 1  # of questions and rows in the journal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PointOptions:
+    """What `options` sets."""
+
+    en_variant: EnVariant = "head"
+    """Which version of the English file is meant, see `flowrl.benchmarks.unigenbench.items`."""
+    template: str | None = None
+    """Text file with the question instead of the published one, or `own`."""
+    definitions: str | None = None
+    """JSON file {test point: what it means} instead of the published ones, or `own`."""
+    attempts: int = 11
+    """Tries per image whose answer cannot be read."""
+    max_tokens: int = 4096
+    """Length of an answer."""
+    temperature: float = 0.0
+    """Of the first try; 0 is greedy."""
+    dry_run: bool = False
+    """Estimate calls, tokens and time; draw and ask nothing."""
+
+    def __post_init__(self) -> None:
+        self.asking(0)
+
+    def asking(self, seed: int) -> Asking:
+        """How answers are asked for."""
+        return Asking(attempts=self.attempts, max_tokens=self.max_tokens, temperature=self.temperature, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PointPlan:
+    """Everything that is known before a model or a judge is loaded."""
+
+    file: PromptFile
+    items: tuple[Item, ...]
+    judge: dict[str, Any]
+    wording: Wording
+    asking: Asking
+    dry_run: bool
+
+    @property
+    def texts(self) -> dict[int, str]:
+        """Prompts by the index of their item."""
+        return {item.index: item.prompt for item in self.items}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What an answer depends on besides the image and the item."""
+        return {
+            "benchmark": "unigenbench", "version": _VERSION, "judge": identity_of(self.judge),
+            "wording": self.wording.digest, **asdict(self.asking),
+        }  # fmt: skip
+
+
+def plan_of(settings: Settings) -> PointPlan:
+    """Reads prompt file, judge, template and options."""
+    options = options_of(settings, PointOptions)
+    if settings.prompts is None:
+        raise ValueError(
+            "unigenbench needs `prompts`, a .csv file: take data/test_prompts_en.csv (or _en_long, _zh, _zh_long) from "
+            "the repository CodeGoat24/UniGenBench; the files are not shipped."
+        )
+    file = read_prompt_file(resolve_path(settings.prompts), en_variant=options.en_variant)
+    judge = read_judge(settings.judge, JUDGES, owner="unigenbench")
+    # As the published code asks: Gemini is shown the text first, judges behind vLLM the image.
+    image_last = str(judge["model"]).startswith("gemini")
+    return PointPlan(
+        file=file, items=tuple(some(file.items, settings.num_prompts)), judge=judge,
+        wording=read_wording(file.language, options.template, options.definitions, image_last=image_last),
+        asking=options.asking(settings.seed), dry_run=options.dry_run,
+    )  # fmt: skip
+
+
+def existing(settings: Settings, plan: PointPlan, folder: Path) -> list[ImageFile]:
+    """The images of items in a folder that exists, named {index}_{sample}.png or laid out as GenEval does."""
+    samples = settings.samples
+    if not is_folder_of_images(folder):
+        return read_numbered(folder, plan.texts, samples)
+    by_text: dict[str, list[ImageFile]] = {}
+    for image in read_folder(folder):
+        by_text.setdefault(image.prompt, []).append(image)
+    found = []
+    for item in plan.items:
+        images = by_text.get(item.prompt, [])[:samples]
+        if len(images) < samples:
+            raise ValueError(
+                f"{folder} has {len(images)} images of prompt {item.index} ({item.prompt[:60]!r}), {samples} are "
+                f"needed: draw them all first, or lower `samples` or `num_prompts`; nothing was judged."
+            )
+        found += [replace(image, index=item.index, sample=sample) for sample, image in enumerate(images)]
+    return found
+
+
+def place(subject: Subject, plan: PointPlan, images: list[ImageFile]) -> list[ImageFile]:
+    """Puts drawn images under the published names."""
+    if subject.images is not None:
+        return images
+    samples = len(images) // len(plan.items)
+    folder = subject.folder / plan.file.track
+    put(images, folder, (numbered_name(item.index, sample) for item in plan.items for sample in range(samples)))
+    return read_numbered(folder, plan.texts, samples)
+
+
+def ask(settings: Settings, plan: PointPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]) -> Judging:
+    """Asks about every image and writes the result files in the published format.
+
+    A reply that cannot be read is asked for again, with another seed. Then it is kept as failed, and so is one that was
+    cut off; an image whose server failed is not kept: the next run asks for it.
+    """
+    by_index = {item.index: item for item in plan.items}
+    work = [(image, by_index[image.index]) for image in images]
+    asking = plan.asking
+
+    def build(place: int, attempt: int, temperature: float) -> Question:
+        image, item = work[place]
+        seed = counter_seed("unigenbench", asking.seed, image.index, image.sample, attempt) % 2**31
+        return plan.wording.question(
+            item, image.pixels(), max_tokens=asking.max_tokens, temperature=temperature, seed=seed
+        )
+
+    def read(place: int, answer: Answer) -> tuple[str | None, Row]:
+        if read_reply(answer.text, len(work[place][1].points)) is not None:
+            return None, {}  # cut off after its end, or not at all
+        return answer.error or UNPARSED, {}
+
+    keys = [image.key_with(json.dumps([item.prompt, item.points, item.descriptions])) for image, item in work]
+    with Journal(subject.folder, plan.identity | weights_of(plan.judge, chat.version)) as journal:
+        answers = ask_kept(chat, keys, build, read, journal, asking, label=subject.label)
+    rows = [
+        Judged(
+            index=item.index, prompt=item.prompt, points=item.points, output=row["output"], image=str(image.path),
+            reply=read_reply(row["output"], len(item.points)) if row["error"] is None else None,
+        )
+        for (image, item), row in zip(work, answers, strict=True)
+    ]  # fmt: skip
+    folder = subject.folder / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{subject.label}_{plan.file.track}".replace("/", "-")
+    write_atomically(folder / f"{name}.csv", results_text(rows))
+    write_atomically(folder / f"{name}.json", summary_text(aggregate(score_rows(rows))))
+    return Judging(rows=tuple(rows), answers=tuple(answers))
+
+
+RULES: Rules[PointPlan, Chat, Judging] = Rules(
+    plan=plan_of,
+    prompts=lambda settings, subject, plan: [
+        Prompt(text=item.prompt, metadata={"index": item.index}) for item in plan.items
+    ],
+    existing=existing,
+    place=place,
+    estimate=lambda settings, plan: estimate_of(settings, plan) if plan.dry_run else None,
+    judge=lambda settings, plan: build_chat(
+        plan.judge, device=torch.device(settings.device), owner="unigenbench, `judge`"
+    ),
+    ask=ask,
+    result=points_result,
+)

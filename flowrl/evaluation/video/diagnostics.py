@@ -1,0 +1,55 @@
+"""The temporal diagnostics of a subject's clips, kept in its journal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float64
+
+from flowrl.benchmarks.temporal import CELL, LEAST_STEP, NAMES, STILL, diagnose
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.journal import Journal
+from flowrl.generation.subject import Subject
+from flowrl.media.lossless import read_clip
+from flowrl.runtime.files import plain
+from flowrl.runtime.progress import progress
+
+VERSION = f"temporal-1:cell-{CELL}:still-{STILL:.5f}:least-{LEAST_STEP:g}"
+READ_AS = (
+    "flicker, freeze and teleport are in [0, 1], less is better; change is how much pixels change from frame to frame. "
+    "They know nothing of the prompt."
+)
+
+
+Faults = Mapping[str, Float64[np.ndarray, " n"]]
+"""Each diagnostic of every clip."""
+
+
+def undiagnosed(faults: Faults) -> int:
+    """How many clips have no diagnostic at all."""
+    return int(np.isnan(np.stack(list(faults.values()))).all(axis=0).sum())
+
+
+def diagnose_clips(subject: Subject, clips: Sequence[ImageFile]) -> Faults:
+    """Each of `flowrl.benchmarks.temporal.NAMES` for every clip; NaN where its file cannot be read or is too short."""
+    columns: dict[str, list[float]] = {name: [] for name in NAMES}
+    with Journal(subject.folder, {"benchmark": "temporal", "version": VERSION}) as journal:
+        with progress(f"diagnosing {subject.label}", len(clips)) as advance:
+            for clip in clips:
+                key = clip.stamp
+                if key not in journal.rows:
+                    try:
+                        found = diagnose(read_clip(clip.path))
+                    except ValueError:
+                        found = dict.fromkeys(NAMES, math.nan)
+                    else:
+                        journal.add(key, plain(found))
+                    row = found
+                else:
+                    row = journal.rows[key]
+                for name in NAMES:
+                    columns[name].append(math.nan if row[name] is None else row[name])
+                advance("")
+    return {name: np.array(values, dtype=np.float64) for name, values in columns.items()}

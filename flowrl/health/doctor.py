@@ -1,0 +1,97 @@
+"""What would stop a run on this machine, or of this configuration; or what went wrong in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrl.config.overrides import Typed
+from flowrl.config.strict_yaml import dotted_items
+from flowrl.health.diagnosis import Check, Diagnosis, Examination
+from flowrl.runtime.public import public
+
+if TYPE_CHECKING:
+    from flowrl.runs.trained_run import TrainedRun
+
+
+@public
+def doctor(
+    config_or_run: str | Path | Mapping[str, Any] | TrainedRun | None = None,
+    *,
+    step: bool = True,
+    offline: bool = False,
+    on_examination: Callable[[Examination], object] | None = None,
+    show: bool = True,
+    **settings: Any,
+) -> Diagnosis:
+    """Looks at this machine, and at a configuration where one is given; or at a run, finished or not.
+
+    Args:
+        config_or_run: a YAML file, the name of one that ships, or a mapping of settings; or a run folder, or what
+            `train` returned.
+        step: of a configuration, train two iterations.
+        offline: do not ask the hub.
+        on_examination: is given each part of the diagnosis as soon as it is there.
+        show: show progress.
+        **settings: replace those of the configuration, as in `train`.
+
+    Raises:
+        FlowrlError: settings beside a run, or without a configuration; or a folder that is no run.
+    """
+    subject = getattr(config_or_run, "folder", config_or_run)
+    folder = Path(subject).expanduser() if isinstance(subject, str | Path) else None
+    folder = folder if folder is not None and folder.is_dir() else None
+    if settings and (subject is None or folder is not None):
+        key, value = next(dotted_items(settings))
+        word = value if isinstance(value, Typed) else f"{key}={value}"
+        if folder is not None:
+            raise ValueError(f"{word} has no place beside the run {folder}, which is over: give the run alone")
+        raise ValueError(f"{word} is a setting of a configuration: name that first, flowrl doctor CONFIG {word}")
+
+    def examinations() -> Iterator[Examination]:
+        if folder is not None:
+            from flowrl.health.run_findings import diagnose_run
+
+            yield diagnose_run(folder)
+            return
+        yield _machine(offline=offline)
+        if subject is not None:
+            from flowrl.health.configuration_checks import diagnose_configuration
+
+            given = subject if isinstance(subject, Mapping) else str(subject)
+            yield diagnose_configuration(given, settings, step=step, offline=offline)
+
+    found = list[Examination]()
+    for one in examinations():
+        found.append(one)
+        if on_examination is not None:
+            on_examination(one)
+    return Diagnosis(examinations=tuple(found), of_run=folder is not None)
+
+
+def _machine(*, offline: bool) -> Examination:
+    import platform
+
+    import torch
+
+    from flowrl.health.gpu_checks import attention_check, driver_check, gpu_facts, kernel_check
+    from flowrl.health.hub_check import hub_check
+    from flowrl.health.machine_checks import disk_check, processes_check, shared_memory_check, version_checks
+    from flowrl.runs.run_folder import RUNS
+
+    facts = gpu_facts()
+    cuda = "a CPU build" if facts.build is None else f"built for CUDA {facts.build}"
+    checks: tuple[Check, ...] = (
+        driver_check(facts),
+        Check("torch", "ok", f"{torch.__version__}, {cuda}"),
+        kernel_check(facts),
+        attention_check(),
+        *version_checks(),
+        disk_check(RUNS),
+        shared_memory_check(),
+        processes_check("gloo", len(facts.names)),
+        processes_check("nccl", len(facts.names)),
+        hub_check(offline=offline),
+    )
+    return Examination(about=f"This machine ({platform.node()}, Python {platform.python_version()})", checks=checks)

@@ -1,1 +1,0 @@
-"""Functions for Python: what the commands do, with results as objects."""

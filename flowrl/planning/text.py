@@ -1,0 +1,367 @@
+"""A plan for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import fields
+from pathlib import Path
+
+from flowrl.config.locations import is_path, split_revision
+from flowrl.config.sections import PipelineConfig, SamplerConfig
+from flowrl.config.train import TrainConfig
+from flowrl.pipelines.places.hub_files import did_you_mean
+from flowrl.pipelines.places.known_checkpoints import precision_note
+from flowrl.planning import published_models as checkpoints
+from flowrl.planning.cost import FLOOR, Cost, per_image
+from flowrl.planning.fits import Fit, fit
+from flowrl.planning.gather import Plan
+from flowrl.planning.memory import CARDS, OVERHEAD, Facts, Memory, checkpoint_bytes, fitting
+from flowrl.planning.refusals import Obstacles
+from flowrl.planning.throughput import PEAKS, SHARES
+from flowrl.planning.verdict import in_the_way, verdict
+from flowrl.planning.words import Row, duration, flops, in_bytes, mean, note, pairs, span, table
+from flowrl.rendering.terminal_text import COLUMNS
+from flowrl.session.batch_sizes import sizes_line
+from flowrl.training.parts import attention_text
+
+_PNG = 2  # bytes per pixel of a saved image, roughly
+_PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
+_TOLD = (24, 40, 80)
+"""Cards, in GB, that a plan tells of unless it is asked for one."""
+
+
+def as_text(plan: Plan, found: Obstacles, card: int | None = None) -> str:
+    """Every section, with what has to be done first at the end; `card` is the one, in GB, that is to hold the run."""
+    sections = [
+        ("", verdict(plan, card)),
+        ("", _run(plan)),
+        ("Batches", _batches(plan)),
+        ("Network evaluations", _evaluations(plan)),
+        ("Cost", _cost(plan)),
+        ("Memory of a process, an estimate from counted tensors", memory_lines(plan, card)),
+        ("Disk", _disk(plan)),
+        ("Before it starts", _first(plan, found)),
+    ]
+    blocks = [textwrap.fill(f"{plan.name}: what this run will do and need", COLUMNS)]
+    for title, lines in sections:
+        blocks.append("\n".join([*([title] if title else []), *lines]))
+    return "\n\n".join(blocks)
+
+
+# ---- sections --------------------------------------------------------------------------------------------------------
+
+
+def _run(plan: Plan) -> list[str]:
+    config, run = plan.config, plan.run
+    recipe = f"{config.recipe}, objective {plan.counts.objective}"
+    recipe += f", credit {plan.counts.credit}" if plan.counts.credit else ""
+    drawn = "not known" if plan.size is None else f"{plan.size[0]} x {plan.size[1]}"
+    if plan.size is not None and plan.size[2] is not None:
+        drawn += f", {plan.size[2]} frames"
+    if plan.network is not None:
+        tokens = f"{'at most ' * (plan.text.usual is not None)}{plan.text.most} text tokens"
+        drawn += f"; latent {list(plan.network.latent)}, {tokens}"
+        drawn += f", {plan.network.attended:,} attend at once" if plan.network.attended else ""
+    sampler, ends = config.sampler, []
+    if run.iterations < config.num_iterations:
+        ends.append(f"the budget ends it there, before its {config.num_iterations}")
+    if config.budget.seconds is not None:
+        ends.append(f"or after {config.budget.seconds:g} s")
+    return pairs(
+        [
+            ("recipe", recipe),
+            ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
+            ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
+            *_stand_ins(plan),
+            ("attention", attention_text(config.pipeline)),
+            ("size", drawn),
+            ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
+            *([("speed", ", ".join(speed))] if (speed := _speed(config)) else []),
+        ]
+    )
+
+
+def _stand_ins(plan: Plan) -> list[Row]:
+    """What to know of the model, and what is counted for what is not known of it."""
+    if (note := precision_note(plan.model, plan.config.pipeline.dtype)) is not None:
+        return [("", note)]
+    if plan.counted_as is not None:
+        meant = did_you_mean(plan.model)
+        return [("", f"nothing is known of it here: counted as {plan.counted_as}, the family's first{meant}")]
+    if plan.parts_of is not None:
+        return [("", f"its denoiser as its configuration says, its other parts as {plan.parts_of}")]
+    return []
+
+
+def _batches(plan: Plan) -> list[str]:
+    config, geometry, updates = plan.config, plan.geometry, plan.config.updates_per_rollout
+    iterations = plan.run.iterations
+    what = "pairs of two images" if config.objective.name == "dpo_offline" else "images"
+    count = config.prompts_per_step if config.objective.name == "dpo_offline" else config.num_images
+    made = f"{config.prompts_per_step} prompts x {config.group_size} = {config.num_images:,} images"
+    rows = [("an iteration", f"{count:,} {what}" if count != config.num_images else made)]
+    if plan.run.total.images != config.num_images * iterations:
+        rows.append(("", f"{mean(plan.run.total.images, iterations)} decoded and scored"))
+    rows += [
+        ("a process", f"{geometry.images_per_process:,} images of {plan.processes} process(es)"),
+        (
+            "rollout",
+            f"{geometry.images_per_process // geometry.rollout_batch_size:,} batches of {geometry.rollout_batch_size}",
+        ),
+        (
+            "update",
+            f"{geometry.micro_batches_per_update:,} micro-batches of {geometry.micro_batch_size}, "
+            f"{updates} update{'s' * (updates > 1)} an iteration",
+        ),
+        ("the run", f"{count * iterations:,} {what}, {updates * iterations:,} updates"),
+    ]
+    if smaller := sizes_line(config, max(1, plan.processes // config.parallel.context)):
+        rows.append(("batch sizes", smaller))
+    if config.curriculum.max_rounds > 1:
+        rows.append(("rounds", f"up to {config.curriculum.max_rounds} of an iteration; numbers here are of one"))
+    return pairs(rows)
+
+
+def _evaluations(plan: Plan) -> list[str]:
+    config, run = plan.config, plan.run
+    each = per_image(run.total, config.num_images * run.iterations)
+    rows = [("", "an image", "an iteration", "the run")]
+    for kind, value in each.items():
+        total = getattr(run.total, kind)
+        if total:
+            rows.append((kind, f"{value:,.4g}", mean(total, run.iterations), f"{total:,}"))
+    rows.append(("all", f"{sum(each.values()):,.4g}", mean(run.total.total, run.iterations), f"{run.total.total:,}"))
+    lines = table(rows)
+    if not plan.counts.exact:
+        lines += note("update, backward and reference at most: micro-batches that teach nothing are left out")
+    if run.evaluations:
+        if run.evaluation_rows is None:
+            text = f"{run.evaluations} of prompts that are not here, so their size is not known"
+        else:
+            text = f"{run.evaluations} of {run.evaluation_images:,} images, {run.evaluation_rows:,} evaluations each"
+            text += f" and once {run.base_rows:,} of the base" if run.base_rows else ""
+        lines += pairs([("evaluation", f"{text}; not in the table")])
+    return lines
+
+
+def _cost(plan: Plan) -> list[str]:
+    network, cost, run = plan.network, plan.cost, plan.run
+    if network is None or cost is None:
+        return note(f"not known: {plan.unknown}")
+    lines = pairs(
+        [
+            (
+                "one evaluation",
+                f"{flops(network.forward)} forward, {flops(network.forward + network.backward)} with its "
+                f"backward pass; attention is {network.attention:.0%} of the forward",
+            ),
+        ]
+    )
+    if plan.usual_forward is not None and plan.text.usual != plan.text.most:
+        share = f"{plan.usual_forward / network.forward:.0%} of that, and so of what follows"
+        told = f"{plan.text.usual} tokens ({plan.text.told}): {flops(plan.usual_forward)} forward, {share}"
+        lines += pairs([("a usual prompt", told)])
+    images = plan.config.num_images * run.iterations
+    stages = {**cost.stages, **({"decoding": cost.decoding} if cost.decoding else {})}
+    rows = [("", "an image", "an iteration", "the run", "share")]
+    for name, value in stages.items():
+        rows.append(
+            (name, flops(value / images), flops(value / run.iterations), flops(value), f"{value / cost.total:.0%}")
+        )
+    if cost.evaluation:
+        rows.append(("evaluation", "", "", flops(cost.evaluation), f"{cost.evaluation / cost.total:.0%}"))
+    rows.append(
+        ("all", flops(cost.training / images), flops(cost.training / run.iterations), flops(cost.total), "100%")
+    )
+    lines += table(rows)
+    missing = ["text encoders", "rewards"]
+    missing += ["decoding"] * (cost.decoding is None) + ["evaluations"] * (cost.evaluation is None)
+    listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
+    lines += note(f"without {listed}; stages of an image and an iteration are without evaluations")
+    return lines + _hours(plan, cost)
+
+
+def _hours(plan: Plan, cost: Cost) -> list[str]:
+    kind, iterations = plan.processor, plan.run.iterations
+    if plan.pace.range is None and kind == "GPU":
+        rows = [(f"{kind} time", "an iteration", "the run", *([f"on {plan.processes}"] if plan.processes > 1 else []))]
+        for name, peak in PEAKS.items():
+            paces = (peak * SHARES[0], peak * SHARES[1])
+            amounts = [cost.training / iterations, cost.total]
+            amounts += [cost.total / plan.processes] if plan.processes > 1 else []
+            rows.append((f"one {name}", *(span(amount, paces) for amount in amounts)))
+        return table(rows) + note(plan.pace.told)
+    if plan.pace.range is None:
+        return pairs([(f"{kind} time", "not known: flowrl bench CONFIG measures the pace of this machine")])
+    paces = plan.pace.range
+    hours = [
+        (
+            f"{kind} time",
+            f"{span(cost.total, paces)} on one {kind}; {span(cost.training / iterations, paces)} an "
+            f"iteration. {plan.pace.told}",
+        )
+    ]
+    if plan.processes > 1:
+        hours.append(("", f"{span(cost.total / plan.processes, paces)} on {plan.processes}"))
+    if kind == "GPU":
+        hours.append(
+            (
+                "",
+                f"never less than {duration(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
+                f"{FLOOR:g} TFLOP/s",
+            )
+        )
+    return pairs(hours)
+
+
+def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
+    """What a process takes, and what to change for a card of so many GB; of usual ones where None is named."""
+    memory, facts = plan.memory, plan.facts
+    if memory is None or facts is None:
+        return note(f"not known: {plan.unknown}")
+    lines = _held(memory)
+    if memory.start and facts.at_once:
+        lines += note(f"at the start {in_bytes(memory.start)} of all parts; the encoders are dropped then")
+    elif memory.start:
+        lines += note(
+            f"at the start {in_bytes(memory.start)} of text encoders and autoencoder; the denoiser is loaded once the "
+            "encoders are dropped"
+        )
+    if memory.worker is not None:
+        lines += note(f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}")
+    lines += _micro_batches(plan, memory, facts)
+    if plan.counts.through_rewards:
+        lines += note("reward and decoder keep activations too, which are not counted")
+    lines += ["To fit a card"]
+    cards = _TOLD if card is None else (card,)
+    return lines + pairs((f"{size} GB", _words(fit(facts, plan.settings, plan.choices, size), plan)) for size in cards)
+
+
+def _held(memory: Memory) -> list[str]:
+    rows = [(label, in_bytes(size)) for label, size in memory.held.items()]
+    rows += [(name, "not known") for name in memory.unknown]
+    rows.append(("all the time", in_bytes(sum(memory.held.values()))))
+    rows += [(f"+ {name}", in_bytes(size)) for name, size in memory.stages.items()]
+    rows.append((f"+ activations, {memory.micro_batch_size} images", in_bytes(memory.configured + memory.update)))
+    rows.append(("reserve", in_bytes(OVERHEAD)))
+    rows.append(("at most", in_bytes(memory.peak)))
+    return table(rows)
+
+
+def _micro_batches(plan: Plan, memory: Memory, facts: Facts) -> list[str]:
+    lines = note(
+        f"an image of a micro-batch takes {in_bytes(memory.image)}, with gradient checkpointing "
+        f"{in_bytes(memory.image_checkpointed)}"
+        if facts.network.blocks
+        else f"an image of a micro-batch takes {in_bytes(memory.image)}; this network cannot be checkpointed"
+    )
+    if facts.keeps:
+        return lines + note(f"keep_graphs keeps those of {facts.keeps} images at once")
+    allowed = plan.choices.sizes[plan.settings.shard]
+    suggested = [("largest micro_batch_size", *(f"{card} GB" for card in CARDS))]
+    for label, checkpointed in (("plain", False), ("gradient_checkpointing", True)):
+        if checkpointed and not facts.network.blocks:
+            continue
+        sizes = [fitting(memory, size, allowed, checkpointed=checkpointed) for size in CARDS.values()]
+        suggested.append((label, *(str(size) if size else "-" for size in sizes)))
+    return lines + table(suggested)
+
+
+def _words(found: Fit, plan: Plan) -> str:
+    most = in_bytes(found.memory.peak)
+    if found.overrides is None:
+        return f"does not fit with any setting: {in_the_way(found)}"
+    most += " and what is not known" if found.memory.unknown else ""
+    if not found.overrides:
+        return f"fits as it is, at most {most}"
+    more = max(found.settings.processes, plan.processes)
+    where = f", on {more} such cards" if more > plan.processes else ""
+    return f"{' '.join(found.overrides)}: at most {most}{where}"
+
+
+def _disk(plan: Plan) -> list[str]:
+    config, run = plan.config, plan.run
+    rows: list[Row] = []
+    if plan.network is not None:
+        one = checkpoint_bytes(plan.network.trained, plan.slots)
+        rows.append(("checkpoints", f"{config.keep_checkpoints} of {in_bytes(one)}, one more while one is written"))
+        full, width = plan.config.policy.train == "full", 0 if plan.facts is None else plan.facts.dtype[1]
+        rows.append(
+            ("denoiser", in_bytes(width * plan.network.parameters))
+            if full
+            else ("LoRA", in_bytes(4 * plan.network.trained))
+        )
+    if run.evaluations and plan.size is not None and config.eval.num_images:
+        height, width = config.eval.height or plan.size[0], config.eval.width or plan.size[1]
+        shown = min(config.eval.num_images, run.evaluation_images or config.eval.num_images)
+        # Each evaluation keeps the images and a grid of them at twice their size.
+        each = 2 * shown * height * width * (plan.size[2] or 1) * _PNG
+        rows.append(("samples", f"about {in_bytes(run.evaluations * each)}, {run.evaluations} x {shown} images"))
+    rows += _downloads(plan)
+    return pairs(rows)
+
+
+def _downloads(plan: Plan) -> list[Row]:
+    wanted: list[str] = []
+    if _on_hub(plan):
+        if checkpoints.in_cache(plan.model):
+            wanted.append(f"{plan.model}: in the hub's cache already")
+        elif plan.network is not None and plan.parts is not None:
+            size = sum(plan.parts.values()) + plan.network.parameters
+            wanted.append(f"{plan.model}: about {in_bytes(size * _PUBLISHED)}, twice that where stored in float32")
+        else:
+            wanted.append(f"{plan.model}: not known")
+    for model, count, _ in plan.rewards:
+        if not checkpoints.in_cache(model):
+            wanted.append(f"{model}: about {in_bytes(count * 4)}, or half of it where stored in 16 bits")
+    if plan.unknown_rewards:
+        wanted.append(f"what {', '.join(plan.unknown_rewards)} may need: not known")
+    return [("download" if place == 0 else "", text) for place, text in enumerate(wanted or ["nothing"])]
+
+
+def _first(plan: Plan, found: Obstacles) -> list[str]:
+    rows: list[Row] = []
+    if not _on_hub(plan):
+        rows.append(("licence", "none known for a folder: see where it came from"))
+    elif plan.licence is None:
+        rows.append(("licence", f"not known: see huggingface.co/{plan.model}"))
+    else:
+        name, gated = plan.licence
+        todo = f"; gated: accept it at huggingface.co/{plan.model}, then hf auth login" if gated else "; not gated"
+        rows.append(("licence", name + todo))
+    rows += [("put in place" if place == 0 else "", text) for place, text in enumerate(found.absent)]
+    rows += [("device", text) for text in found.device]
+    if plan.prompts is not None and plan.prompts < plan.config.prompts_per_step:
+        rows.append(
+            (
+                "prompts",
+                f"prompts.train holds {plan.prompts}, fewer than prompts_per_step "
+                f"({plan.config.prompts_per_step}): an iteration repeats some",
+            )
+        )
+    if plan.run.iterations == 1 and plan.config.num_iterations > 1:
+        rows.append(("budget", "it is used up by the first iteration: raise it"))
+    return pairs(rows)
+
+
+def _speed(config: TrainConfig) -> list[str]:
+    """Settings that make a run faster or smaller, where they are not the default."""
+    sections: list[tuple[PipelineConfig | SamplerConfig | TrainConfig, str, tuple[str, ...]]] = [
+        (config.pipeline, "pipeline.", ("compile", "vae_dtype")),
+        (config.sampler, "sampler.", ("train_negative",)),
+        (config, "", ("reward_dtype", "keep_graphs")),
+    ]
+    found = []
+    for section, where, names in sections:
+        for own in fields(section):
+            if own.name in names and (value := getattr(section, own.name)) != own.default:
+                found.append(f"{where}{own.name}: {str(value).lower()}")
+    return found
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _on_hub(plan: Plan) -> bool:
+    given, _ = split_revision(plan.config.pipeline.model)
+    return plan.model == given and not is_path(given) and not Path(given).exists()

@@ -1,0 +1,82 @@
+"""Lines of a plan: labels, tables, numbers with units."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from flowrl.planning.memory import GIB
+from flowrl.rendering.terminal_text import COLUMNS
+
+_LABEL = 16
+
+Row = tuple[str, str]
+"""A label and what is said to it."""
+
+
+def pairs(rows: Iterable[Row]) -> list[str]:
+    """Labels and texts, wrapped under each other."""
+    return [line for label, text in rows for line in wrapped(text, f"  {label:<{_LABEL}}")]
+
+
+def note(text: str) -> list[str]:
+    """A text in two blanks."""
+    return wrapped(text, "  ")
+
+
+def wrapped(text: str, first: str) -> list[str]:
+    """A text under its own first line."""
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns two blanks apart, numbers to the right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    widths[0] = max(widths[0], _LABEL - 2)
+    return [
+        "  ".join(
+            [f"  {row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def mean(total: int, count: int) -> str:
+    """A mean in full where it is whole."""
+    whole, left = divmod(total, count)
+    return f"{whole:,}" if not left else f"{total / count:,.1f}"
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    for size, unit in units:
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:,.0f} {unit}"
+    return f"{value / units[-1][0]:.2g} {units[-1][1]}"
+
+
+def flops(value: float) -> str:
+    """FLOPs with a unit."""
+    return _scaled(value, ((1e18, "EF"), (1e15, "PF"), (1e12, "TF"), (1e9, "GF"), (1e6, "MF")))
+
+
+def in_bytes(value: float) -> str:
+    """Bytes with a unit."""
+    return _scaled(value, ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")))
+
+
+def span(amount: float, paces: tuple[float, float]) -> str:
+    """Time of so many FLOPs between a least and a most pace, in TFLOP/s."""
+    slow, fast = (duration(amount / pace / 1e12) for pace in paces)
+    return slow if slow == fast else f"{fast} to {slow}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    return _scaled(seconds, ((3600, "h"), (60, "min"), (1, "s"))) if seconds >= 0.1 else "0.1 s"

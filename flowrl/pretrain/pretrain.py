@@ -1,0 +1,72 @@
+"""Makes one of the models that ship with flowrl, their scorer or their prompts, from scratch."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flowrl.config.building import build_settings, setting_words
+from flowrl.config.options import entry_of
+from flowrl.runtime.public import public
+
+MODELS: dict[str, tuple[str, str]] = {
+    "kontext": ("flowrl.pretrain.make_kontext", "KontextConfig"),
+    "prompts": ("flowrl.pretrain.make_prompts", "PromptsConfig"),
+    "scorer": ("flowrl.pretrain.make_scorer", "ScorerConfig"),
+    "sd15": ("flowrl.pretrain.make_sd15", "Sd15Config"),
+    "sd3": ("flowrl.pretrain.make_sd3", "PretrainConfig"),
+    "wan": ("flowrl.pretrain.make_wan", "WanConfig"),
+}
+"""Name -> module with `main(config) -> Path`, and its settings."""
+MOST_THREADS = 256
+"""CPU threads: far more of them end torch without a word."""
+_SHARES = ("prompt_dropout", "wrong", "label_smoothing", "ema_decay")
+_MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
+
+
+@public
+def pretrain(what: str = "sd3", *words: str, show: bool = True, **settings: Any) -> Path:
+    """Makes what is named, in tens of minutes on two cores; the same call resumes where it stopped.
+
+    Args:
+        what: "sd3", "sd15", "wan", "kontext", "scorer" or "prompts".
+        *words: settings as `key=value` texts.
+        show: show progress.
+        **settings: the same as values; they are the fields of the settings in `MODELS`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: there is no such model; an unknown key, a wrong type, or a number that cannot be meant.
+    """
+    module_name, kind = entry_of(MODELS, what, "model", owner="pretrain")
+    module = importlib.import_module(module_name)
+    config = build_settings(getattr(module, kind), [*words, *setting_words(settings)], command=f"pretrain {what}")
+    check_numbers(config)
+    made: Path = module.main(config)
+    return made
+
+
+def check_numbers(config: Any) -> None:
+    """Refuses settings that would train for nothing or without an end.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    for name, value in asdict(config).items():
+        if name == "seed" or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if name in _SHARES:
+            fits, words = 0 <= value <= 1, "lie in [0, 1]"
+        elif name in _MAY_BE_ZERO:
+            fits, words = 0 <= value < math.inf, "be 0 or a finite number above"
+        elif name == "threads":
+            fits, words = 0 < value <= MOST_THREADS, f"lie in 1 .. {MOST_THREADS}: give the number of cores"
+        else:
+            fits, words = 0 < value < math.inf, "be a finite number above 0"
+        if not fits:
+            raise ValueError(f"{name}={value} must {words}")

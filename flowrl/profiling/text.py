@@ -1,0 +1,178 @@
+"""A bench, or two beside each other, on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+from flowrl.profiling.result import SECTIONS, WRONG, Bench, Phase, Spread
+from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
+
+_HEAD = ("of", "seconds", "min..max", "of ceiling", "roofline")
+READING = (
+    "seconds: median of one repeat, CPU seconds of all threads on a CPU, on a GPU between two events. of ceiling: "
+    "FLOPs of the model (LoRA counted, recomputation not) a second, beside a large matrix product on this machine. "
+    "roofline: the least a phase could take, by FLOPs or by bytes. An iteration and its stages are on the clock, and "
+    "on a CPU, where ceilings are in CPU seconds, held against none."
+)
+
+
+def as_text(bench: Bench) -> str:
+    """The whole bench."""
+    parts = [_wrapped(note) for note in bench.notes]
+    for section in SECTIONS:
+        rows = tuple(_row(bench, phase) for phase in bench.phases if phase.section == section)
+        if rows:
+            parts.append(as_table(Table(title=section, head=("", *_HEAD), rows=rows)))
+        parts += [_wrapped(line) for line in notes_of(bench, section)]
+    return "\n\n".join([*parts, *last_words(bench), _wrapped(READING)])
+
+
+def notes_of(bench: Bench, section: str) -> list[str]:
+    """What is particular about the phases of a section, those of one note together."""
+    found: dict[str, list[str]] = {}
+    for phase in bench.phases:
+        if phase.section == section and phase.note:
+            found.setdefault(phase.note, []).append(phase.name)
+    return [f"{'; '.join(names)}: {note}" for note, names in found.items()]
+
+
+def last_words(bench: Bench) -> list[str]:
+    """What counts most: the pace, and whether the first ratio is 1."""
+    said = list[str]()
+    if (found := bench.throughput) is not None:
+        said.append(_wrapped(f"{rate(found[0])} on the clock, {_OF[found[1]]}"))
+    if bench.ratio_first_deviation is not None:
+        exact = bench.ratio_first_deviation == 0
+        said.append(
+            _wrapped(
+                "Importance ratio before the first update: exactly 1."
+                if exact
+                else f"{WRONG}: before the first update the importance ratio differs from 1 by "
+                f"{bench.ratio_first_deviation:.3g}. Sampling and update do not agree, so no speed here is worth "
+                "anything."
+            )
+        )
+    said += [_wrapped(f"{one.name}: {one.note}") for one in bench.phases if one.note.startswith(WRONG)]
+    return said if bench.finished else [*said, "Cut off: what was measured until then is kept."]
+
+
+_OF = {"whole": "of whole iterations", "forward and backward": "of forward and backward alone"}
+
+
+def progress_line(bench: Bench, phase: Phase) -> str:
+    """A phase as it ends."""
+    if phase.seconds is None:
+        return f"  {phase.key}  {phase.note}"[:COLUMNS]
+    share = bench.utilisation(phase)
+    return f"  {phase.key}  {time(phase.seconds.median)}" + (f"  {share:.0%} of ceiling" if share else "")
+
+
+def as_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
+    """Two benches: phases of both, and which changed beyond their spread."""
+    rows = tuple(
+        (key, time(a.median), time(b.median), f"{a.median / b.median:.2f}x" if b.median else "-", verdict)
+        for key, a, b, verdict in compared(first, second)
+    )
+    head = ("", "A", "B", "A / B", "beyond spread")
+    only = [_wrapped(f"Only in {name}: {'; '.join(keys)}") for name, keys in alone(first, second, names) if keys]
+    differ = [_wrapped(f"{key}: {a} | {b}") for key, a, b in facts_that_differ(first, second)]
+    table = as_table(Table(title=f"A is {names[0]}, B is {names[1]}", head=head, rows=rows))
+    return "\n\n".join([table, *only, *(["They differ in:\n" + "\n".join(differ)] if differ else [])])
+
+
+def compared(first: Bench, second: Bench) -> list[tuple[str, Spread, Spread, str]]:
+    """Phases that both measured: key, spreads, and "faster", "slower" or "" where the ranges of repeats overlap."""
+    later = {phase.key: phase for phase in second.phases}
+    rows = []
+    for phase in first.phases:
+        other = later.get(phase.key)
+        if phase.seconds is None or other is None or other.seconds is None:
+            continue
+        a, b = phase.seconds, other.seconds
+        verdict = "faster" if b.high < a.low else "slower" if b.low > a.high else ""
+        rows.append((phase.key, a, b, verdict))
+    return rows
+
+
+def alone(first: Bench, second: Bench, names: tuple[str, str]) -> list[tuple[str, list[str]]]:
+    """Phases that only one of two measured."""
+    keys = [{phase.key for phase in one.phases if phase.seconds is not None} for one in (first, second)]
+    return [(names[0], sorted(keys[0] - keys[1])), (names[1], sorted(keys[1] - keys[0]))]
+
+
+def facts_that_differ(first: Bench, second: Bench) -> list[tuple[str, str, str]]:
+    """Facts of two benches that are not the same."""
+    keys = [key for key in dict.fromkeys([*first.facts, *second.facts]) if key not in ("date", "command")]
+    found = [(key, str(first.facts.get(key, "-")), str(second.facts.get(key, "-"))) for key in keys]
+    return [(key, a, b) for key, a, b in found if a != b]
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _row(bench: Bench, phase: Phase) -> tuple[str, ...]:
+    name = phase.name
+    if phase.seconds is None:
+        return (name, amount(phase), "-", "", "", "")
+    least, share = bench.roofline(phase), bench.utilisation(phase)
+    if phase.section == "ceilings" and not phase.ceiling:
+        told = pace(phase)
+        return (name, "", time(phase.seconds.median), span(phase.seconds), told, "")
+    return (
+        name,
+        amount(phase),
+        time(phase.seconds.median),
+        span(phase.seconds),
+        "" if share is None else f"{share:.0%}",
+        "" if least is None else time(least),
+    )
+
+
+def amount(phase: Phase) -> str:
+    """How much one repeat is of: rows of the network, images or prompts; "" where it has none."""
+    if phase.rows:
+        return f"{phase.rows} row{'s' * (phase.rows != 1)}"
+    what = "prompt" if phase.section == "text" else "image"
+    return f"{phase.items} {what}{'s' * (phase.items != 1)}" if phase.items else ""
+
+
+def time(seconds: float) -> str:
+    """Seconds in three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def span(spread: Spread) -> str:
+    """Least and most of the repeats, in the unit of the median."""
+    size = next((size for size in (1.0, 1e-3) if spread.median >= size), 1e-6)
+    return f"{spread.low / size:.3g}..{spread.high / size:.3g}"
+
+
+def pace(phase: Phase) -> str:
+    """FLOPs or bytes a second of a ceiling."""
+    if phase.seconds is None or not phase.seconds.median:
+        return ""
+    if phase.flops:
+        return rate(phase.flops / phase.seconds.median)
+    return f"{phase.least_bytes / phase.seconds.median / 1e9:.3g} GB/s"
+
+
+def rate(flops: float) -> str:
+    """FLOPs a second."""
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e11 else f"{flops / 1e9:.3g} GFLOP/s"
+
+
+def size(count: float) -> str:
+    """Bytes in three digits."""
+    units: Mapping[str, float] = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+    for unit, least in units.items():
+        if count >= least:
+            return f"{count / least:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,168 @@
+"""A run's LoRA in the file forms that other programs read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from flowrl.config.locations import hub_id, split_revision
+from flowrl.config.options import unknown_name
+from flowrl.generation.models import Model, Source, check_source, find_source, label_of, lora_of, place_of
+from flowrl.generation.sampling_options import SamplingOptions
+from flowrl.pipelines import stock_of
+from flowrl.pipelines.places.lora_places import LORA_FILE
+from flowrl.pipelines.weights.lora import VARIANTS
+from flowrl.publishing.lora_exports import (
+    SavedLora,
+    comfyui_tensors,
+    finite_loras,
+    kohya_tensors,
+    peft_tensors,
+    stock_files,
+)
+from flowrl.runtime.files import refuse_foreign, replacing, write_atomically
+from flowrl.runtime.public import public
+from flowrl.training.parts import DTYPES
+
+FORMS = ("diffusers", "comfyui", "kohya", "peft")
+MARK = {"format": "pt", "made_by": "flowrl export"}
+"""Metadata of a file, by which it is known again."""
+NOISE = {"": "", "transformer": "_high_noise", "transformer_2": "_low_noise"}
+"""What the files of the experts of Wan 2.2 are called."""
+
+Content = tuple[dict[str, Tensor], dict[str, str]] | str
+"""What is in a file: tensors with their metadata, or text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedLora:
+    """A LoRA that was written for another program.
+
+    Attributes:
+        folder: where it lies.
+        files: those with tensors, and how many each holds.
+    """
+
+    folder: Path
+    files: dict[Path, int]
+
+
+@public
+def export(
+    model: Model, form: str, *, out: str | Path | None = None, dtype: str = "float32", show: bool = True
+) -> ExportedLora:
+    """Writes a LoRA in another program's form.
+
+    Args:
+        model: run folder or what `train` returned, or folder of a LoRA.
+        form: "diffusers", "comfyui", "kohya" or "peft".
+        out: where to; None is `RUN/export-FORM`.
+        dtype: of the tensors: "float32", "bfloat16" or "float16".
+        show: nothing is shown either way.
+
+    Raises:
+        ValueError: the run has no LoRA, the form cannot hold it, or a file is there that holds something else.
+    """
+    if form not in FORMS:
+        raise ValueError(unknown_name("form", form, FORMS))
+    place = place_of(model)
+    source = find_source(place, sampling=SamplingOptions(dtype=dtype))
+    lora = lora_of(source, place, "export")
+    check_source(source)
+    loras = finite_loras(lora, stock_of(source.family, source.model))
+    folder = Path(out or Path(place) / f"export-{form}")
+    files = files_of_form(loras, form, source, label_of(place))
+    for name in files:
+        weights = (folder / name).with_name("adapter_model.safetensors") if name.endswith(".json") else folder / name
+        refuse_foreign(folder / name, own=weights.is_file() and _is_marked(weights), flag="`out`")
+    for name, content in files.items():
+        path = folder / name
+        if path.is_file() and path.stat().st_size and not _holds(path, content, DTYPES[source.dtype]):
+            raise ValueError(
+                f"{path} is there already and holds another LoRA than that of {place} now: give another `out`, or move "
+                "it away"
+            )
+    written = {}
+    for name, content in files.items():
+        if isinstance(content, str):
+            write_atomically(folder / name, content)
+            continue
+        kept = _kept(content[0], DTYPES[source.dtype])
+        with replacing(folder / name) as stream:
+            stream.write(save(kept, metadata=MARK | dict(content[1])))
+        written[folder / name] = len(kept)
+    return ExportedLora(folder=folder, files=written)
+
+
+def files_of_form(loras: Mapping[str, SavedLora], form: str, source: Source, label: str) -> dict[str, Content]:
+    """File names and what is in them.
+
+    Raises:
+        ValueError: the form cannot hold this LoRA.
+    """
+    files: dict[str, Content] = {}
+    if form == "diffusers" and source.lora is not None:  # as its family names the parts
+        files |= stock_files(source.lora)
+    for network, lora in loras.items():
+        place = f"{network}/" if network == "transformer_2" else ""
+        if form in ("comfyui", "kohya"):
+            named = comfyui_tensors if form == "comfyui" else kohya_tensors
+            files[f"{label}{NOISE[network]}_{form}.safetensors"] = named(lora, source.family), {}
+            continue
+        if form == "diffusers" and f"{place}{LORA_FILE}" in files:
+            continue
+        config = adapter_config(lora)
+        if form == "peft":
+            files[f"{place}adapter_model.safetensors"] = peft_tensors(lora), {}
+            base = hub_id(source.model)
+            facts = {"peft_type": "LORA", "base_model_name_or_path": base,
+                     "revision": None if base is None else split_revision(source.model)[1], **config,
+                     "bias": "none", "inference_mode": True, "auto_mapping": None}  # fmt: skip
+            files[f"{place}adapter_config.json"] = json.dumps(facts, indent=1)
+            continue
+        part = "unet" if source.family in ("sd", "sdxl") else "transformer"
+        tensors = {
+            name.replace("base_model.model.", f"{part}.", 1): tensor for name, tensor in peft_tensors(lora).items()
+        }
+        notes = json.dumps({f"{part}.{key}": value for key, value in config.items()})
+        files[f"{place}{LORA_FILE}"] = tensors, {"lora_adapter_metadata": notes}
+    return files
+
+
+def adapter_config(lora: SavedLora) -> dict[str, object]:
+    """Rank, alpha, layers and variant as PEFT calls them."""
+    rank = next(iter(lora.layers.values()))[0].shape[0]
+    found = {"r": rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.layers)}
+    return found | VARIANTS[lora.variant]
+
+
+def _kept(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors as they are written."""
+    return {key: tensor.to(dtype).contiguous() for key, tensor in tensors.items()}
+
+
+def _holds(path: Path, content: Content, dtype: torch.dtype) -> bool:
+    """Whether an earlier export wrote the same: nothing is lost by writing that again."""
+    if isinstance(content, str):
+        return path.read_text(encoding="utf-8", errors="replace") == content
+    try:
+        there = load_file(path)
+    except SafetensorError:  # cut off
+        return False
+    wanted = _kept(content[0], dtype)
+    return there.keys() == wanted.keys() and all(
+        there[key].dtype == tensor.dtype and torch.equal(there[key], tensor) for key, tensor in wanted.items()
+    )
+
+
+def _is_marked(path: Path) -> bool:
+    """Whether the header of a file with tensors names this program."""
+    with path.open("rb") as file:
+        return b"flowrl export" in file.read(2**20)

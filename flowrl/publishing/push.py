@@ -1,0 +1,181 @@
+"""A run for others: a model card beside the LoRA and its images, in a folder or on the hub."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from safetensors.torch import save
+
+from flowrl.config.bounds import check_counts
+from flowrl.config.locations import hub_id
+from flowrl.evaluation.board.finished import Entry, find_entries
+from flowrl.generation.models import Model, Source, Words, check_source, find_source, lora_of, place_of, several
+from flowrl.pipelines import stock_of
+from flowrl.publishing.base_licences import said_by_hand, terms_of
+from flowrl.publishing.export import files_of_form
+from flowrl.publishing.hub_upload import check_target, upload
+from flowrl.publishing.lora_exports import SavedLora, finite_loras
+from flowrl.publishing.model_card import add_to_card
+from flowrl.publishing.model_card_text import Card, card_text, task_of_run
+from flowrl.publishing.places import settings_without_places
+from flowrl.publishing.shared_files import README, Shared, image_files, list_files, write_files
+from flowrl.runs.held_out_result import held_out
+from flowrl.runs.run_data import read_run
+from flowrl.runtime.public import public
+from flowrl.runtime.scrubbing import say as print
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedRun:
+    """What was shared of a run.
+
+    Attributes:
+        files: their names, and bytes of each.
+        folder: where they were written; None where nothing was.
+        address: of the repository; None where nothing was uploaded.
+    """
+
+    files: dict[str, int]
+    folder: Path | None
+    address: str | None
+
+
+@public
+def push(
+    run: Model,
+    folder: str | Path | None = None,
+    *,
+    dry_run: bool = False,
+    results: Words = (),
+    base: str | None = None,
+    licence: str | None = None,
+    pairs: int = 4,
+    to: str | None = None,
+    public: bool = False,
+    update: bool = False,
+    show: bool = True,
+) -> SharedRun:
+    """Lists what would be shared of a run, writes it into a folder, and uploads it where that was said.
+
+    Args:
+        run: its folder, or what `train` returned.
+        folder: where card, LoRA and images go; None is `RUN/share`.
+        dry_run: list alone; write and send nothing.
+        results: finished evaluations of this model, for the card's numbers.
+        base: hub id of the base model, where the run names a folder.
+        licence: of the LoRA, as the hub calls it; None is what the base demands.
+        pairs: of images before and after.
+        to: OWNER/NAME of a repository to upload to, private unless `public`.
+        public: let everybody see the repository.
+        update: add to a repository that is there already.
+        show: print the list.
+
+    Raises:
+        ValueError: there is no LoRA, an option is bad, the folder holds something else, or the hub cannot be used.
+    """
+    check_counts(pairs=pairs)
+    place = Path(place_of(run))
+    data = read_run(place)
+    source = find_source(str(place))
+    try:
+        lora = lora_of(source, str(place), "push")
+    except ValueError as error:
+        raise ValueError(f"{error}; 'hf upload OWNER/NAME FOLDER' uploads one") from error
+    check_source(source)
+    if (place / "lora.diverged").exists():
+        print(f"note: {place} diverged; what is shared is its last LoRA whose images were finite")
+    if to is not None and not dry_run:
+        check_target(to, update=update, public=public)
+    elif to is None and (public or update):
+        raise ValueError("`public` and `update` are of an upload: say where to with `to` OWNER/NAME")
+
+    name = to.partition("/")[2] if to else data.name
+    loras = finite_loras(lora, stock_of(source.family, source.model))
+    base = base or hub_id(source.model)
+    terms = said_by_hand(licence) if licence else terms_of(base or source.model)
+    comfyui, extra = _comfyui(loras, source, name)
+    images, sampled = image_files(data, pairs)
+    entries = _entries([str(one) for one in several(results)])
+    card = Card(
+        name=name, run=data, source=source, base=base, terms=terms, held=held_out(data), images=images,
+        comfyui=comfyui, task=task_of_run(data),
+    )  # fmt: skip
+    config = yaml.safe_dump(settings_without_places(dict(data.config)), sort_keys=False, allow_unicode=True)
+    files = [
+        Shared(name=README, content=_with_benchmarks(card_text(card), name, entries).encode()),
+        *_lora_files(loras, source),
+        *extra,
+        Shared(name="config.yaml", content=config.encode()),
+        *sampled,
+    ]
+    print(f"{'would be ' if dry_run else ''}shared of {place}:")
+    print(list_files(files))
+    if to is not None and terms is None:
+        raise ValueError(
+            f"the licence of {source.model} is not known here: read it, then state that of the LoRA with `licence` ID"
+        )
+    folder, address = Path(folder or place / "share"), None
+    if dry_run:
+        print("nothing was written or sent")
+    else:
+        write_files(folder, files)
+        print(f"wrote {folder}")
+        if to is not None:
+            address = upload(to, files, public=public)
+            print(f"uploaded to {address}, {'public' if public else 'private'}")
+    sizes = {file.name: file.size for file in files}
+    return SharedRun(files=sizes, folder=None if dry_run else folder, address=address)
+
+
+def _lora_files(loras: dict[str, SavedLora], source: Source) -> list[Shared]:
+    """The LoRA, written again so that nothing but tensors, rank, alpha and layers travels."""
+    files = []
+    for name, content in files_of_form(loras, "diffusers", source, "").items():
+        assert not isinstance(content, str)
+        tensors, notes = content
+        files.append(Shared(name=name, content=save(tensors, metadata={"format": "pt"} | notes)))
+    return files
+
+
+def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[str, list[Shared]]:
+    """What the card says of ComfyUI, and the files for it where they differ from the LoRA's own."""
+    try:
+        found = files_of_form(loras, "comfyui", source, name)
+    except ValueError as error:
+        return f"ComfyUI: no file is here for it ({str(error).replace('`form`', '--format')}).", []
+    files = [
+        Shared(name=f"comfyui/{file}", content=save(content[0], metadata={"format": "pt"}))
+        for file, content in found.items()
+        if not isinstance(content, str)
+    ]
+    names = " and ".join(f"`{file.name}`" for file in files)
+    more = "; the two files belong to the two experts, each with a loader of its own" if len(files) > 1 else ""
+    return (
+        f"ComfyUI: put {names} into `ComfyUI/models/loras/`, and the node `LoraLoaderModelOnly` between the loader of "
+        f"the base model and the sampler, at strength 1{more}."
+    ), files
+
+
+def _entries(given: Sequence[str]) -> list[Entry]:
+    entries = [entry for entry in find_entries(given) if entry.side == "model"]
+    labels = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
+    if len(labels) > 1:
+        raise ValueError(
+            f"`results`: the results are of {', '.join(labels)}, and a card is of one model: give those of one"
+        )
+    return entries
+
+
+def _with_benchmarks(text: str, name: str, entries: Sequence[Entry]) -> str:
+    """The card with finished evaluations in its metadata."""
+    if not entries:
+        return text
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / README
+        path.write_text(text, encoding="utf-8")
+        add_to_card(path, name, entries)
+        return path.read_text(encoding="utf-8")

@@ -1,0 +1,88 @@
+"""What a recipe says of a run before it starts: its network evaluations, copies of the weights, sizes of batches.
+
+`counts(config)` of each recipe makes it. One evaluation is one row of a batch, so that guidance in two passes counts
+twice. Rollouts, completions and images are known exactly. Updates are the most there can be, unless `exact`: a
+micro-batch is left out where no row of it is trained, because all groups of it got equal rewards, an image failed, or a
+method chose others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from flowrl.config.train import Geometry, TrainConfig
+
+Passes = Callable[[float], int]
+"""Network rows that a family's guidance takes per sample at a scale."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Rows that the network evaluates, by what for; `backward` are rows walked back, `images` those decoded and scored.
+
+    `update` includes what is scored again without gradient.
+    """
+
+    rollout: int = 0
+    completion: int = 0
+    update: int = 0
+    reference: int = 0
+    backward: int = 0
+    images: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)})
+
+    @property
+    def forward(self) -> int:
+        """Forward passes, with or without gradient."""
+        return self.rollout + self.completion + self.update + self.reference
+
+    @property
+    def total(self) -> int:
+        """What budgets count."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeCounts:
+    """What a configuration's recipe counts.
+
+    Attributes:
+        objective: its name, also where the configuration leaves it to the recipe.
+        credit: name of the credit method; empty where there is none.
+        of_iteration: evaluations of one iteration over all processes, from its number, the passes of guidance and how
+            images are split; with `curriculum.max_rounds` above 1, those of one of its rounds.
+        exact: whether updates are known exactly.
+        slots: copies of the trained weights that the recipe keeps, besides the average.
+        multiple: images that a micro-batch is a multiple of.
+        micro_batch_size: its size for so many processes that draw, where it is not that of `config.resolve_batch`.
+        graphs: network calls whose activations a trained image holds at once.
+        through_rewards: whether decoder and rewards keep activations too.
+    """
+
+    objective: str
+    credit: str = ""
+    of_iteration: Callable[[int, Passes, Geometry], Counts]
+    exact: bool = False
+    slots: int = 0
+    multiple: int = 1
+    micro_batch_size: Callable[[int], int] | None = None
+    graphs: Callable[[], int] = lambda: 1
+    through_rewards: bool = False
+
+
+def only_here(config: TrainConfig) -> str:
+    """Why workers cannot draw for a run of a recipe that they can draw for: nothing."""
+    return ""
+
+
+def trained_scale(config: TrainConfig) -> float:
+    """Guidance of the velocity that is trained, where that is the one that is sampled with."""
+    return config.sampler.guidance_scale
+
+
+def walked(train_negative: bool | str, scale: float, passes: Passes) -> int:
+    """Network rows of a velocity, trained at a guidance scale, that the backward pass goes through."""
+    return 1 if train_negative is False else passes(scale)

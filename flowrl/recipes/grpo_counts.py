@@ -1,0 +1,129 @@
+"""What recipe grpo counts: network evaluations of sampling, completions and updates, for each credit method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.config.train import Geometry, TrainConfig
+from flowrl.credit import CREDIT, Method
+from flowrl.credit.trees import BranchGrpo
+from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
+from flowrl.samplers.windows import flash_tail, thinned_steps
+from flowrl.training.assignment import credit_options
+from flowrl.training.paths import stochastic_steps, tree_steps
+
+
+def counts(config: TrainConfig) -> RecipeCounts:
+    """What a run counts before it starts."""
+    graphs = (lambda: len(stochastic_steps(config.sampler, config.seed, 0))) if config.keep_graphs else (lambda: 1)
+    return RecipeCounts(
+        objective=config.objective.name or "clip",
+        credit=config.credit.method,
+        graphs=graphs,
+        of_iteration=lambda iteration, passes, geometry: _iteration(config, iteration, passes, geometry),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Paths:
+    """What one way of sampling evaluates: rows of the rollout and of completions without guidance, images, and the
+    latents that the transitions of each stochastic step start at."""
+
+    rollout: int
+    completion: int
+    images: int
+    sources: dict[int, int]
+
+
+def _iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+    sampler, method = config.sampler, CREDIT[config.credit.method]
+    steps = stochastic_steps(sampler, config.seed, iteration)
+    if not steps:  # sampler.published_window, at the end of a round
+        return Counts()
+    paths = _paths(config, method, iteration, steps)
+    if iteration < sampler.calibration.iterations:  # noise levels are found before anything is trained
+        rows = passes(sampler.guidance_scale)
+        return Counts(rollout=paths.rollout * rows, completion=paths.completion * rows, images=paths.images)
+    everything = sum(paths.sources.values())
+    trained = _trained(config, iteration, paths.sources)
+    updates, again = config.updates_per_rollout, 0
+    if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
+        again = trained
+    elif geometry.micro_batch_size != geometry.rollout_batch_size or (updates > 1 and not method.whole_paths):
+        again = everything
+    if config.ratio != "step":  # whole trajectories are scored before every update but the first
+        again += everything * (updates - 1) // updates
+    rows = passes(sampler.guidance_scale)
+    replayed = 0 if config.keep_graphs else again + trained
+    return Counts(
+        rollout=paths.rollout * rows,
+        completion=paths.completion * rows,
+        update=replayed * rows,
+        reference=trained * rows if config.kl_coef > 0 else 0,
+        images=paths.images,
+        backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
+    )
+
+
+def _trained(config: TrainConfig, iteration: int, sources: dict[int, int]) -> int:
+    """Rows of the stochastic steps that are trained."""
+    sampler, steps = config.sampler, sorted(sources)
+    count = int(len(steps) * sampler.trained_fraction)
+    if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
+        return config.num_images * count
+    credit = credit_options(config)
+    pruned = credit.pruned(iteration) if isinstance(credit, BranchGrpo) else frozenset()  # depths of trees
+    kept = [step for step in steps[: count if sampler.trained_fraction < 1 else None] if step + 1 not in pruned]
+    return sum(sources[step] for step in kept)
+
+
+def _paths(config: TrainConfig, method: Method, iteration: int, steps: tuple[int, ...]) -> _Paths:
+    sampler, images = config.sampler, config.num_images
+    num_steps = sampler.num_steps
+    if sampler.flash_tail is not None:
+        num_steps = flash_tail(num_steps, max(steps), sampler.flash_tail).num_steps
+    if method.plan == "branches":
+        return _branches(config, num_steps, steps)
+    if method.plan == "tree":
+        return _tree(config, iteration, num_steps, steps)
+    completion = 0
+    if method.values:
+        mode = config.credit.completion or method.completion
+        each = {"full": [num_steps - step - 1 for step in steps], "clean": [0 for _ in steps]}
+        completion = images * sum(each[mode] if isinstance(mode, str) else [mode - 1 for _ in steps])
+    return _Paths(
+        rollout=images * num_steps,
+        completion=completion,
+        images=images * (1 + len(steps) * method.values),
+        sources=dict.fromkeys(steps, images),
+    )
+
+
+def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _Paths:
+    """Anchors run to their last branching; completions that coincide are evaluated once (`samplers.branching`)."""
+    width = config.credit.branches or config.group_size
+    anchors, strides = config.num_images // width, config.credit.strides
+    completion = 0
+    for branched in steps:
+        evaluated = [thinned_steps(num_steps, branched, stride) for stride in strides]
+        for step in range(branched + 1, num_steps):
+            paths = sum(step in own for own in evaluated)
+            completion += min(paths, 1) if step <= branched + 2 else paths
+    return _Paths(
+        rollout=anchors * (max(steps) + 1 + width * completion),
+        completion=0,
+        images=anchors * width * len(steps) * len(strides),
+        sources=dict.fromkeys(steps, anchors),
+    )
+
+
+def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int, ...]) -> _Paths:
+    """A node is evaluated once, however many children it gets."""
+    splits, stochastic = tree_steps(config, num_steps, iteration, steps)
+    nodes, rollout, sources = config.prompts_per_step, 0, {}
+    for step in range(num_steps):
+        rollout += nodes
+        if step in stochastic:
+            sources[step] = nodes
+        nodes *= config.credit.children if step in splits else 1
+    return _Paths(rollout=rollout, completion=0, images=nodes, sources=sources)

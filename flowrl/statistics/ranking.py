@@ -1,0 +1,101 @@
+"""Scores in their order, with the ranks that each may have: from intervals of paired differences.
+
+changes, factor = paired_changes(runs)        each pair's difference, and by what all are widen to hold together
+lines = rank_lines(scores, changes, factor)   the best first, with rank and difference to the first
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.crossed import crossed_difference
+from flowrl.statistics.means import Rows, ScoreRow
+from flowrl.statistics.rank_sets import family_factor, rank_sets, widen
+
+Changes = Mapping[tuple[str, str], Interval]
+"""(one, other) -> score of the one less that of the other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankLine:
+    """A score among others.
+
+    Attributes:
+        name: of the model or method.
+        score: with its interval.
+        rank: the least and the largest rank that it may have.
+        behind: its score less that of the first; bounds hold for all pairs together. None where it is not known, and
+            for the first itself.
+    """
+
+    name: str
+    score: Interval
+    rank: tuple[int, int]
+    behind: Interval | None
+
+
+def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tuple[Changes, float]:
+    """The difference of each pair of methods, and by what their intervals are widen to hold for all pairs together.
+
+    A method of a single run is compared with every run of another; two of other unequal numbers have no difference.
+
+    Args:
+        runs: method -> the same images (task, prompt, sample) of each of its runs.
+        by_task: the score is the mean over tasks of the mean over a task's images; else over all images.
+
+    Raises:
+        ValueError: rows of different images.
+    """
+    names, found = list(runs), {}
+    for place, one in enumerate(names):
+        for other in names[place + 1 :]:
+            after, before = list(runs[one]), list(runs[other])
+            count = max(len(after), len(before))
+            after, before = (side * count if len(side) == 1 else side for side in (after, before))
+            if len(after) == len(before):
+                found[one, other] = crossed_difference(before, after, by_task=by_task).interval
+    if not found:
+        return found, math.nan
+    means = [
+        [
+            ScoreRow(task=rows[0].task, prompt=rows[0].prompt, sample=rows[0].sample,
+                     value=fmean(float(row.value) for row in rows))
+            for rows in zip(*part, strict=True)
+        ]
+        for part in runs.values()
+    ]  # fmt: skip
+    return found, family_factor(means, by_task=by_task)
+
+
+def rank_lines(
+    scores: Mapping[str, Interval], changes: Changes, factor: float, *, less_is_better: bool = False
+) -> list[RankLine]:
+    """Scores from the best to the worst, those that are not known last.
+
+    Args:
+        scores: by name.
+        changes: differences of pairs; one that is missing leaves the order of the two open.
+        factor: by what the differences are widen.
+        less_is_better: whether the lowest score is the best.
+    """
+    sign = 1 if less_is_better else -1
+    order = sorted(scores, key=lambda name: (math.isnan(scores[name].mean), sign * scores[name].mean))
+    place = {name: number for number, name in enumerate(order)}
+    wide = {pair: widen(change, factor) for pair, change in changes.items()}
+    # Where less is better a pair is handed over the other way round: what lies above in score lies below in rank.
+    ranks = rank_sets(len(order), {
+        (place[other], place[one]) if less_is_better else (place[one], place[other]): change
+        for (one, other), change in wide.items()
+    })  # fmt: skip
+    wide |= {
+        (other, one): Interval(mean=-change.mean, low=-change.high, high=-change.low)
+        for (one, other), change in wide.items()
+    }
+    return [
+        RankLine(name=name, score=scores[name], rank=ranks[place[name]], behind=wide.get((name, order[0])))
+        for name in order
+    ]

@@ -1,0 +1,47 @@
+"""Ranks from paired differences: what is surely apart, which way round, and what nobody knows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from flowrl.statistics.bootstrap import Interval, point
+from flowrl.statistics.means import ScoreRow
+from flowrl.statistics.ranking import paired_changes, rank_lines
+
+
+def change(mean: float, arm: float = 0.05) -> Interval:
+    return Interval(mean=mean, low=mean - arm, high=mean + arm)
+
+
+def test_the_best_first_with_what_lies_between() -> None:
+    scores = {"a": point(0.2), "b": point(0.5), "c": point(0.48)}
+    changes = {("a", "b"): change(-0.3), ("a", "c"): change(-0.28), ("b", "c"): change(0.02)}
+    lines = rank_lines(scores, changes, 1.0)
+    assert [(line.name, line.rank) for line in lines] == [("b", (1, 2)), ("c", (1, 2)), ("a", (3, 3))]
+    assert lines[0].behind is None
+    assert lines[1].behind is not None
+    assert (lines[1].behind.low, lines[1].behind.high) == pytest.approx((-0.07, 0.03))
+    assert rank_lines(scores, changes, 10.0)[2].rank == (1, 3)  # so wide that nothing is surely apart
+
+
+def test_where_less_is_better_the_lowest_is_first() -> None:
+    scores = {"a": point(0.2), "b": point(0.5), "c": point(math.nan)}
+    lines = rank_lines(scores, {("a", "b"): change(-0.3)}, 1.0, less_is_better=True)
+    assert [(line.name, line.rank) for line in lines] == [("a", (1, 2)), ("b", (2, 3)), ("c", (1, 3))]
+    assert lines[1].behind == change(0.3)
+    assert lines[2].behind is None
+
+
+def rows(*values: float) -> list[ScoreRow]:
+    return [ScoreRow(task="t", prompt=str(place), sample=0, value=value) for place, value in enumerate(values)]
+
+
+def test_pairs_of_unequal_numbers_of_runs() -> None:
+    one, two, three = [rows(1, 0, 1)], [rows(0, 0, 1), rows(0, 1, 1)], [rows(0, 0, 0)] * 3
+    changes, factor = paired_changes({"one": one, "two": two, "three": three}, by_task=False)
+    assert set(changes) == {("one", "two"), ("one", "three")}  # a single run meets every run of another
+    assert changes["one", "three"].mean == pytest.approx(2 / 3)
+    assert factor >= 1
+    assert math.isnan(paired_changes({"two": two, "three": three}, by_task=False)[1])
