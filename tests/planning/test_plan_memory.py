@@ -274,7 +274,8 @@ def test_decoding_makes_what_it_makes_on_the_cpu(name: str, tmp_path: Path) -> N
 
     p = FamilyPipeline(
         replace(own, constants=constants), own.card(str(model)), own.options(**given),
-        pipe=SimpleNamespace(vae=drawn_vae(model)), denoisers={}, dtype=torch.float32, device=torch.device("cpu"), tokens=1,
+        pipe=SimpleNamespace(vae=drawn_vae(model)), denoisers={}, dtype=torch.float32, device=torch.device("cpu"),
+        tokens=1,
     )  # fmt: skip
     latent = torch.zeros(1, *p.latent_shape)
     with torch.no_grad(), Trace() as trace:
