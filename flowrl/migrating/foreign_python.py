@@ -100,7 +100,9 @@ class Reader:
                     return found
             if isinstance(line, ast.Assign):
                 self._assign(line, names, path)
-            elif not isinstance(line, (ast.Assert, ast.Pass)) and not _is_text(line):
+            elif not isinstance(line, (ast.Assert, ast.Pass)) and not (
+                isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+            ):
                 raise _refusal(path, line)
         raise ValueError(f"{path}: {name}() returns no configuration")
 
@@ -188,7 +190,3 @@ def _is_short(value: Any) -> bool:
         return len(repr(value)) <= _LONGEST
     except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
         return False
-
-
-def _is_text(line: ast.stmt) -> bool:
-    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)

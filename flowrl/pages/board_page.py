@@ -98,22 +98,18 @@ def _row(line: Standing, digits: int, out: Path) -> list[str]:
     middle = (low + line.rank[1]) / 2 + low / 1000  # equal middles by the better end
     mean = float("nan") if behind is None else behind.mean
     below = "" if behind is None else range_of(behind, digits, sign=True)
-    return [
-        _name(line, out), cell(middle, rank_text(line)),
-        cell(line.score.mean, written(line.score.mean, digits), range_of(line.score, digits)),
-        cell(mean, DASH if behind is None else written(mean, digits, sign=True), below),
-    ]  # fmt: skip
-
-
-def _name(line: Standing, out: Path) -> str:
-    """The model, with links to the pages of its evaluations."""
+    # The model, with links to the pages of its evaluations.
     links = []
     for place, entry in enumerate(line.entries, start=1):
         page = entry.folder / "page.html"
         if page.is_file():
             words = "page" if len(line.entries) == 1 else f"page {place}"
             links.append(f'<a href="{esc(quote(os.path.relpath(page.resolve(), out.resolve())))}">{words}</a>')
-    return f"{esc(name_of(line))} <small>{' '.join(links)}</small>"
+    return [
+        f"{esc(name_of(line))} <small>{' '.join(links)}</small>", cell(middle, rank_text(line)),
+        cell(line.score.mean, written(line.score.mean, digits), range_of(line.score, digits)),
+        cell(mean, DASH if behind is None else written(mean, digits, sign=True), below),
+    ]  # fmt: skip
 
 
 def _conditions(ranking: Ranking) -> str:

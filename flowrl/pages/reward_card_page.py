@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from flowrl.evaluation.reward_card.card_measure import Card
-from flowrl.evaluation.reward_card.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
+from flowrl.evaluation.reward_card.card_text import Grade, calls, lines, overall, verdicts, worst_change
 from flowrl.media.images import evenly
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.prompts.loading import spread
@@ -31,15 +30,25 @@ MARKS: dict[Grade, tuple[str, str]] = {
 def render(card: Card) -> str:
     """The whole page as HTML."""
     found = verdicts(card)
+    rows = ""
+    for verdict in found:
+        style, mark = MARKS[verdict.grade]
+        rows += f'<b>{esc(verdict.aspect)}</b><span class="mark {style}">{mark}</span><p>{esc(verdict.words)}</p>'
+    # The second pass, and the change that harms the order most.
+    shown = [("second pass", card.again)]
+    worst = worst_change(card)
+    if worst is not None:
+        shown.append((PERTURBATIONS[worst][0], card.changed[worst]))
+    charts = "".join(figure(_scatter(card.values, values, name)) for name, values in shown)
     body = "".join([
         f'<p class="summary">{esc(overall(found))}</p>',
         notes_box(card.notes),
         _tiles(card),
-        section("verdicts", "Verdicts", _verdicts(found)),
+        section("verdicts", "Verdicts", f'<div class="verdicts card">{rows}</div>'),
         section("advantages", "What becomes of advantages", figure(_ranks(card), style=" one"),
                 "Rank correlation of a prompt's images, before and after each change, mean over prompts with 95 % "
                 "intervals. 1 keeps the order, 0 has nothing left of it."),
-        section("values", "Values, image by image", _scatters(card),
+        section("values", "Values, image by image", f'<div class="two">{charts}</div>' if charts else "",
                 "One dot per image; on the line nothing changed."),
         section("images", "What it prefers", _gallery(card),
                 "Prompts spread evenly over the list, not picked. Left the highest value, right the lowest."),
@@ -72,14 +81,6 @@ def _tiles(card: Card) -> str:
     return tiles([*found, ("1000 images take", duration(1000 * card.cost.seconds.mean), hours)])
 
 
-def _verdicts(found: Sequence[Verdict]) -> str:
-    rows = ""
-    for verdict in found:
-        style, mark = MARKS[verdict.grade]
-        rows += f'<b>{esc(verdict.aspect)}</b><span class="mark {style}">{mark}</span><p>{esc(verdict.words)}</p>'
-    return f'<div class="verdicts card">{rows}</div>'
-
-
 def _ranks(card: Card) -> str:
     rows = [("second pass", card.repeat.rank)]
     rows += [(PERTURBATIONS[name][0], found.rank) for name, found in card.perturbed.items()]
@@ -89,16 +90,6 @@ def _ranks(card: Card) -> str:
     said = f"{label}: " + ", ".join(f"{name} {rank.mean:.2f}" for name, rank in rows)
     marks = [(name, [Mark(interval=rank)]) for name, rank in rows]
     return forest(marks, x_label=label, description=said, around=(0.0, 1.0), wide=WIDER)
-
-
-def _scatters(card: Card) -> str:
-    """The second pass, and the change that harms the order most."""
-    shown = [("second pass", card.again)]
-    worst = worst_change(card)
-    if worst is not None:
-        shown.append((PERTURBATIONS[worst][0], card.changed[worst]))
-    charts = "".join(figure(_scatter(card.values, values, name)) for name, values in shown)
-    return f'<div class="two">{charts}</div>' if charts else ""
 
 
 def _scatter(x: np.ndarray, y: np.ndarray, name: str) -> str:

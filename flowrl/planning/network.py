@@ -235,28 +235,26 @@ def _forget(parameter: Tensor) -> None:
 def _prepare(denoiser: nn.Module, trained: Trained) -> int:
     """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
     if trained.rank:
-        return _add_lora(denoiser, trained)
+        # Puts a LoRA on the layers that targets match; how many parameters it has.
+        denoiser.requires_grad_(False)
+        endings = tuple(f".{target}" for target in trained.targets or ())
+        bound = [
+            name
+            for name, part in denoiser.named_modules()
+            if isinstance(part, nn.Linear) and f".{name}".endswith(endings)
+        ]
+        outputs = 0
+        for name in bound:
+            layer: Any = denoiser.get_submodule(name)
+            outputs += layer.out_features
+            parent, _, own = name.rpartition(".")
+            setattr(denoiser.get_submodule(parent), own, _WithLora(layer, trained.rank))
+        magnitudes = outputs if trained.magnitudes else 0
+        return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
     chosen = set(trained_names(denoiser, trained.targets))
     for name, parameter in denoiser.named_parameters():
         parameter.requires_grad_(name in chosen)
     return sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
-
-
-def _add_lora(denoiser: nn.Module, trained: Trained) -> int:
-    """Puts a LoRA on the layers that targets match; how many parameters it has."""
-    denoiser.requires_grad_(False)
-    endings = tuple(f".{target}" for target in trained.targets or ())
-    bound = [
-        name for name, part in denoiser.named_modules() if isinstance(part, nn.Linear) and f".{name}".endswith(endings)
-    ]
-    outputs = 0
-    for name in bound:
-        layer: Any = denoiser.get_submodule(name)
-        outputs += layer.out_features
-        parent, _, own = name.rpartition(".")
-        setattr(denoiser.get_submodule(parent), own, _WithLora(layer, trained.rank))
-    magnitudes = outputs if trained.magnitudes else 0
-    return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
 
 
 class _WithLora(nn.Module):

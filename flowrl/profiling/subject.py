@@ -21,7 +21,7 @@ from flowrl.pipelines.shared.like_blocks import block_kinds
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.published_models import in_cache
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.compose import sum_of
 from flowrl.runtime.failures import explain
@@ -284,23 +284,16 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     for entry in config.rewards:
         options = validate_reward_specs([replace(entry, weight=1.0, schedule=())])[0].options
         try:
-            _refuse_downloads(models_of(options) or ())
+            for model in models_of(options) or ():
+                if not (Path(model.name).exists() or in_cache(model.name)):
+                    raise ValueError(
+                        f"{model.name} is not in the hub's cache, and a bench downloads nothing: fetch it first"
+                    )
         except ValueError as error:
             absent.append((entry.called, explain(error)))
         else:
             kept.append(entry)
     return replace(config, rewards=tuple(kept or [RewardConfig(name=STAND_IN_REWARD)])), absent
-
-
-def _refuse_downloads(models: Sequence[Model]) -> None:
-    """Refuses models that would have to be downloaded first.
-
-    Raises:
-        ValueError: names one.
-    """
-    for model in models:
-        if not (Path(model.name).exists() or in_cache(model.name)):
-            raise ValueError(f"{model.name} is not in the hub's cache, and a bench downloads nothing: fetch it first")
 
 
 def _loaded_rewards(

@@ -78,7 +78,23 @@ def find_entries(given: Sequence[str]) -> list[Entry]:
                     raise ValueError(f"{file} is named twice ({where}): one result counts once, leave one of them out.")
                 seen[place] = text
                 entries += entries_of(file, pool_of)
-    return _each_once(entries)
+    # Bases that several results share, once.
+    kept: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
+        # The same for two entries that are one: of one model, drawn alike and judged alike.
+        drawn = {key: value for key, value in (entry.drawn or {}).items() if key not in ("model", "lora")}
+        unknown = drawn.get("fingerprint") in (None, "unknown")
+        home = str((entry.images or entry.folder).resolve()) if unknown else ""
+        known = [entry.benchmark, home, drawn, entry.rows, entry.judged, dict(entry.metrics)]
+        key = json.dumps(known, sort_keys=True, default=str)
+        if key not in kept:
+            kept[key] = entry
+        elif entry.side == "model":
+            raise ValueError(
+                f"{kept[key].folder} and {entry.folder} hold the same result (one model, the same images, the same "
+                f"verdicts): leave one of them out."
+            )
+    return list(kept.values())
 
 
 def _named(text: str) -> Iterator[tuple[str, Path]]:
@@ -227,32 +243,6 @@ def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str,
         ):
             found.append({key: value for key, value in identity.items() if key not in ("benchmark", "judge")})
     return found[0] if len(found) == 1 else {}
-
-
-def _each_once(entries: Sequence[Entry]) -> list[Entry]:
-    """Bases that several results share, once."""
-    kept: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
-        key = _content(entry)
-        if key not in kept:
-            kept[key] = entry
-        elif entry.side == "model":
-            raise ValueError(
-                f"{kept[key].folder} and {entry.folder} hold the same result (one model, the same images, the same "
-                f"verdicts): leave one of them out."
-            )
-    return list(kept.values())
-
-
-def _content(entry: Entry) -> str:
-    """The same for two entries that are one: of one model, drawn alike and judged alike."""
-    drawn = (
-        {} if entry.drawn is None else {key: entry.drawn[key] for key in entry.drawn if key not in ("model", "lora")}
-    )
-    unknown = drawn.get("fingerprint") in (None, "unknown")
-    place = str((entry.images or entry.folder).resolve()) if unknown else ""
-    known = [entry.benchmark, place, drawn, entry.rows, entry.judged, dict(entry.metrics)]
-    return json.dumps(known, sort_keys=True, default=str)
 
 
 def told_apart(entries: Sequence[Entry]) -> list[Entry]:

@@ -59,7 +59,15 @@ def list_row(followed: Followed) -> str:
     said, style = state(followed, run)
     cells = followed.kept.get("cells")
     if cells is None or cells[0] != followed.version:
-        cells = followed.kept["cells"] = (followed.version, _cells(run))
+        iteration, reward = column(run.train, "reward")
+        planned = run.config.get("num_iterations")
+        reach = f"{run.done} of {planned}" if isinstance(planned, int) else str(run.done)
+        last = number(float(reward[-RECENT:].mean())) if len(reward) else DASH
+        warned = sorted(run.warnings)
+        words = f'<span class="mark bad">! {esc(", ".join(warned).replace("_", " "))}</span>' if warned else "none"
+        pace = duration(usual_seconds(run)) if run.train else DASH
+        texts = (reach, last, _spark(iteration, reward), pace, words)
+        cells = followed.kept["cells"] = (followed.version, "".join(f"<td>{text}</td>" for text in texts))
     return _row(followed, f'<span class="mark {style}">{esc(said)}</span>', cells[1])
 
 
@@ -71,18 +79,6 @@ def waiting_row(followed: Followed, words: str) -> str:
 def _row(followed: Followed, mark: str, cells: str) -> str:
     button = f'<button type="button" data-run="{followed.number}">{esc(followed.name)}</button>'
     return f'<tr data-run="{followed.number}"><th scope="row">{button}</th><td>{mark}</td>{cells}</tr>'
-
-
-def _cells(run: RunData) -> str:
-    iteration, reward = column(run.train, "reward")
-    planned = run.config.get("num_iterations")
-    reach = f"{run.done} of {planned}" if isinstance(planned, int) else str(run.done)
-    last = number(float(reward[-RECENT:].mean())) if len(reward) else DASH
-    warned = sorted(run.warnings)
-    words = f'<span class="mark bad">! {esc(", ".join(warned).replace("_", " "))}</span>' if warned else "none"
-    pace = duration(usual_seconds(run)) if run.train else DASH
-    texts = (reach, last, _spark(iteration, reward), pace, words)
-    return "".join(f"<td>{text}</td>" for text in texts)
 
 
 def _spark(x: np.ndarray, y: np.ndarray) -> str:

@@ -18,9 +18,16 @@ MOST_EVALUATED = 8
 def view_of_two(one: RunData, other: RunData, names: tuple[str, str]) -> str:
     """Charts and a table; names are those of the list."""
     pair = (one, other)
-    charts = [_chart("Training reward", _trained(pair, names), names), *_of_evaluations(pair, names)]
+    found = (training_series(run, label=names[k], color=k + 1) for k, run in enumerate(pair))
+    charts = [
+        _chart("Training reward", [series for series, _ in filter(None, found)], names),
+        *_of_evaluations(pair, names),
+    ]
     signs = [*((sign.key, sign.title) for sign in SIGNS), ("seconds", "Seconds of an iteration")]
-    signs += [(key, f"Memory, {key.split('/')[1].removesuffix('_gib')} (GiB)") for key in _shared(pair, "memory/")]
+    signs += [
+        (key, f"Memory, {key.split('/')[1].removesuffix('_gib')} (GiB)")
+        for key in dict.fromkeys(key for run in pair for key in keys_below(run.train, "memory/"))
+    ]
     small = [_chart(title, _smoothed(pair, key, names), names) for key, title in signs]
     lead = (
         "Blue is the first run, orange the second. Points behind a line are iterations, or means of some. That one "
@@ -32,11 +39,6 @@ def view_of_two(one: RunData, other: RunData, names: tuple[str, str]) -> str:
                 f"Means of the last {RECENT} iterations; of evaluations the last one."),
         section("health", "Vital signs", f'<div class="two">{"".join(small)}</div>' if any(small) else ""),
     ])  # fmt: skip
-
-
-def _trained(pair: Pair, names: tuple[str, str]) -> list[Series]:
-    found = (training_series(run, label=names[k], color=k + 1) for k, run in enumerate(pair))
-    return [series for series, _ in filter(None, found)]
 
 
 def _smoothed(pair: Pair, key: str, names: tuple[str, str]) -> list[Series]:
@@ -64,10 +66,6 @@ def _evaluations(pair: Pair) -> list[str]:
     keys = dict.fromkeys(key for run in pair for key in keys_below(run.evaluations, "eval/"))
     known = [key for key in keys if f"{key}_low" in keys]
     return sorted(known, key=lambda key: not all(len(column(run.evaluations, key)[1]) for run in pair))
-
-
-def _shared(pair: Pair, prefix: str) -> list[str]:
-    return list(dict.fromkeys(key for run in pair for key in keys_below(run.train, prefix)))
 
 
 def _title(key: str) -> str:
