@@ -166,17 +166,15 @@ def evaluate(
     check_counts(num_prompts=num_prompts, samples=samples, batch_size=batch_size)
     folder, added = _path(images), _path(lora)
     if folder is not None:
-        beside: dict[str, object] = {"models": models, "lora": lora}
-        if baseline is None:
-            beside |= {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
-        _refuse_beside_images(beside)
+        drawing = {} if baseline is not None else {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
+        _refuse_beside_images({"models": models, "lora": lora, **drawing})
     named = _named(models, known, folder, added)
     home = _path(out) or Path("evaluations") / f"{benchmark}-{next(iter(named))}"
     plans = []
     for label, model in named.items():
         own = home if len(named) == 1 else home / label
         source = None if model is None else find_source(model, lora=added, sampling=sampling)
-        base = None if baseline is None else _base(_place(baseline), source, label, (own, home), known, sampling)
+        base = _base(baseline, source, label, (own, home), known, sampling)
         plans.append(
             Settings(
                 benchmark=benchmark, subject=Subject(label=label, folder=own / "model", source=source, images=folder),
@@ -191,6 +189,11 @@ def evaluate(
         _check(settings, known, dry_run=dry_run)
     for place in dict.fromkeys([home, *(settings.out for settings in plans)]):
         refuse_foreign_result(place)
+    return _measure(plans, list(named), home, page)
+
+
+def _measure(plans: Sequence[Settings], labels: list[str], home: Path, page: Callable[..., str] | None) -> Evaluation:
+    """Evaluates one model after the other, and sums up several."""
     results = []
     for settings in plans:
         results.append(with_notes(run(settings), settings))
@@ -199,8 +202,8 @@ def evaluate(
             say(("\n" if len(results) > 1 else "") + as_text(replace(results[-1], tables=())))
     if len(plans) == 1:
         return _evaluation(results[0], plans, home)
-    whole = over_models(results, list(named))
-    write_result(whole, home, benchmark, [f"{len(plans)} models"], {}, page)
+    whole = over_models(results, labels)
+    write_result(whole, home, plans[0].benchmark, [f"{len(plans)} models"], {}, page)
     return _evaluation(whole, plans, home)
 
 
@@ -272,13 +275,17 @@ def _folder_label(folder: Path) -> str:
 
 
 def _base(
-    baseline: str, own: Source | None, label: str, homes: tuple[Path, Path], known: Benchmark, sampling: SamplingOptions
-) -> Subject:
+    given: Model | None, own: Source | None, label: str, homes: tuple[Path, Path], known: Benchmark,
+    sampling: SamplingOptions,
+) -> Subject | None:  # fmt: skip
     """What the subject is compared to; the word `base` is the model that the subject was trained from.
 
     `homes` are the folder of the subject, and the one that all subjects share.
     """
-    images, name = Path(baseline), BASE
+    if given is None:
+        return None
+    baseline, name = _place(given), BASE
+    images = Path(baseline)
     source: Source | None = None
     if baseline == BASE:
         if own is None or not own.tuned:

@@ -66,11 +66,19 @@ def geneval_result(
             "judge": judge.version, "prompts": prompts, "samples": samples, "seed": settings.seed,
             "seconds": {part.label: dict(part.seconds) for part in parts},
             "detectable_difference": _detectable(summaries[0], change),
-            **({} if change is None else {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}),
-            **({} if shared is None else {"overlap": {"exact": shared.exact, "swapped": shared.swapped}}),
+            **_known_facts(change, shared),
         },
         sections=(failure_examples(rows[0], parts[0].images),),
     )  # fmt: skip
+
+
+def _known_facts(change: Comparison | None, shared: Overlap | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if change is not None:
+        facts |= {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}
+    if shared is not None:
+        facts["overlap"] = {"exact": shared.exact, "swapped": shared.swapped}
+    return facts
 
 
 def _notes(settings: Settings, judge: Detector, shared: Overlap | None, spoken: str, *, published: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,21 +141,21 @@ class Reader:
             case ast.Attribute():
                 return of(node.value)[node.attr]
             case ast.List() | ast.Tuple():
-                return [of(item) for item in node.elts]
+                return list(map(of, node.elts))
             case ast.Dict():
                 return {of(key): of(item) for key, item in zip(node.keys, node.values, strict=True) if key is not None}
             case ast.UnaryOp(op=ast.USub()):
                 return -of(node.operand)
             case ast.BinOp():
-                left, right = of(node.left), of(node.right)
-                if type(node.op) in _SUMS and isinstance(left, (int, float)) and isinstance(right, (int, float)):
-                    return _SUMS[type(node.op)](left, right)
+                sides = of(node.left), of(node.right)
+                if type(node.op) in _SUMS and _are_numbers(sides):
+                    return _SUMS[type(node.op)](*sides)
             case ast.JoinedStr():
-                return "".join(str(of(part)) for part in node.values)
+                return "".join(map(str, map(of, node.values)))
             case ast.FormattedValue():
                 return of(node.value)
             case ast.Call(keywords=[]):
-                return self._called(node, [of(item) for item in node.args], path)
+                return self._called(node, list(map(of, node.args)), path)
         raise _refusal(path, node)
 
     def _called(self, node: ast.Call, given: list[Any], path: Path) -> Any:
@@ -166,7 +166,7 @@ class Reader:
             return "."
         if name == "os.path.join":
             return "/".join(part for part in given if part != ".")
-        if name in _CALLS and all(isinstance(item, (int, float)) for item in given):
+        if name in _CALLS and _are_numbers(given):
             return _CALLS[name](*given)
         module, _, function = name.rpartition(".")
         if given or (not module.replace("_", "").isalnum() and module):
@@ -183,6 +183,10 @@ def _refusal(path: Path, node: ast.AST) -> ValueError:
         f"{path} is read, never run: line {getattr(node, 'lineno', '?')}, '{ast.unparse(node)[:60]}', is more than "
         "values, attributes and sums of them; write the value that it comes to"
     )
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
 
 
 def _is_short(value: Any) -> bool:

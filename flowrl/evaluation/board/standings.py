@@ -103,12 +103,7 @@ def _by_images(
         return Basis(scores=reported, notes=(TWO_MEANS,))
     shared = dict(zip(values, partners(*(found.rows for found in values.values())), strict=True))
     images, alike = len(next(iter(shared.values()))), _same_images(group)
-    left = len({(row.task, row.prompt, row.sample) for found in values.values() for row in found.rows}) - images
-    notes: tuple[str, ...] = ()
-    if images and not alike:
-        notes = (_COMMON.format(images),)
-    elif left:
-        notes = (f"{left} of {images + left} samples have no value for one of the models, and count in no difference.",)
+    notes = _notes_of_common(values, images, alike=alike)
     if not images:
         return Basis(scores=reported, notes=notes)
     runs = {name: [shared[id(entry)] for entry in part] for name, part in lines.items()}
@@ -118,6 +113,16 @@ def _by_images(
     }
     changes, factor = paired_changes(runs, by_task=by_task)
     return Basis(scores=scores, changes=changes, factor=factor, images=images, notes=notes)
+
+
+def _notes_of_common(values: Mapping[int, Values], images: int, *, alike: bool) -> tuple[str, ...]:
+    """What a reader has to know of samples that not all entries have."""
+    if images and not alike:
+        return (_COMMON.format(images),)
+    left = len({(row.task, row.prompt, row.sample) for found in values.values() for row in found.rows}) - images
+    if left:
+        return (f"{left} of {images + left} samples have no value for one of the models, and count in no difference.",)
+    return ()
 
 
 def _by_points(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Judgement, Protocol, Score
+from flowrl.benchmarks.judged.cases import Case, Judgement, Protocol, Score
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import (
@@ -205,10 +205,11 @@ def _notes(settings: Settings, plan: Any, parts: Sequence[SubjectVerdicts[CaseVe
         notes.append(
             f"{parts[0].label} and {parts[1].label} have no image in common that has scores, so there is no difference."
         )
-    cases = [one.case for one in judgements]
-    sources = [() if case.source is None else (str(case.source),) for case in cases]
-    asked = [Prompt(text=case.prompt, metadata={}, sources=own) for case, own in zip(cases, sources, strict=True)]
-    return notes + training_notes(settings, map(request, asked))
+    return notes + training_notes(settings, (request(_prompt(one.case)) for one in judgements))
+
+
+def _prompt(case: Case) -> Prompt:
+    return Prompt(text=case.prompt, metadata={}, sources=() if case.source is None else (str(case.source),))
 
 
 def is_model(given: str, known: str) -> bool:

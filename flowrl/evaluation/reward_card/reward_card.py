@@ -99,16 +99,10 @@ def reward_card(
     changes = changes_named(perturb)
     if (folder is None) == (model is None):
         raise ValueError("give either a `folder` of images or `model`, which draws them.")
-    if model is None and sampling.given:
-        raise ValueError(f"`{sampling.given[0]}` says how `model` draws, and there is no `model`: leave it out.")
+    check_drawing(model, sampling, prompts=prompts, samples=samples)
     beside = others if isinstance(others, str) else ",".join(others)
     spec, rest = without_cache(specs[0]), reward_specs(beside) if beside else []
     home = Path(out) if out is not None else Path(f"reward-card-{reward_label(spec)}")
-    if model is not None:
-        if prompts is None:
-            raise ValueError("`model` draws images for the prompts of a file: add `prompts`.")
-        if samples < 2:
-            raise ValueError(f"`samples` must be at least 2, got {samples}: a card compares images of one prompt.")
     for name in ("card.json", "card.html"):
         refuse_foreign(home / name, own=_is_card(home / "card.json"))
     if folder is not None:
@@ -146,6 +140,19 @@ def changes_named(names: str | Sequence[str]) -> list[str]:
         if name not in PERTURBATIONS:
             raise ValueError(f"`perturb`: {unknown_name('change', name, [*PERTURBATIONS, 'all', 'none'])}")
     return list(dict.fromkeys(chosen))
+
+
+def check_drawing(
+    model: str | Path | None, sampling: SamplingOptions, *, prompts: str | Path | None, samples: int
+) -> None:
+    """Refuses to draw without prompts or without two images of each, and options of a model that there is not."""
+    if model is None:
+        if sampling.given:
+            raise ValueError(f"`{sampling.given[0]}` says how `model` draws, and there is no `model`: leave it out.")
+    elif prompts is None:
+        raise ValueError("`model` draws images for the prompts of a file: add `prompts`.")
+    elif samples < 2:
+        raise ValueError(f"`samples` must be at least 2, got {samples}: a card compares images of one prompt.")
 
 
 def draw_images(

@@ -110,15 +110,9 @@ def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVe
     for name in scored[0].values:
         for found, part in zip(columns, scored, strict=True):
             found[name] = part.values[name]
-        own = [key for part in scored for row in part.rows for key in row["parts"] if key.startswith(f"{name}.")]
-        for key in dict.fromkeys(own):
-            sides = [np.array([row["parts"].get(key) for row in part.rows], dtype=np.float64) for part in scored]
-            if not all(
-                np.array_equal(side, part.values[name], equal_nan=True)
-                for side, part in zip(sides, scored, strict=True)
-            ):
-                for found, side in zip(columns, sides, strict=True):
-                    found[key] = side
+        for key, sides in sub_scores(scored, name).items():
+            for found, side in zip(columns, sides, strict=True):
+                found[key] = side
     for found, one in zip(columns, parts, strict=True):
         found |= one.found.faults
         for place, row in enumerate(one.found.scored.rows):
@@ -128,6 +122,18 @@ def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVe
                         seconds=one.seconds)
         for one, found in zip(parts, columns, strict=True)
     ]  # fmt: skip
+
+
+def sub_scores(scored: Sequence[Scored], name: str) -> dict[str, list[np.ndarray]]:
+    """The sub-scores of a scorer, one column for each subject, but those that are the value itself."""
+    own = [key for part in scored for row in part.rows for key in row["parts"] if key.startswith(f"{name}.")]
+    found = {}
+    for key in dict.fromkeys(own):
+        sides = [np.array([row["parts"].get(key) for row in part.rows], dtype=np.float64) for part in scored]
+        pairs = zip(sides, scored, strict=True)
+        if not all(np.array_equal(side, part.values[name], equal_nan=True) for side, part in pairs):
+            found[key] = sides
+    return found
 
 
 RULES: Rules[PanelPlan, Scorers, ClipScores] = Rules(
