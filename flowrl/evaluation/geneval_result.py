@@ -12,7 +12,7 @@ from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.benchmarks.geneval.published import published_records
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
-from flowrl.evaluation.summing import Line, compared, score_table, trained_on
+from flowrl.evaluation.summing import Line, add_difference, score_table, trained_on
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings
 from flowrl.prompts.overlap import Overlap
@@ -56,7 +56,7 @@ def geneval_result(
         f"{plural(len(rows[0]), 'image')} of {plural(prompts, 'prompt')}."
     )
     return result_of(
-        settings.benchmark, said if change is None else compared(said, change.macro, names[1]),
+        settings.benchmark, said if change is None else add_difference(said, change.macro, names[1]),
         [SideResult(rows=own, metrics=metrics(own, summary, samples), intervals=_intervals(summary))
          for own, summary in zip(rows, summaries, strict=True)],
         changes={} if change is None else _intervals(change), claim=spoken + NO_TRAINING,

@@ -13,7 +13,7 @@ from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import Panel, ScorerMean, panel_differences, panel_means
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
-from flowrl.evaluation.summing import claim_of, established, lines_of, means_and_bounds, score_table
+from flowrl.evaluation.summing import add_changes, claim_of, lines_of, means_and_bounds, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, number, plural
@@ -24,7 +24,7 @@ DIVERSITY = "diversity"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scored:
+class ScoredImages:
     """Images, their values by scorer (NaN where one failed), and a row for each image."""
 
     images: Sequence[ImageFile]
@@ -52,7 +52,7 @@ class Scored:
 
 
 def panel_result(
-    settings: Settings, panel: Panel, parts: Sequence[SubjectVerdicts[Scored]], spread: Sequence[Diversity],
+    settings: Settings, panel: Panel, parts: Sequence[SubjectVerdicts[ScoredImages]], spread: Sequence[Diversity],
     versions: Mapping[str, str], *, own_scorers: bool, noun: str = "image", sections: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Result:  # fmt: skip
@@ -87,7 +87,7 @@ def panel_result(
         f"{bounds(interval)}) for {labels[0]}, {counted} of {plural(prompts, 'prompt')}."
     )
     return result_of(
-        settings.benchmark, established(said, change, labels, "none of the scorers"),
+        settings.benchmark, add_changes(said, change, labels, "none of the scorers"),
         # Scorers have scales of their own, which one axis cannot show.
         [
             SideResult(rows=part.rows, metrics=own, intervals=intervals if len(intervals) == 1 else {})
@@ -105,7 +105,7 @@ def panel_result(
     )  # fmt: skip
 
 
-def _change(scored: Sequence[Scored], spread: Sequence[Diversity]) -> dict[str, Interval]:
+def _change(scored: Sequence[ScoredImages], spread: Sequence[Diversity]) -> dict[str, Interval]:
     """Subject minus base for every scorer and the diversity, paired."""
     subject, base = scored
     sides = [[(prompt, p.sample) for prompt, p in zip(part.prompts, part.images, strict=True)] for part in scored]

@@ -44,7 +44,7 @@ def makers_in(path: Path) -> list[str]:
     return [name for name, node in functions_of(path).items() if not node.args.args]
 
 
-def chosen(path: Path, name: str | None) -> str:
+def choose_function(path: Path, name: str | None) -> str:
     """The function that is meant: the one that is named, or the only one that takes no arguments.
 
     Raises:

@@ -9,7 +9,7 @@ from flowrl.evaluation.benchmark import Result
 from flowrl.rendering.bars import Mark, forest, forest_of_two
 from flowrl.rendering.charts import WIDER
 from flowrl.rendering.document import document
-from flowrl.rendering.markup import card, code, esc, folded, notes_box, section, table, titled_table
+from flowrl.rendering.markup import card, code, esc, fold, notes_box, section, table, titled_table
 from flowrl.statistics.bootstrap import Interval
 
 
@@ -38,7 +38,7 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
                 "leaves the sign open."),
         section("tables", "Tables", f'<div class="tables">{tables}</div>'),
         *result.sections,
-        section("settings", "Command and settings", code(command) + folded("Judge, settings and times", listed)),
+        section("settings", "Command and settings", code(command) + fold("Judge, settings and times", listed)),
     ])  # fmt: skip
     return document(title, body, footer="Written by <code>flowrl eval</code>.")
 

@@ -29,7 +29,7 @@ from flowrl.pipelines.shared.like_blocks import fewest, names_a_block
 from flowrl.pipelines.weights.full_weights import trained_names
 from flowrl.pipelines.weights.lora import check_targets
 from flowrl.planning.traces import Fused, Saved, Trace, cast
-from flowrl.planning.weights import Weights, weights_of
+from flowrl.planning.weights import DenoiserWeights, weights_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class Network:
 
     parameters: int
     trained: int
-    weights: Weights
+    weights: DenoiserWeights
     latent: tuple[int, ...]
     attended: int
     forward: float
@@ -94,7 +94,7 @@ class _Counted:
     largest: int
     beside: int
     working: int
-    weights: Weights
+    weights: DenoiserWeights
     trained: int
     forward: int
     backward: int

@@ -31,7 +31,7 @@ DEEPEST = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class BoardEntry:
     """One model's finished evaluation on one benchmark."""
 
     benchmark: str
@@ -59,7 +59,7 @@ class Entry:
     """Of flowrl."""
 
 
-def find_entries(given: Sequence[str]) -> list[Entry]:
+def find_entries(given: Sequence[str]) -> list[BoardEntry]:
     """Entries of everything that was named, bases once each.
 
     Args:
@@ -79,7 +79,7 @@ def find_entries(given: Sequence[str]) -> list[Entry]:
                 seen[place] = text
                 entries += entries_of(file, pool_of)
     # Bases that several results share, once.
-    kept: dict[str, Entry] = {}
+    kept: dict[str, BoardEntry] = {}
     for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
         # The same for two entries that are one: of one model, drawn alike and judged alike.
         drawn = {key: value for key, value in (entry.drawn or {}).items() if key not in ("model", "lora")}
@@ -149,7 +149,7 @@ def _is_result(file: Path) -> bool:
         return True
 
 
-def entries_of(file: Path, pool: str = "") -> list[Entry]:
+def entries_of(file: Path, pool: str = "") -> list[BoardEntry]:
     """The model of a result.json, and its base if it has one."""
     found = read_result(file)
     names = [str(name) for name in found["names"]]
@@ -177,7 +177,7 @@ def read_result(file: Path) -> dict[str, Any]:
 
 def _entry(
     folder: Path, found: Mapping[str, Any], side: str, label: str, metrics: Mapping[str, Any], pool: str
-) -> Entry:
+) -> BoardEntry:
     benchmark, prefix = found["benchmark"], SIDES[side]
     short = {str(name).removeprefix(f"eval/{benchmark}/"): _float(value) for name, value in metrics.items()}
     home = folder / side
@@ -188,7 +188,7 @@ def _entry(
         raise ValueError(f"there is no {verdicts}, the verdicts of a finished evaluation: run the evaluation again.")
     rows = read_json_lines(verdicts)
     images = _images(home, found, side)
-    return Entry(
+    return BoardEntry(
         benchmark=benchmark, label=label, folder=folder, side=side, pool=pool, metrics=short,
         intervals=_intervals(short, found.get(f"{prefix}intervals") or {}), values=values_of(rows, short), rows=rows,
         facts=found["facts"], drawn=None if images is None else read_drawn(images), images=images,
@@ -245,7 +245,7 @@ def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str,
     return found[0] if len(found) == 1 else {}
 
 
-def told_apart(entries: Sequence[Entry]) -> list[Entry]:
+def tell_apart(entries: Sequence[BoardEntry]) -> list[BoardEntry]:
     """Entries of one benchmark with labels of their own: alike ones get their folder's name, or a number."""
     count = Counter((entry.benchmark, entry.label) for entry in entries if not entry.pool)
     named = []

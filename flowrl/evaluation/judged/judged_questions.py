@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ def ask_cases(
         asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source and source[1]]
         return image.key_with(json.dumps(asked))
 
-    keys = [key_of(*one) for one in work]
+    keys = list(starmap(key_of, work))
     # A question whose first token is read comes out the same at every try.
     once = all(ask.forms for _, _, ask in work)
     rows = ask_kept(chat, keys, build, read, journal, replace(asking, attempts=1) if once else asking, label=label)

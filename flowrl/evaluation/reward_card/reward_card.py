@@ -20,7 +20,7 @@ from typing import Any
 from flowrl.config.bounds import check_counts
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
-from flowrl.evaluation.reward_card.card_measure import Card, measure
+from flowrl.evaluation.reward_card.card_measure import CardMeasures, measure
 from flowrl.evaluation.reward_card.card_text import summary, verdicts
 from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose, draw_folder
@@ -50,7 +50,7 @@ class RewardCard:
         text: verdicts and numbers for a terminal.
     """
 
-    card: Card
+    card: CardMeasures
     folder: Path
     text: str = field(repr=False)
 
@@ -63,7 +63,7 @@ def reward_card(
     num_prompts: int = 24, samples: int = 8, seed: int = 0, steps: int | None = None, guidance: float | None = None,
     height: int | None = None, width: int | None = None, dtype: str | None = None,
     max_sequence_length: int | None = None, batch_size: int = 16, device: str | None = None, show: bool = True,
-    page: Callable[[Card], str] | None = None,
+    page: Callable[[CardMeasures], str] | None = None,
 ) -> RewardCard:  # fmt: skip
     """Measures a reward on images that exist, or that a model draws.
 
@@ -96,7 +96,7 @@ def reward_card(
     specs = reward_specs(str(reward), [f"{key}={value}" for key, value in (options or {}).items()])
     if len(specs) > 1:
         raise ValueError("a card is about one reward: give one, and the rest as `others`.")
-    changes = changes_named(perturb)
+    changes = find_changes(perturb)
     if (folder is None) == (model is None):
         raise ValueError("give either a `folder` of images or `model`, which draws them.")
     check_drawing(model, sampling, prompts=prompts, samples=samples)
@@ -131,7 +131,7 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**spec, "options": options}
 
 
-def changes_named(names: str | Sequence[str]) -> list[str]:
+def find_changes(names: str | Sequence[str]) -> list[str]:
     """Changes of images by name."""
     if names in ("all", "none"):
         return list(PERTURBATIONS) if names == "all" else []
@@ -177,7 +177,7 @@ def _is_card(path: Path) -> bool:
         return False
 
 
-def as_json(measured: Card) -> dict[str, Any]:
+def as_json(measured: CardMeasures) -> dict[str, Any]:
     """The card as plain numbers, null where unknown, with one entry per image."""
     found = {
         key: plain(getattr(measured, key))

@@ -14,7 +14,7 @@ from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import (
     Line,
-    compared,
+    add_difference,
     costs_of,
     errors_of,
     score_table,
@@ -75,7 +75,7 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
         f"scores."
     )
     return result_of(
-        settings.benchmark, compared(said, changes[OVERALL], labels[1]) if changes else said,
+        settings.benchmark, add_difference(said, changes[OVERALL], labels[1]) if changes else said,
         [_side(*found) for found in zip(parts, scores, named, strict=True)],
         changes=changes,
         tables=(_dimensions(labels, scores[0], named, changes), _subs(scores)),

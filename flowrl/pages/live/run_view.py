@@ -13,7 +13,7 @@ import numpy as np
 from flowrl.pages.achieved import curves, summary, tasks, tiles
 from flowrl.pages.health_section import health, time_by_stage
 from flowrl.pages.live.followed_runs import Followed
-from flowrl.rendering.charts import NARROW, draw_lines, finite_ends, smoothed
+from flowrl.rendering.charts import NARROW, draw_lines, finite_ends, smooth_series
 from flowrl.rendering.markup import DASH, card, duration, esc, number, plural, section
 from flowrl.runs.held_out_result import held_out
 from flowrl.runs.run_data import Row, RunData, column, keys_below
@@ -134,7 +134,7 @@ def _small(run: RunData, key: str, title: str, unit: str) -> str:
     if not len(y):
         return ""
     text = f"{title} over {plural(len(y), 'iteration')}, last {number(float(y[-1]))} {unit}"
-    chart = draw_lines([smoothed(title, x, y, color=1)], NARROW, 150, "iteration", "", text)
+    chart = draw_lines([smooth_series(title, x, y, color=1)], NARROW, 150, "iteration", "", text)
     recent = float(y[-RECENT:].mean())
     return card(f'<p class="value">{number(recent)} {unit}</p>{chart}', title=esc(title))
 

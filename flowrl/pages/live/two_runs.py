@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrl.pages.achieved import evaluated, training_series
-from flowrl.rendering.charts import Series, legend, line_chart, smoothed
+from flowrl.pages.achieved import evaluation_series, training_series
+from flowrl.rendering.charts import Series, legend, line_chart, smooth_series
 from flowrl.rendering.markup import DASH, card, esc, number, section, signed, table
 from flowrl.runs.run_data import RunData, column, keys_below
 from flowrl.runs.vital_signs import RECENT, SIGNS
@@ -46,7 +46,7 @@ def _smoothed(pair: Pair, key: str, names: tuple[str, str]) -> list[Series]:
     for k, run in enumerate(pair):
         x, y = column(run.train, key)
         if len(y):
-            found.append(smoothed(names[k], x, y, color=k + 1))
+            found.append(smooth_series(names[k], x, y, color=k + 1))
     return found
 
 
@@ -54,7 +54,7 @@ def _of_evaluations(pair: Pair, names: tuple[str, str]) -> list[str]:
     charts = []
     for key in _evaluations(pair)[:MOST_EVALUATED]:
         series = [
-            replace(evaluated(run, key, names[k], color=k + 1), dashed=k == 1)
+            replace(evaluation_series(run, key, names[k], color=k + 1), dashed=k == 1)
             for k, run in enumerate(pair) if len(column(run.evaluations, key)[1])
         ]  # fmt: skip
         charts.append(_chart(_title(key), series, names))
