@@ -12,7 +12,7 @@ from flowrl.rendering.terminal_text import COLUMNS, cut
 from flowrl.runtime.scrubbing import say as print
 
 if TYPE_CHECKING:
-    from flowrl.planning.catalogue import Entry
+    from flowrl.planning.catalogue import CatalogueEntry
 
 KINDS = ("configs", "rewards", "methods", "families", "benchmarks", "keys")
 
@@ -53,7 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(found: list[Entry]) -> str:
+def _lines(found: list[CatalogueEntry]) -> str:
     width = min(max(len(entry.name) for entry in found), 34)
     lines = []
     for group, inside in itertools.groupby(found, key=lambda entry: entry.group):
@@ -63,7 +63,7 @@ def _lines(found: list[Entry]) -> str:
     return "\n".join(lines)
 
 
-def _in_full(entry: Entry) -> str:
+def _in_full(entry: CatalogueEntry) -> str:
     lines = [entry.name]
     for word, text in entry.more:
         lines.append(f"  {word}:")
@@ -72,5 +72,5 @@ def _in_full(entry: Entry) -> str:
     return "\n".join(lines)
 
 
-def _plain(entry: Entry) -> dict[str, str]:
+def _plain(entry: CatalogueEntry) -> dict[str, str]:
     return {"name": entry.name, "text": entry.text, **dict(entry.more)}

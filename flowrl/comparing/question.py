@@ -12,7 +12,7 @@ from typing import Any
 from flowrl.config.base import read_with_base
 from flowrl.config.spelling import closest
 from flowrl.config.train import TrainConfig, find_config, load_config
-from flowrl.rewards import judged_by
+from flowrl.rewards import aspects_of
 from flowrl.runtime.files import is_taken, read_json
 
 JOURNAL = "compare.json"
@@ -131,7 +131,7 @@ def settings_of(question: Question, method: str, seed: int) -> TrainConfig:
 def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
     """The rewards that a run's evaluations measure, as they are called there: see
     `flowrl.training.parts.evaluation_rewards`; a second one of a name has a number behind it."""
-    trained = [entry for entry in config.rewards if "groups" not in judged_by(entry.name)]
+    trained = [entry for entry in config.rewards if "groups" not in aspects_of(entry.name)]
     entries = [*trained, *config.eval.rewards]
     names = [entry.called for entry in entries]
     found = [f"{name}_{same + 1}" if (same := names[:k].count(name)) else name for k, name in enumerate(names)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image
 
@@ -35,34 +35,25 @@ from flowrl.generation.models import (
     EMBEDDED,
     EMBEDDED_VIDEO,
     WORLD_MODELS,
+    Model,
     Source,
     check_source,
     find_source,
     label_of,
+    place_of,
 )
 from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.lossless import CLIPS
 from flowrl.media.reading import read_rgb
 from flowrl.rendering.notebook import heading, images_row, rows_table, scores_table
-from flowrl.rewards.networks.looked_for import looked_for
+from flowrl.rewards.networks.looked_for import look_for_models
 from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import say
 from flowrl.statistics.bootstrap import Interval
 
 __all__ = ["Evaluation", "evaluate"]
 
-
-class InFolder(Protocol):
-    """What `train` returned: a run by its folder."""
-
-    @property
-    def folder(self) -> Path:
-        """Of the run."""
-
-
-Model = str | Path | InFolder
-"""A model as a caller names it."""
 
 BASE = "base"
 MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json", "adapter_config.json")
@@ -166,24 +157,22 @@ def evaluate(
     check_counts(num_prompts=num_prompts, samples=samples, batch_size=batch_size)
     folder, added = _path(images), _path(lora)
     if folder is not None:
-        beside: dict[str, object] = {"models": models, "lora": lora}
-        if baseline is None:
-            beside |= {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
-        _refuse_beside_images(beside)
+        drawing = {} if baseline is not None else {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
+        _refuse_beside_images({"models": models, "lora": lora, **drawing})
     named = _named(models, known, folder, added)
     home = _path(out) or Path("evaluations") / f"{benchmark}-{next(iter(named))}"
     plans = []
     for label, model in named.items():
         own = home if len(named) == 1 else home / label
         source = None if model is None else find_source(model, lora=added, sampling=sampling)
-        base = None if baseline is None else _base(_place(baseline), source, label, (own, home), known, sampling)
+        base = _base(baseline, source, label, (own, home), known, sampling)
         plans.append(
             Settings(
                 benchmark=benchmark, subject=Subject(label=label, folder=own / "model", source=source, images=folder),
                 base=base, out=own, prompts=None if prompts is None else str(prompts), num_prompts=num_prompts,
                 samples=samples or _samples(known, folder), seed=seed,
                 batch_size=batch_size or _batch_size(known, source, None if base is None else base.source),
-                judge=judge_text(judge), options=_texts(options or {}, dry_run=dry_run),
+                judge=judge_text(judge), options=_texts(options, dry_run=dry_run),
                 train_prompts=_train_prompts(train_prompts, source), device=str(find_device(device)),
             )
         )  # fmt: skip
@@ -191,6 +180,11 @@ def evaluate(
         _check(settings, known, dry_run=dry_run)
     for place in dict.fromkeys([home, *(settings.out for settings in plans)]):
         refuse_foreign_result(place)
+    return _measure(plans, list(named), home, page)
+
+
+def _measure(plans: Sequence[Settings], labels: list[str], home: Path, page: Callable[..., str] | None) -> Evaluation:
+    """Evaluates one model after the other, and sums up several."""
     results = []
     for settings in plans:
         results.append(with_notes(run(settings), settings))
@@ -199,8 +193,8 @@ def evaluate(
             say(("\n" if len(results) > 1 else "") + as_text(replace(results[-1], tables=())))
     if len(plans) == 1:
         return _evaluation(results[0], plans, home)
-    whole = over_models(results, list(named))
-    write_result(whole, home, benchmark, [f"{len(plans)} models"], {}, page)
+    whole = over_models(results, labels)
+    write_result(whole, home, plans[0].benchmark, [f"{len(plans)} models"], {}, page)
     return _evaluation(whole, plans, home)
 
 
@@ -211,8 +205,8 @@ def _refuse_beside_images(given: Mapping[str, object]) -> None:
         )
 
 
-def _texts(options: Mapping[str, object], *, dry_run: bool) -> dict[str, str]:
-    return {key: str(value) for key, value in options.items()} | ({"dry_run": "true"} if dry_run else {})
+def _texts(options: Mapping[str, object] | None, *, dry_run: bool) -> dict[str, str]:
+    return {key: str(value) for key, value in (options or {}).items()} | ({"dry_run": "true"} if dry_run else {})
 
 
 def _evaluation(whole: Result, plans: Sequence[Settings], home: Path) -> Evaluation:
@@ -233,17 +227,12 @@ def _check(settings: Settings, known: Benchmark, *, dry_run: bool) -> None:
         if subject.source is not None:
             check_source(subject.source, judging="flowrl eval", videos=known.videos)
     fresh = any(one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
-    with looked_for() if fresh and not dry_run else nullcontext():
+    with look_for_models() if fresh and not dry_run else nullcontext():
         check(settings)
 
 
 def _path(given: str | Path | None) -> Path | None:
     return None if given is None else Path(given)
-
-
-def _place(model: Model) -> str:
-    """A model by name; a run, as `train` returned it, by its folder."""
-    return str(getattr(model, "folder", model))
 
 
 def _named(
@@ -253,9 +242,9 @@ def _named(
     if images is not None:
         return {_folder_label(images): None}
     if isinstance(models, str) or not isinstance(models, Sequence):
-        given = [_place(models)]
+        given = [place_of(models)]
     else:
-        given = [_place(model) for model in models]
+        given = [place_of(model) for model in models]
     listed = given or [EMBEDDED_VIDEO if known.videos else EMBEDDED]
     labels = [label_of(model, lora) for model in listed]
     if twice := [label for label, count in Counter(labels).items() if count > 1]:
@@ -272,13 +261,17 @@ def _folder_label(folder: Path) -> str:
 
 
 def _base(
-    baseline: str, own: Source | None, label: str, homes: tuple[Path, Path], known: Benchmark, sampling: SamplingOptions
-) -> Subject:
+    given: Model | None, own: Source | None, label: str, homes: tuple[Path, Path], known: Benchmark,
+    sampling: SamplingOptions,
+) -> Subject | None:  # fmt: skip
     """What the subject is compared to; the word `base` is the model that the subject was trained from.
 
     `homes` are the folder of the subject, and the one that all subjects share.
     """
-    images, name = Path(baseline), BASE
+    if given is None:
+        return None
+    baseline, name = place_of(given), BASE
+    images = Path(baseline)
     source: Source | None = None
     if baseline == BASE:
         if own is None or not own.tuned:

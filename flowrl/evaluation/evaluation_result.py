@@ -96,18 +96,17 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     if not any(result.metrics for result in results):  # drawn for a judge that is to come
         headline = " ".join(result.headline for result in results)
         return Result(headline=headline, rows=(), metrics={}, tables=(), notes=notes)
-    means, changes = over_runs([result.metrics for result in results]), over_runs([_changes(one) for one in results])
+    means, changes = over_runs([result.metrics for result in results]), over_runs(list(map(_changes, results)))
     short = {name: name.split("/", 2)[-1] for name in means if not name.endswith(("_low", "_high"))}
     first = next(iter(short))
+    head: tuple[str, ...] = ("", "mean", "95 %")
+    body = {name: [short[name], number(means[name].mean), bounds(means[name])] for name in short}
     if changes:
-        head: tuple[str, ...] = ("", "mean", "95 %", "change", "95 %")
-        body: list[tuple[str, ...]] = [
-            (short[name], number(means[name].mean), bounds(means[name]), signed(change.mean), bounds(change, sign=True))
-            for name, change in changes.items()
-            if name in short
-        ]
-    else:
-        head, body = ("", "mean", "95 %"), [(short[n], number(means[n].mean), bounds(means[n])) for n in short]
+        head += ("change", "95 %")
+        body = {
+            name: [*body[name], signed(change.mean), bounds(change, sign=True)]
+            for name, change in changes.items() if name in body
+        }  # fmt: skip
     single = [(label, number(result.metrics[first])) for label, result in zip(labels, results, strict=True)]
     return Result(
         headline=f"{short[first]} {estimate(means[first])}, mean of {len(results)} models.",
@@ -116,7 +115,7 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
         intervals={text: means[name] for name, text in short.items()},
         differences={text: changes[name] for name, text in short.items() if name in changes},
         tables=(
-            Table(title=f"Means over {len(results)} models", head=head, rows=tuple(body),
+            Table(title=f"Means over {len(results)} models", head=head, rows=tuple(map(tuple, body.values())),
                   note="Student's t interval over models: it speaks of another training, with these prompts."),
             Table(title="Each model", head=("", short[first]), rows=tuple(single)),
         ),

@@ -12,7 +12,7 @@ from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.benchmarks.geneval.published import published_records
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
-from flowrl.evaluation.summing import Line, compared, score_table, trained_on
+from flowrl.evaluation.summing import Line, add_difference, score_table, trained_on
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings
 from flowrl.prompts.overlap import Overlap
@@ -56,7 +56,7 @@ def geneval_result(
         f"{plural(len(rows[0]), 'image')} of {plural(prompts, 'prompt')}."
     )
     return result_of(
-        settings.benchmark, said if change is None else compared(said, change.macro, names[1]),
+        settings.benchmark, said if change is None else add_difference(said, change.macro, names[1]),
         [SideResult(rows=own, metrics=metrics(own, summary, samples), intervals=_intervals(summary))
          for own, summary in zip(rows, summaries, strict=True)],
         changes={} if change is None else _intervals(change), claim=spoken + NO_TRAINING,
@@ -66,11 +66,19 @@ def geneval_result(
             "judge": judge.version, "prompts": prompts, "samples": samples, "seed": settings.seed,
             "seconds": {part.label: dict(part.seconds) for part in parts},
             "detectable_difference": _detectable(summaries[0], change),
-            **({} if change is None else {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}),
-            **({} if shared is None else {"overlap": {"exact": shared.exact, "swapped": shared.swapped}}),
+            **_known_facts(change, shared),
         },
         sections=(failure_examples(rows[0], parts[0].images),),
     )  # fmt: skip
+
+
+def _known_facts(change: Comparison | None, shared: Overlap | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if change is not None:
+        facts |= {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}
+    if shared is not None:
+        facts["overlap"] = {"exact": shared.exact, "swapped": shared.swapped}
+    return facts
 
 
 def _notes(settings: Settings, judge: Detector, shared: Overlap | None, spoken: str, *, published: bool) -> list[str]:

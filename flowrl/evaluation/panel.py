@@ -17,7 +17,7 @@ from flowrl.benchmarks.panels import PANELS, Panel
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result
-from flowrl.evaluation.panel_result import DIVERSITY, Scored, panel_result
+from flowrl.evaluation.panel_result import DIVERSITY, ScoredImages, panel_result
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.generation.features import DISTANCE, Features, check_features, features_of
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
@@ -96,10 +96,10 @@ def prompts_of(settings: Settings, subject: Subject, plan: PanelPlan) -> list[Pr
     named = settings.prompts
     if named is None and subject.source is not None and subject.source.model in WORLD_MODELS:
         named = WORLD
-    return prompts_named(settings, named, plan.panel.where, _WORLD_PROMPTS)
+    return find_prompts(settings, named, plan.panel.where, _WORLD_PROMPTS)
 
 
-def prompts_named(settings: Settings, named: str | None, where: str, world: str) -> list[Prompt]:
+def find_prompts(settings: Settings, named: str | None, where: str, world: str) -> list[Prompt]:
     """The prompts of a file, or of the embedded world."""
     if named is None:
         raise ValueError(f"{settings.benchmark} needs `prompts`, a .txt or .jsonl file: {where}; none is shipped.")
@@ -122,7 +122,9 @@ def existing(settings: Settings, plan: PanelPlan, folder: Path) -> list[ImageFil
     return found
 
 
-def ask(settings: Settings, plan: PanelPlan, scorers: Scorers, subject: Subject, images: Sequence[ImageFile]) -> Scored:
+def ask(
+    settings: Settings, plan: PanelPlan, scorers: Scorers, subject: Subject, images: Sequence[ImageFile]
+) -> ScoredImages:
     """What every scorer says of a subject's images, taken from the journal where it is known."""
     values = {}
     rows: list[dict[str, Any]] = [
@@ -140,10 +142,12 @@ def ask(settings: Settings, plan: PanelPlan, scorers: Scorers, subject: Subject,
             row["parts"] |= {f"{name}.{part}": value for part, value in score["parts"].items()}
             if score["error"] is not None:
                 row["error"][name] = score["error"]
-    return Scored(images=images, values=values, rows=rows)
+    return ScoredImages(images=images, values=values, rows=rows)
 
 
-def result(settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequence[SubjectVerdicts[Scored]]) -> Result:
+def result(
+    settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequence[SubjectVerdicts[ScoredImages]]
+) -> Result:
     """Means of all scorers, and the diversity of images."""
     versions = {name: reward.version for name, reward in scorers.items()}
     spread: list[Diversity] = []
@@ -155,7 +159,7 @@ def result(settings: Settings, plan: PanelPlan, scorers: Scorers, parts: Sequenc
     return panel_result(settings, plan.panel, parts, spread, versions, own_scorers=plan.own_scorers)
 
 
-RULES: Rules[PanelPlan, Scorers, Scored] = Rules(
+RULES: Rules[PanelPlan, Scorers, ScoredImages] = Rules(
     plan=plan_of,
     prompts=prompts_of,
     existing=existing,

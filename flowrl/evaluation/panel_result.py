@@ -13,7 +13,7 @@ from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import Panel, ScorerMean, panel_differences, panel_means
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
-from flowrl.evaluation.summing import claim_of, established, means_and_bounds, score_table
+from flowrl.evaluation.summing import add_changes, claim_of, lines_of, means_and_bounds, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, number, plural
@@ -24,7 +24,7 @@ DIVERSITY = "diversity"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scored:
+class ScoredImages:
     """Images, their values by scorer (NaN where one failed), and a row for each image."""
 
     images: Sequence[ImageFile]
@@ -44,9 +44,15 @@ class Scored:
             for image in self.images
         ]
 
+    def add_diversity(self, diversity: Diversity) -> None:
+        """Writes each prompt's diversity into one of its rows: comparisons pair prompts."""
+        first = dict(reversed(list(zip(self.prompts, self.rows, strict=True))))
+        for prompt, row in first.items():
+            row[DIVERSITY] = diversity.by_prompt.get(prompt)
+
 
 def panel_result(
-    settings: Settings, panel: Panel, parts: Sequence[SubjectVerdicts[Scored]], spread: Sequence[Diversity],
+    settings: Settings, panel: Panel, parts: Sequence[SubjectVerdicts[ScoredImages]], spread: Sequence[Diversity],
     versions: Mapping[str, str], *, own_scorers: bool, noun: str = "image", sections: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Result:  # fmt: skip
@@ -69,12 +75,10 @@ def panel_result(
     found = [{name: mean.interval for name, mean in part.items()} for part in means]
     for intervals, part, one in zip(found, scored, spread, strict=False):
         intervals[DIVERSITY] = one.interval
-        first = dict(reversed(list(zip(part.prompts, part.rows, strict=True))))
-        for prompt, row in first.items():  # one row of each prompt has it: comparisons pair prompts
-            row[DIVERSITY] = one.by_prompt.get(prompt)
+        part.add_diversity(one)
     change = _change(scored, spread) if len(scored) > 1 else {}
     failed = {name: mean.failed for name, mean in means[0].items()}
-    metrics = [means_and_bounds(part) for part in found]
+    metrics = list(map(means_and_bounds, found))
     metrics[0] |= {f"{name}_failed": float(count) for name, count in failed.items() if count}
     spoken, prompts = claim_of({"": subject.images}), len(set(subject.prompts))
     (name, interval), counted = next(iter(found[0].items())), plural(len(subject.images), noun)
@@ -83,7 +87,7 @@ def panel_result(
         f"{bounds(interval)}) for {labels[0]}, {counted} of {plural(prompts, 'prompt')}."
     )
     return result_of(
-        settings.benchmark, established(said, change, labels, "none of the scorers"),
+        settings.benchmark, add_changes(said, change, labels, "none of the scorers"),
         # Scorers have scales of their own, which one axis cannot show.
         [
             SideResult(rows=part.rows, metrics=own, intervals=intervals if len(intervals) == 1 else {})
@@ -91,7 +95,7 @@ def panel_result(
         ],
         changes=change if len(change) == 1 else {}, claim=spoken + NO_TRAINING,
         tables=(score_table(
-            labels, [(name, [part[name] for part in found], change.get(name)) for name in found[0]],
+            labels, lines_of(found, change),
             note=f"Means over {noun}s; intervals speak of {spoken}. {panel.scale}".strip(),
             extra=("failed", {name: str(failed.get(name, 0)) for name in found[0]}),
         ),),
@@ -101,7 +105,7 @@ def panel_result(
     )  # fmt: skip
 
 
-def _change(scored: Sequence[Scored], spread: Sequence[Diversity]) -> dict[str, Interval]:
+def _change(scored: Sequence[ScoredImages], spread: Sequence[Diversity]) -> dict[str, Interval]:
     """Subject minus base for every scorer and the diversity, paired."""
     subject, base = scored
     sides = [[(prompt, p.sample) for prompt, p in zip(part.prompts, part.images, strict=True)] for part in scored]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flowrl.evaluation.benchmark import BENCHMARKS
-from flowrl.rewards import REWARDS, reproduced_by
+from flowrl.rewards import REWARDS, reproduction_of
 
 _HEAD = """# Published names
 
@@ -24,7 +24,7 @@ Written by `flowrl reward published > docs/published.md`.
 
 def published_page() -> str:
     """The page docs/published.md."""
-    rewards = {name: line for name in REWARDS if (line := reproduced_by(name)) is not None}
+    rewards = {name: line for name in REWARDS if (line := reproduction_of(name)) is not None}
     benchmarks = {name: known.reproduces for name, known in BENCHMARKS.items() if known.reproduces is not None}
     return f"{_HEAD}\n## Rewards\n\n{_table(rewards)}\n## Benchmarks\n\n{_table(benchmarks)}"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.config.train import load_config
 from flowrl.media.name_order import natural_order
 from flowrl.media.reading import read_image
-from flowrl.prompts.loading import EvalItem, eval_items
+from flowrl.prompts.loading import eval_items
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
 from flowrl.runtime.public import public
 from flowrl.statistics.bootstrap import Interval
@@ -45,7 +45,20 @@ def realism(runs: str | Path | Sequence[str | Path]) -> list[Realism]:
     """
     found = []
     for folder in map(Path, [runs] if isinstance(runs, str | Path) else runs):
-        items = _items(folder)
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"{folder} is not a run folder (no config.yaml)")
+        config = load_config(folder / "config.yaml")
+        if config.prompts.eval is None:
+            raise ValueError(f"{folder}: the run was never evaluated: set prompts.eval and eval_every")
+        items = eval_items(
+            read_prompts(config.prompts, config.prompts.eval),
+            num_prompts=config.eval.num_prompts,
+            samples_per_prompt=config.eval.samples_per_prompt,
+        )
+        if "include" not in items[0].prompt.metadata:
+            raise ValueError(
+                f"{folder}: drawn scenes need GenEval records with the prompts, as in asset:prompts/world_heldout.jsonl"
+            )
         names = sorted(path.stem for path in (folder / "eval").glob("iteration_*.jsonl"))
         if len(names) < 2:
             raise ValueError(f"{folder}: needs an evaluation before and one after training, it has {len(names)}")
@@ -58,24 +71,6 @@ def realism(runs: str | Path | Sequence[str | Path]) -> list[Realism]:
         levels = [world_realism(images, records, num_resamples=2).mean for images in (before, after)]
         found.append(Realism(folder=folder, before=levels[0], after=levels[1], change=change))
     return found
-
-
-def _items(run: Path) -> list[EvalItem]:
-    if not (run / "config.yaml").is_file():
-        raise ValueError(f"{run} is not a run folder (no config.yaml)")
-    config = load_config(run / "config.yaml")
-    if config.prompts.eval is None:
-        raise ValueError(f"{run}: the run was never evaluated: set prompts.eval and eval_every")
-    items = eval_items(
-        read_prompts(config.prompts, config.prompts.eval),
-        num_prompts=config.eval.num_prompts,
-        samples_per_prompt=config.eval.samples_per_prompt,
-    )
-    if "include" not in items[0].prompt.metadata:
-        raise ValueError(
-            f"{run}: drawn scenes need GenEval records with the prompts, as in asset:prompts/world_heldout.jsonl"
-        )
-    return items
 
 
 def _images(run: Path, name: str, count: int) -> Tensor:

@@ -20,7 +20,7 @@ from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import Scores, check_needs, read_items, score_items
 from flowrl.generation.named_rewards import reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
-from flowrl.rendering.terminal_text import COLUMNS, aligned, cut
+from flowrl.rendering.terminal_text import COLUMNS, align, cut
 from flowrl.runtime.files import plain, refuse_foreign, write_atomically
 from flowrl.runtime.public import public
 
@@ -141,7 +141,7 @@ def summary(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
             numbers = [f"{known.mean():.4g}", spread, f"{known.min():.4g}", f"{known.max():.4g}"]
         rows.append([key, *numbers, str(len(items)), str(scores.failed)])
         lines += _extremes(items, key, scores)
-    return "\n".join([aligned(["reward", "mean", "std", "lowest", "highest", "images", "invalid"], rows), *lines])
+    return "\n".join([align(["reward", "mean", "std", "lowest", "highest", "images", "invalid"], rows), *lines])
 
 
 def _extremes(items: Sequence[ImageFile], key: str, scores: Scores) -> list[str]:

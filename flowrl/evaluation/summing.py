@@ -80,7 +80,7 @@ def errors_of(answers: Iterable[Row]) -> str:
     return ", ".join(f"{word} {count}" for word, count in words.most_common())
 
 
-def compared(said: str, change: Interval, base: str) -> str:
+def add_difference(said: str, change: Interval, base: str) -> str:
     """A sentence about a subject, continued by what is established about it and the base."""
     difference = f"{signed(change.mean)} (95 % {bounds(change, sign=True)})"
     if not change.excludes(0.0):
@@ -88,7 +88,7 @@ def compared(said: str, change: Interval, base: str) -> str:
     return f"{said} {'Better' if change.mean > 0 else 'Worse'} than {base}: {difference}."
 
 
-def established(said: str, changes: Mapping[str, Interval], labels: Sequence[str], nothing: str) -> str:
+def add_changes(said: str, changes: Mapping[str, Interval], labels: Sequence[str], nothing: str) -> str:
     """A sentence about several scores of a subject, continued by those that surely changed from the base."""
     if not changes:
         return said

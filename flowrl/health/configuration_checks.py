@@ -26,7 +26,7 @@ from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
-from flowrl.rewards.base.specs import CheckedReward, checked_reward
+from flowrl.rewards.base.specs import CheckedReward, check_reward
 from flowrl.rewards.judges.chat import is_server
 from flowrl.runtime.failures import Faults, explain, faults_of
 from flowrl.runtime.randomness import counter_normal
@@ -121,7 +121,7 @@ def _right_rewards(config: TrainConfig) -> list[CheckedReward]:
     found = list[CheckedReward]()
     for entry in (*config.rewards, *config.eval.rewards):
         with suppress(*CANNOT):
-            found.append(checked_reward(entry))
+            found.append(check_reward(entry))
     return found
 
 
@@ -199,7 +199,7 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
     for number, entry in enumerate((*config.rewards, *config.eval.rewards)):
         name = f"{'eval ' if number >= len(config.rewards) else ''}reward {entry.called}"
         try:
-            checked = checked_reward(entry)
+            checked = check_reward(entry)
             if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
                 yield _reached(name, checked, prompts)
             else:

@@ -13,7 +13,7 @@ from flowrl.health.diagnosis import Check
 from flowrl.health.spoken import divided, faulty
 from flowrl.planning.published_models import in_cache
 from flowrl.profiling.iterations import run_iterations, settings_of, with_prompts
-from flowrl.profiling.subject import CANNOT_LOAD, Subject, prepare
+from flowrl.profiling.subject import CANNOT_LOAD, BenchSubject, prepare
 from flowrl.runtime.failures import explain
 from flowrl.training.model_files import location_of
 
@@ -55,7 +55,7 @@ def _left_out(config: TrainConfig, *, hindered: bool) -> str:
     return ""
 
 
-def fewest(subject: Subject) -> TrainConfig:
+def fewest(subject: BenchSubject) -> TrainConfig:
     """The configuration of whole iterations with as few prompts as its other settings allow."""
     return next(with_prompts(subject, range(1, subject.config.prompts_per_step)), settings_of(subject))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from flowrl.config.base import config_files, read_with_base
 from flowrl.config.train import is_here, resolve_path
@@ -42,7 +41,10 @@ def base_for(wish: Wish) -> str:
             continue
         data = read_with_base(path)
         model = data["pipeline"]["model"]
-        if not _plain(data):
+        # Whether it trains by outcomes alone, as Flow-GRPO and DanceGRPO do, from which the others differ.
+        credit = data.get("credit", {}).get("method", "outcome")
+        named = [data.get(section, {}).get("name") for section in ("objective", "shaping", "reward_map")]
+        if not (data.get("recipe", "grpo") == "grpo" and credit == "outcome" and not any(named)):
             continue
         same = model == wish.model
         if not same and (family is None or known_family(location(model)) != family):
@@ -69,10 +71,3 @@ def prompts_are_here(base: str) -> bool:
 def location(model: str) -> str:
     """Where a model is, as families are asked."""
     return str(resolve_path(model)) if model.startswith("asset:") else model
-
-
-def _plain(data: dict[str, Any]) -> bool:
-    """Whether it trains by outcomes alone, as Flow-GRPO and DanceGRPO do, from which the others differ."""
-    credit = data.get("credit", {}).get("method", "outcome")
-    named = [data.get(section, {}).get("name") for section in ("objective", "shaping", "reward_map")]
-    return data.get("recipe", "grpo") == "grpo" and credit == "outcome" and not any(named)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.config.strict_yaml import dotted_items, parse_yaml, read_mapping
-from flowrl.migrating.foreign_python import Reader, chosen
+from flowrl.migrating.foreign_python import Reader, choose_function
 
 Kind = Literal["flow_grpo", "DanceGRPO", "Flow-Factory", "verl-omni"]
 SIGNS = (
@@ -48,7 +48,7 @@ def read_foreign(given: str) -> Foreign:
         raise ValueError(f"there is no file {path}: `source` is FILE, or FILE.py:FUNCTION")
     if path.suffix == ".py":
         reader = Reader(path)
-        tree = reader.call(path, chosen(path, function or None))
+        tree = reader.call(path, choose_function(path, function or None))
         try:
             keys = _flat(tree)
         except RecursionError:

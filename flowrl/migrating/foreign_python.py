@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def makers_in(path: Path) -> list[str]:
     return [name for name, node in functions_of(path).items() if not node.args.args]
 
 
-def chosen(path: Path, name: str | None) -> str:
+def choose_function(path: Path, name: str | None) -> str:
     """The function that is meant: the one that is named, or the only one that takes no arguments.
 
     Raises:
@@ -100,7 +100,9 @@ class Reader:
                     return found
             if isinstance(line, ast.Assign):
                 self._assign(line, names, path)
-            elif not isinstance(line, (ast.Assert, ast.Pass)) and not _is_text(line):
+            elif not isinstance(line, (ast.Assert, ast.Pass)) and not (
+                isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+            ):
                 raise _refusal(path, line)
         raise ValueError(f"{path}: {name}() returns no configuration")
 
@@ -139,21 +141,21 @@ class Reader:
             case ast.Attribute():
                 return of(node.value)[node.attr]
             case ast.List() | ast.Tuple():
-                return [of(item) for item in node.elts]
+                return list(map(of, node.elts))
             case ast.Dict():
                 return {of(key): of(item) for key, item in zip(node.keys, node.values, strict=True) if key is not None}
             case ast.UnaryOp(op=ast.USub()):
                 return -of(node.operand)
             case ast.BinOp():
-                left, right = of(node.left), of(node.right)
-                if type(node.op) in _SUMS and isinstance(left, (int, float)) and isinstance(right, (int, float)):
-                    return _SUMS[type(node.op)](left, right)
+                sides = of(node.left), of(node.right)
+                if type(node.op) in _SUMS and _are_numbers(sides):
+                    return _SUMS[type(node.op)](*sides)
             case ast.JoinedStr():
-                return "".join(str(of(part)) for part in node.values)
+                return "".join(map(str, map(of, node.values)))
             case ast.FormattedValue():
                 return of(node.value)
             case ast.Call(keywords=[]):
-                return self._called(node, [of(item) for item in node.args], path)
+                return self._called(node, list(map(of, node.args)), path)
         raise _refusal(path, node)
 
     def _called(self, node: ast.Call, given: list[Any], path: Path) -> Any:
@@ -164,7 +166,7 @@ class Reader:
             return "."
         if name == "os.path.join":
             return "/".join(part for part in given if part != ".")
-        if name in _CALLS and all(isinstance(item, (int, float)) for item in given):
+        if name in _CALLS and _are_numbers(given):
             return _CALLS[name](*given)
         module, _, function = name.rpartition(".")
         if given or (not module.replace("_", "").isalnum() and module):
@@ -183,12 +185,12 @@ def _refusal(path: Path, node: ast.AST) -> ValueError:
     )
 
 
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
 def _is_short(value: Any) -> bool:
     try:
         return len(repr(value)) <= _LONGEST
     except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
         return False
-
-
-def _is_text(line: ast.stmt) -> bool:
-    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)

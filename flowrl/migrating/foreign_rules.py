@@ -14,7 +14,7 @@ Made = dict[str, Any] | str
 _STAYS = "so that of the base stays"
 
 
-def ruled(given: Foreign) -> dict[str, Made]:
+def apply_rules(given: Foreign) -> dict[str, Made]:
     """What is made of those keys of a file that its table leaves to a rule."""
     return {key: made for key, made in _RULES[given.kind](given).items() if key in given.keys}
 

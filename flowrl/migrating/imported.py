@@ -97,7 +97,7 @@ def text_of_import(found: Import, overrides: Sequence[str]) -> str:
     unsaid = [line for line in found.done.lines if line.unsaid]
     rows += _table(f"not in it, but {found.kind}'s default", unsaid, "translated")
     return "\n".join(
-        [*top, *written_keys(found.base, found.done.keys, overrides), "", f"# {counted(found)}", *rows, ""]
+        [*top, *written_keys(found.base, found.done.keys, overrides), "", f"# {count_fates(found)}", *rows, ""]
     )
 
 
@@ -111,10 +111,10 @@ def describe_import(found: Import) -> str:
                 reasons.setdefault(line.why, []).append(line.key)
         rows += [f"{fate}:"] if reasons else []
         rows += [_filled(f"{', '.join(keys)}: {why}", "  ", COLUMNS) for why, keys in reasons.items()]
-    return "\n".join([*rows, counted(found), *(_filled(f"look: {note}", "", COLUMNS) for note in found.notes)])
+    return "\n".join([*rows, count_fates(found), *(_filled(f"look: {note}", "", COLUMNS) for note in found.notes)])
 
 
-def counted(found: Import) -> str:
+def count_fates(found: Import) -> str:
     """How many keys met each fate."""
     of = Counter(line.fate for line in found.given)
     return f"{len(found.given)} keys of {found.name}: " + ", ".join(f"{of[fate]} {fate}" for fate in FATES)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flowrl.config.foreign import foreign_words
 from flowrl.migrating.foreign_files import Foreign
-from flowrl.migrating.foreign_rules import Made, ruled
+from flowrl.migrating.foreign_rules import Made, apply_rules
 
 Fate = Literal["translated", "without counterpart", "dropped"]
 FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped"}
@@ -76,7 +76,7 @@ def translate(given: Foreign) -> Translated:
         key: value for key, value in foreign_words().toolkits[given.kind].defaults.items() if key not in given.keys
     }
     given = replace(given, keys=unsaid | given.keys)
-    by_rule, lines = ruled(given), []
+    by_rule, lines = apply_rules(given), []
     for key, value in given.keys.items():
         made = by_rule.get(key) or _by_table(given, key, value)
         if isinstance(made, dict):

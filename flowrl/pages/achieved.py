@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from flowrl.rendering import markup
 from flowrl.rendering.bars import forest_of_two
-from flowrl.rendering.charts import Series, legend, line_chart, smooth, smoothed, thin
+from flowrl.rendering.charts import Series, legend, line_chart, smooth, smooth_series, thin
 from flowrl.rendering.markup import DASH, bounds, card, duration, esc, estimate, number, plural, section, signed, table
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD
 from flowrl.runs.held_out_result import HeldOut, conclusion
@@ -190,7 +190,7 @@ def _degrees(run: RunData, runs: float, y: Float[np.ndarray, " n"]) -> float:
 def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
     if held is None:
         return ""
-    curve = evaluated(run, held.metric, held.label, color=1)
+    curve = evaluation_series(run, held.metric, held.label, color=1)
     series, y = [curve], curve.y
     key = [(held.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(curve.low).any() else [])]
     graded_x, graded = column(run.evaluations, GRADED)
@@ -202,7 +202,7 @@ def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
     return _figure("Evaluation", series, "score", text, key)
 
 
-def evaluated(run: RunData, metric: str, label: str, *, color: int) -> Series:
+def evaluation_series(run: RunData, metric: str, label: str, *, color: int) -> Series:
     """A metric of the evaluations with its bounds, NaN where they were not logged."""
     x, y = column(run.evaluations, metric)
     rows = [row for row in run.evaluations if column([row], metric)[0].size]
@@ -232,7 +232,7 @@ def _reward_figure(run: RunData, key: str) -> str:
         return ""
     name = key.split("reward/", 1)[1]
     title = f"{run.held_word.capitalize() if held else 'Training'} reward: {name}"
-    series = evaluated(run, key, name, color=3) if held else smoothed(name, x, y, color=3)
+    series = evaluation_series(run, key, name, color=3) if held else smooth_series(name, x, y, color=3)
     return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flowrl.profiling.result import Spread
+from flowrl.profiling.result import TimeSpread
 from flowrl.profiling.text import time
 from flowrl.rendering.charts import NARROW, WIDER, legend, nice_ticks, responsive, svg, tick_text
 from flowrl.rendering.markup import esc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class BarPair:
     """A name with two numbers of seconds; the second may be unknown."""
 
     name: str
-    first: Spread
-    second: Spread | None
+    first: TimeSpread
+    second: TimeSpread | None
 
 
-def paired_bars(rows: Sequence[Pair], names: tuple[str, str], *, description: str) -> str:
+def paired_bars(rows: Sequence[BarPair], names: tuple[str, str], *, description: str) -> str:
     """Two bars a row, with the range of the repeats as a line; nothing without rows.
 
     Args:
@@ -63,7 +63,7 @@ def paired_bars(rows: Sequence[Pair], names: tuple[str, str], *, description: st
     return responsive(draw, WIDER) + legend(shown)
 
 
-def _bar(x: Callable[[float], float], spread: Spread, y: float, title: str, *, color: int) -> str:
+def _bar(x: Callable[[float], float], spread: TimeSpread, y: float, title: str, *, color: int) -> str:
     end, high = x(spread.median), x(spread.high)
     whisker = (
         f'<path class="whisker c0" d="M{x(spread.low):.1f} {y + 7}H{high:.1f}"/>' if spread.high > spread.low else ""

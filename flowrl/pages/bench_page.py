@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flowrl.pages.bench_figures import Pair, paired_bars
-from flowrl.profiling.result import PAGE, USED, WHOLE, WRONG, Bench, Phase, Spread
+from flowrl.pages.bench_figures import BarPair, paired_bars
+from flowrl.profiling.result import PAGE, USED, WHOLE, WRONG, Bench, Phase, TimeSpread
 from flowrl.profiling.text import (
     READING,
     alone,
     amount,
-    compared,
+    compare_phases,
     facts_that_differ,
     last_words,
     notes_of,
@@ -22,7 +22,7 @@ from flowrl.profiling.text import (
 )
 from flowrl.profiling.text import time as written
 from flowrl.rendering.document import document
-from flowrl.rendering.markup import DASH, card, code, esc, folded, notes_box, section, table, tiles
+from flowrl.rendering.markup import DASH, card, code, esc, fold, notes_box, section, table, tiles
 from flowrl.runtime.files import write_atomically
 
 FOOTER = "Written by <code>flowrl bench</code>."
@@ -65,15 +65,15 @@ def _settings(bench: Bench) -> str:
         for key, value in bench.facts.items()
     }
     told = table("Facts", ["fact", "value"], [[esc(key), f"<code>{esc(text)}</code>"] for key, text in given.items()])
-    return (folded("Machine and software", told) if given else "") + (
-        folded("Configuration", code(bench.config)) if bench.config else ""
+    return (fold("Machine and software", told) if given else "") + (
+        fold("Configuration", code(bench.config)) if bench.config else ""
     )
 
 
 def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
     """Two benches beside each other as HTML."""
-    found = compared(first, second)
-    pairs = [Pair(name=key, first=a, second=b) for key, a, b, _ in found if not key.startswith("ceilings")]
+    found = compare_phases(first, second)
+    pairs = [BarPair(name=key, first=a, second=b) for key, a, b, _ in found if not key.startswith("ceilings")]
     chart = paired_bars(pairs, names, description=f"Seconds of each phase, {names[0]} and {names[1]}")
     rows = [
         [esc(key), _with_span(a), _with_span(b), f"{a.median / b.median:.2f}x" if b.median else DASH, verdict or DASH]
@@ -132,13 +132,13 @@ def _iteration(bench: Bench) -> str:
     return section("an-iteration", "Where an iteration goes", card(chart), esc(lead))
 
 
-def _pair(bench: Bench, phase: Phase) -> Pair:
+def _pair(bench: Bench, phase: Phase) -> BarPair:
     least = bench.roofline(phase)
     assert phase.seconds is not None
-    return Pair(
+    return BarPair(
         name=phase.name,
         first=phase.seconds,
-        second=None if least is None else Spread(median=least, low=least, high=least),
+        second=None if least is None else TimeSpread(median=least, low=least, high=least),
     )
 
 
@@ -162,5 +162,5 @@ def _row(bench: Bench, phase: Phase) -> list[str]:
     ]
 
 
-def _with_span(spread: Spread) -> str:
+def _with_span(spread: TimeSpread) -> str:
     return f"{written(spread.median)}<small>{esc(span(spread))}</small>"

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from flowrl.evaluation.board.comparable import told
+from flowrl.evaluation.board.comparable import describe_conditions
 from flowrl.evaluation.board.leaderboard import (
     claims,
     digits_of,
+    format_value,
     name_of,
     pairing_text,
     range_of,
     rank_text,
     summary,
     title,
-    written,
 )
 from flowrl.evaluation.board.standings import Ranking, Standing
 from flowrl.pages.sorting import ELEMENT, SORTING_POLICY, cell, sortable_table
@@ -25,7 +25,7 @@ from flowrl.pages.strips import Room, strips_of
 from flowrl.rendering.bars import Mark, forest
 from flowrl.rendering.charts import WIDER
 from flowrl.rendering.document import document
-from flowrl.rendering.markup import DASH, card, code, esc, folded, notes_box, plural, section, table
+from flowrl.rendering.markup import DASH, card, code, esc, fold, notes_box, plural, section, table
 
 HEAD = ("model", "rank", "score", "to first")
 
@@ -72,7 +72,7 @@ def _brief(ranking: Ranking, name: str) -> str:
     line = next((line for line in ranking.standings if line.name == name), None)
     if line is None:
         return cell(float("nan"), DASH)
-    return cell(line.score.mean, written(line.score.mean, digits_of(ranking)), f"rank {rank_text(line)}")
+    return cell(line.score.mean, format_value(line.score.mean, digits_of(ranking)), f"rank {rank_text(line)}")
 
 
 def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
@@ -87,7 +87,7 @@ def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
         sortable_table(title(ranking), HEAD, rows),
         card(chart, style=" one"),
         _images(ranking, out, room),
-        folded("What is the same for all of this table", _conditions(ranking)),
+        fold("What is the same for all of this table", _conditions(ranking)),
     ])  # fmt: skip
     lead = f"{plural(len(ranking.standings), 'model')}. {pairing_text(ranking)}"
     return section(f"table-{place}", title(ranking) + (" (apart)" if ranking.group.apart else ""), body, esc(lead))
@@ -98,26 +98,22 @@ def _row(line: Standing, digits: int, out: Path) -> list[str]:
     middle = (low + line.rank[1]) / 2 + low / 1000  # equal middles by the better end
     mean = float("nan") if behind is None else behind.mean
     below = "" if behind is None else range_of(behind, digits, sign=True)
-    return [
-        _name(line, out), cell(middle, rank_text(line)),
-        cell(line.score.mean, written(line.score.mean, digits), range_of(line.score, digits)),
-        cell(mean, DASH if behind is None else written(mean, digits, sign=True), below),
-    ]  # fmt: skip
-
-
-def _name(line: Standing, out: Path) -> str:
-    """The model, with links to the pages of its evaluations."""
+    # The model, with links to the pages of its evaluations.
     links = []
     for place, entry in enumerate(line.entries, start=1):
         page = entry.folder / "page.html"
         if page.is_file():
             words = "page" if len(line.entries) == 1 else f"page {place}"
             links.append(f'<a href="{esc(quote(os.path.relpath(page.resolve(), out.resolve())))}">{words}</a>')
-    return f"{esc(name_of(line))} <small>{' '.join(links)}</small>"
+    return [
+        f"{esc(name_of(line))} <small>{' '.join(links)}</small>", cell(middle, rank_text(line)),
+        cell(line.score.mean, format_value(line.score.mean, digits), range_of(line.score, digits)),
+        cell(mean, DASH if behind is None else format_value(mean, digits, sign=True), below),
+    ]  # fmt: skip
 
 
 def _conditions(ranking: Ranking) -> str:
-    rows = [[esc(key.replace("_", " ")), esc(value)] for key, value in told(ranking.group.conditions)]
+    rows = [[esc(key.replace("_", " ")), esc(value)] for key, value in describe_conditions(ranking.group.conditions)]
     return table("Conditions", ["condition", "value"], rows)
 
 

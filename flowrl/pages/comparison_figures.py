@@ -91,13 +91,13 @@ def scatter(results: Results) -> str:
     """Final score against the distance from the base: small dots are seeds, large ones methods."""
     rows = [(row, color) for row, color in _painted(results) if math.isfinite(row.kl) and row.kl > 0]
     points = [
-        dots.Point(x=point(float(run.measured["kl"])), y=point(score), color=color, shape="raw")
+        dots.Dot(x=point(float(run.measured["kl"])), y=point(score), color=color, shape="raw")
         for row, color in rows
         for run, score in zip(row.runs, row.seed_scores, strict=True)
         if run.measured.get("kl")
     ]
     points += [
-        dots.Point(
+        dots.Dot(
             x=point(row.kl),
             y=point(row.score.mean),
             color=color,

@@ -9,7 +9,7 @@ from flowrl.evaluation.benchmark import Result
 from flowrl.rendering.bars import Mark, forest, forest_of_two
 from flowrl.rendering.charts import WIDER
 from flowrl.rendering.document import document
-from flowrl.rendering.markup import card, code, esc, folded, notes_box, section, table, titled_table
+from flowrl.rendering.markup import card, code, esc, fold, notes_box, section, table, titled_table
 from flowrl.statistics.bootstrap import Interval
 
 
@@ -23,6 +23,11 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
         command: that made it.
     """
     tables = "".join(titled_table(part.title, part.head, part.rows, part.note) for part in result.tables)
+    rows = [
+        [esc(key), f"<code>{esc(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}</code>"]
+        for key, value in result.facts.items()
+    ]
+    listed = table("Judge, settings and times", ["Key", "Value"], rows)
     body = "".join([
         f'<p class="summary">{esc(result.headline)}</p>',
         notes_box(result.notes),
@@ -33,7 +38,7 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
                 "leaves the sign open."),
         section("tables", "Tables", f'<div class="tables">{tables}</div>'),
         *result.sections,
-        section("settings", "Command and settings", _settings(command, result.facts)),
+        section("settings", "Command and settings", code(command) + fold("Judge, settings and times", listed)),
     ])  # fmt: skip
     return document(title, body, footer="Written by <code>flowrl eval</code>.")
 
@@ -52,12 +57,3 @@ def _forest(differences: Mapping[str, Interval]) -> str:
     rows = [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in differences.items()]
     label, said = "change with 95 % interval", "changes with intervals"
     return card(forest(rows, x_label=label, description=said, sign=True, words=True, wide=WIDER), style=" one")
-
-
-def _settings(command: str, facts: Mapping[str, object]) -> str:
-    rows = [
-        [esc(key), f"<code>{esc(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}</code>"]
-        for key, value in facts.items()
-    ]
-    listed = table("Judge, settings and times", ["Key", "Value"], rows)
-    return code(command) + folded("Judge, settings and times", listed)

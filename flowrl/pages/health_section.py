@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowrl.rendering.bars import stacked_bar
-from flowrl.rendering.charts import NARROW, draw_lines, legend, smoothed
+from flowrl.rendering.charts import NARROW, draw_lines, legend, smooth_series
 from flowrl.rendering.markup import card, duration, esc, number, plural, section, table
 from flowrl.runs.run_data import RunData, column, keys_below
 from flowrl.runs.vital_signs import RECENT, SIGNS, Sign, recent_mean
@@ -54,7 +54,7 @@ def _sign_card(run: RunData, sign: Sign) -> str:
         return ""
     good = sign.is_healthy(y)
     mark = '<span class="mark good">✓ healthy</span>' if good else '<span class="mark bad">! look here</span>'
-    series = smoothed(sign.title, x, y, color=1 if good else 2)
+    series = smooth_series(sign.title, x, y, color=1 if good else 2)
     text = f"{sign.title} over {plural(len(y), 'iteration')}, last {number(float(y[-1]))}"
     chart = draw_lines([series], NARROW, 150, "iteration", "", text)
     extra = ""

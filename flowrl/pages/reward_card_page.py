@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from flowrl.evaluation.reward_card.card_measure import Card
-from flowrl.evaluation.reward_card.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
+from flowrl.evaluation.reward_card.card_measure import CardMeasures
+from flowrl.evaluation.reward_card.card_text import Grade, calls, lines, overall, verdicts, worst_change
 from flowrl.media.images import evenly
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.prompts.loading import spread
 from flowrl.rendering.bars import Mark, forest
 from flowrl.rendering.charts import WIDER
 from flowrl.rendering.document import document
-from flowrl.rendering.dots import Point, scatter
+from flowrl.rendering.dots import Dot, scatter
 from flowrl.rendering.embedded_images import image_element
 from flowrl.rendering.markup import DASH, bounds, code, duration, esc, notes_box, number, plural, section, table, tiles
 from flowrl.rendering.markup import card as figure
@@ -28,18 +27,28 @@ MARKS: dict[Grade, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def render(card: Card) -> str:
+def render(card: CardMeasures) -> str:
     """The whole page as HTML."""
     found = verdicts(card)
+    rows = ""
+    for verdict in found:
+        style, mark = MARKS[verdict.grade]
+        rows += f'<b>{esc(verdict.aspect)}</b><span class="mark {style}">{mark}</span><p>{esc(verdict.words)}</p>'
+    # The second pass, and the change that harms the order most.
+    shown = [("second pass", card.again)]
+    worst = worst_change(card)
+    if worst is not None:
+        shown.append((PERTURBATIONS[worst][0], card.changed[worst]))
+    charts = "".join(figure(_scatter(card.values, values, name)) for name, values in shown)
     body = "".join([
         f'<p class="summary">{esc(overall(found))}</p>',
         notes_box(card.notes),
         _tiles(card),
-        section("verdicts", "Verdicts", _verdicts(found)),
+        section("verdicts", "Verdicts", f'<div class="verdicts card">{rows}</div>'),
         section("advantages", "What becomes of advantages", figure(_ranks(card), style=" one"),
                 "Rank correlation of a prompt's images, before and after each change, mean over prompts with 95 % "
                 "intervals. 1 keeps the order, 0 has nothing left of it."),
-        section("values", "Values, image by image", _scatters(card),
+        section("values", "Values, image by image", f'<div class="two">{charts}</div>' if charts else "",
                 "One dot per image; on the line nothing changed."),
         section("images", "What it prefers", _gallery(card),
                 "Prompts spread evenly over the list, not picked. Left the highest value, right the lowest."),
@@ -53,7 +62,7 @@ def render(card: Card) -> str:
     return document(title, body, lead=esc(" · ".join(facts)), footer=footer)
 
 
-def _tiles(card: Card) -> str:
+def _tiles(card: CardMeasures) -> str:
     def of(name: str, interval: Interval, note: str) -> tuple[str, str, str]:
         return name, number(interval.mean), f"95 %: {bounds(interval)}" if interval.known else note
 
@@ -72,15 +81,7 @@ def _tiles(card: Card) -> str:
     return tiles([*found, ("1000 images take", duration(1000 * card.cost.seconds.mean), hours)])
 
 
-def _verdicts(found: Sequence[Verdict]) -> str:
-    rows = ""
-    for verdict in found:
-        style, mark = MARKS[verdict.grade]
-        rows += f'<b>{esc(verdict.aspect)}</b><span class="mark {style}">{mark}</span><p>{esc(verdict.words)}</p>'
-    return f'<div class="verdicts card">{rows}</div>'
-
-
-def _ranks(card: Card) -> str:
+def _ranks(card: CardMeasures) -> str:
     rows = [("second pass", card.repeat.rank)]
     rows += [(PERTURBATIONS[name][0], found.rank) for name, found in card.perturbed.items()]
     rows += [(f"{name} instead", other.within) for name, other in card.others.items()]
@@ -91,25 +92,15 @@ def _ranks(card: Card) -> str:
     return forest(marks, x_label=label, description=said, around=(0.0, 1.0), wide=WIDER)
 
 
-def _scatters(card: Card) -> str:
-    """The second pass, and the change that harms the order most."""
-    shown = [("second pass", card.again)]
-    worst = worst_change(card)
-    if worst is not None:
-        shown.append((PERTURBATIONS[worst][0], card.changed[worst]))
-    charts = "".join(figure(_scatter(card.values, values, name)) for name, values in shown)
-    return f'<div class="two">{charts}</div>' if charts else ""
-
-
 def _scatter(x: np.ndarray, y: np.ndarray, name: str) -> str:
     both = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     places = both[spread(len(both), POINTS)]
-    points = [Point(x=point(float(x[k])), y=point(float(y[k])), shape="raw") for k in places]
+    points = [Dot(x=point(float(x[k])), y=point(float(y[k])), shape="raw") for k in places]
     said = f"Values of the {name} over those of the first pass"
     return scatter(points, x_label="first pass", y_label=name, description=said, same=True) if points else ""
 
 
-def _gallery(card: Card) -> str:
+def _gallery(card: CardMeasures) -> str:
     groups: dict[int, list[int]] = {}
     for place, item in enumerate(card.items):
         if math.isfinite(card.values[place]):
@@ -129,7 +120,7 @@ def _gallery(card: Card) -> str:
     return f'<div class="gallery">{figures}</div>' if figures else ""
 
 
-def _numbers(card: Card) -> str:
+def _numbers(card: CardMeasures) -> str:
     rows, part = [], ""
     for place, name, value in lines(card):
         if place != part:

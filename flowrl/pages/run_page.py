@@ -10,7 +10,7 @@ from flowrl.pages.achieved import curves, summary, tasks, tiles
 from flowrl.pages.health_section import health, time_by_stage
 from flowrl.pages.shown_samples import images
 from flowrl.rendering.document import MEDIA_POLICY, POLICY, document
-from flowrl.rendering.markup import code, esc, folded, notes_box, plural, section, table
+from flowrl.rendering.markup import code, esc, fold, notes_box, plural, section, table
 from flowrl.runs.held_out_result import held_out
 from flowrl.runs.run_data import RunData
 
@@ -82,9 +82,9 @@ def provenance(run: RunData) -> str:
     parts = ""
     if run.manifest:
         rows = [[esc(key), f"<code>{esc(_plain(value))}</code>"] for key, value in run.manifest.items()]
-        parts += folded("Manifest", table("Versions, machine and command", ["Key", "Value"], rows))
+        parts += fold("Manifest", table("Versions, machine and command", ["Key", "Value"], rows))
     if run.config_text:
-        parts += folded("Resolved configuration", code(run.config_text))
+        parts += fold("Resolved configuration", code(run.config_text))
     return section("provenance", "Settings and versions", parts)
 
 

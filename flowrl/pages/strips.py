@@ -52,18 +52,16 @@ def strips_of(ranking: Ranking, out: Path, room: Room) -> str:
     shown = _columns(ranking)
     sides = [side.entries[0].values.get(ranking.group.metric) for side in shown]
     known = [values for values in sides if values is not None and values.files]
-    if len(shown) < 2 or len(known) < len(shown) or any(line.entries[0].images is None for line in shown):
+    if len(known) < max(2, len(shown)) or any(line.entries[0].images is None for line in shown):
         return ""
     scores = [{(row.task, row.prompt, row.sample): float(row.value) for row in values.rows} for values in known]
     body = ""
     for strip in _chosen(scores, [_shown(line, values) for line, values in zip(shown, known, strict=True)]):
-        rows = []
-        for key in strip.keys:
-            cells = [
-                _cell(line, values, found.get(key), key, out, room)
-                for line, values, found in zip(shown, known, scores, strict=True)
-            ]
-            rows.append((str(key[1]), cells))
+        columns = list(zip(shown, known, scores, strict=True))
+        rows = [
+            (str(key[1]), [_cell(line, values, found.get(key), key, out, room) for line, values, found in columns])
+            for key in strip.keys
+        ]
         body += f"<h3>{esc(strip.title)}</h3>{image_table([line.name for line in shown], rows)}" if rows else ""
     return body
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flowrl.comparing.sweep.sweep_result import SettingResult, Sweep
 from flowrl.comparing.sweep.sweep_settings import Setting, StripRows
 from flowrl.rendering.charts import legend, tick_text
-from flowrl.rendering.dots import Point, scatter
+from flowrl.rendering.dots import Dot, scatter
 from flowrl.rendering.embedded_images import image_element, image_table
 from flowrl.rendering.markup import estimate
 from flowrl.statistics.bootstrap import Interval, point
@@ -52,10 +52,10 @@ def short(setting: Setting) -> str:
     return search if setting.scale == 1 else f"{search} of {tick_text(setting.scale)}"
 
 
-def _point(one: SettingResult, x: Interval, name: str, *, line: str, label: str | None = None) -> Point:
+def _point(one: SettingResult, x: Interval, name: str, *, line: str, label: str | None = None) -> Dot:
     """A setting on a chart; those of the kind `line` are joined, of best of N within a scale."""
     value, setting = one.means[name], one.setting
-    return Point(
+    return Dot(
         x=x,
         y=value,
         label=short(setting) if label is None else label,
@@ -66,7 +66,7 @@ def _point(one: SettingResult, x: Interval, name: str, *, line: str, label: str 
     )
 
 
-def _chart(points: Sequence[Point], x_label: str, y_label: str, *, log: bool = False) -> str:
+def _chart(points: Sequence[Dot], x_label: str, y_label: str, *, log: bool = False) -> str:
     return scatter(points, x_label=x_label, y_label=y_label, description=f"{y_label} against {x_label}", log=log)
 
 

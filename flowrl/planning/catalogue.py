@@ -61,7 +61,7 @@ METHODS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One line of a list, its heading, and what is said of it when it is asked for by name."""
 
     name: str
@@ -70,7 +70,7 @@ class Entry:
     more: tuple[tuple[str, str], ...] = ()
 
 
-def entries(kind: str) -> list[Entry]:
+def entries(kind: str) -> list[CatalogueEntry]:
     """Everything of one kind, in the order of the code; of a configuration by name."""
     makers = {"configs": _configs, "rewards": _rewards, "methods": _methods, "families": _families,
               "benchmarks": _benchmarks, "keys": _keys}  # fmt: skip
@@ -90,49 +90,53 @@ def families() -> dict[str, Any]:
     return found
 
 
-def _configs() -> Iterator[Entry]:
+def _configs() -> Iterator[CatalogueEntry]:
     for name, path in config_files().items():
         text = path.read_text(encoding="utf-8")
         model = read_with_base(path)["pipeline"]["model"]
         more = (("folder", path.parent.name), ("model", model), ("head", head_of(text)))
-        yield Entry(name=name, text=first_sentence(head_of(text)), group=path.parent.name, more=more)
+        yield CatalogueEntry(name=name, text=first_sentence(head_of(text)), group=path.parent.name, more=more)
 
 
-def _rewards() -> Iterator[Entry]:
+def _rewards() -> Iterator[CatalogueEntry]:
     for name, value in table_of("flowrl.rewards", "REWARDS").items():
         module, _, cls = str(ast.literal_eval(value)).partition(":")
         yield _of_class(name, module, cls)
 
 
-def _methods() -> Iterator[Entry]:
+def _methods() -> Iterator[CatalogueEntry]:
     for choice in METHODS:
         recipe = f" recipe={choice.recipe}" if choice.recipe not in ("", "grpo") else ""
         for name, cls in classes_in(choice.module, choice.table).items():
             found = _of_class(name, choice.module, cls)
-            yield Entry(name=name, text=found.text, more=(("key", f"{choice.key}={name}{recipe}"), *found.more))
+            yield CatalogueEntry(
+                name=name, text=found.text, more=(("key", f"{choice.key}={name}{recipe}"), *found.more)
+            )
 
 
-def _families() -> Iterator[Entry]:
+def _families() -> Iterator[CatalogueEntry]:
     for name, facts in families().items():
         text = first_sentence(ast.get_docstring(tree_of(f"flowrl.pipelines.families.{name}")) or "")
         models = [f"{model} ({known['licence']})" for model, known in facts["checkpoints"].items()]
-        yield Entry(name=name, text=text, more=(("classes", ", ".join(facts["stock"])), ("models", "\n".join(models))))
+        yield CatalogueEntry(
+            name=name, text=text, more=(("classes", ", ".join(facts["stock"])), ("models", "\n".join(models)))
+        )
 
 
-def _benchmarks() -> Iterator[Entry]:
+def _benchmarks() -> Iterator[CatalogueEntry]:
     for name, known in BENCHMARKS.items():
         text = known.reproduces or ""
         of_runner = ast.get_docstring(tree_of(known.rules)) or ""
-        yield Entry(name=name, text=first_sentence(text or of_runner), more=(("in full", text or of_runner),))
+        yield CatalogueEntry(name=name, text=first_sentence(text or of_runner), more=(("in full", text or of_runner),))
 
 
-def _keys() -> Iterator[Entry]:
+def _keys() -> Iterator[CatalogueEntry]:
     for doc in key_docs(TrainConfig):
         more = (("takes", doc.kind), *((("default", doc.default),) if doc.default else ()), ("meaning", doc.text))
-        yield Entry(name=doc.key, text=first_sentence(doc.text), more=more)
+        yield CatalogueEntry(name=doc.key, text=first_sentence(doc.text), more=more)
 
 
-def _of_class(name: str, module: str, cls: str) -> Entry:
+def _of_class(name: str, module: str, cls: str) -> CatalogueEntry:
     """An entry of a dataclass of options: its docstring, and its fields as what there is more."""
     _, body = class_of(module, cls)
     text, texts = ast.get_docstring(body) or "", fields_of(body)
@@ -141,4 +145,4 @@ def _of_class(name: str, module: str, cls: str) -> Entry:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in texts:
             default = "required" if node.value is None else ast.unparse(node.value)
             more.append((f"options.{node.target.id}", f"({default}) {texts[node.target.id]}"))
-    return Entry(name=name, text=first_sentence(text), more=tuple(more))
+    return CatalogueEntry(name=name, text=first_sentence(text), more=tuple(more))

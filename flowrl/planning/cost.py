@@ -98,22 +98,18 @@ def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | No
     if path.is_file():
         config = read_json(path, finite=False)
         if config.get("_class_name") == "AutoencoderKL":
-            return _measured(config, height, width)
+            from diffusers import AutoencoderKL
+
+            with torch.device("meta"):
+                vae = AutoencoderKL.from_config(dict(config))
+                factor = 2 ** (len(vae.config.block_out_channels) - 1)
+                latent = torch.empty(1, vae.config.latent_channels, height // factor, width // factor)
+                with torch.no_grad(), Trace() as counter:
+                    vae.decode(latent)
+            return counter.total
     kinds = {count: kind for kind, count in known_checkpoints.tables()["part_parameters"].items()}
     kind = kinds.get((parts or {}).get("vae", 0))
     if kind not in _DECODE:
         return None
     each = _DECODE_WAN_IMAGE if kind == "VAE_WAN" and frames is None else _DECODE[kind]
     return each * height * width * (frames or 1)
-
-
-def _measured(config: Mapping[str, object], height: int, width: int) -> float:
-    from diffusers import AutoencoderKL
-
-    with torch.device("meta"):
-        vae = AutoencoderKL.from_config(dict(config))
-        factor = 2 ** (len(vae.config.block_out_channels) - 1)
-        latent = torch.empty(1, vae.config.latent_channels, height // factor, width // factor)
-        with torch.no_grad(), Trace() as counter:
-            vae.decode(latent)
-    return counter.total

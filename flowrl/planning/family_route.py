@@ -17,7 +17,7 @@ from flowrl.planning.sent_text import Text, text_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class DrawnSample:
     """One image or clip of a size: the call of its network, and what decoding it takes.
 
     Attributes:
@@ -85,7 +85,7 @@ class FamilyRoute:
             return text, None
         return text, self._call(self.size, text.usual)
 
-    def drawn(self, size: Size, tokens: int) -> Drawn:
+    def drawn(self, size: Size, tokens: int) -> DrawnSample:
         """An image or clip of a size whose prompt has so many tokens.
 
         Raises:
@@ -96,7 +96,7 @@ class FamilyRoute:
             peaks = decode_peaks(self.family, self.model, size, dtype=self.vae_dtype)
             return decode_flops(self.model, self.parts, size), peaks
 
-        return Drawn(call=self._call(size, tokens), decoding=decoding)
+        return DrawnSample(call=self._call(size, tokens), decoding=decoding)
 
     def _call(self, size: Size, tokens: int) -> dict[str, Any]:
         return self.family.meta_call(self.model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)

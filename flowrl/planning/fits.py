@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flowrl.planning.memory import CARDS, GIB, Facts, Memory, Settings, memory_of
+from flowrl.planning.memory import CARDS, GIB, Facts, Memory, MemorySettings, memory_of
 
 _BITS = {"none": 16, "int8": 8, "fp8": 8, "int8_bnb": 8, "nf4": 4}
 """Of a weight in each form of `pipeline.quantize`: only a smaller one is tried."""
@@ -32,16 +32,16 @@ SHARDS = (2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """A setting at another value: `overrides` as `flowrl train` takes them, and the fields of `Settings`."""
+class SettingChange:
+    """A setting at another value: `overrides` as `flowrl train` takes them, and the fields of `MemorySettings`."""
 
     overrides: tuple[str, ...] = ()
     settings: Mapping[str, Any]
 
 
-Ladder = tuple[Change, ...]
+Ladder = tuple[SettingChange, ...]
 """Values of one setting, each saving more than the one before it; the first is what the run has."""
-AS_IT_IS = Change(settings={})
+AS_IT_IS = SettingChange(settings={})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +59,13 @@ class Fit:
     card: int
     overrides: tuple[str, ...] | None
     memory: Memory
-    settings: Settings
+    settings: MemorySettings
     gains: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """What may be changed of a run, beside its `Settings`.
+    """What may be changed of a run, beside its `MemorySettings`.
 
     Attributes:
         sizes: processes of one copy of the denoiser -> micro-batches that are allowed then.
@@ -93,11 +93,11 @@ def card_gib(card: int) -> float:
     return CARDS.get(card, card * 0.985)
 
 
-def fit(facts: Facts, chosen: Settings, choices: Choices, card: int) -> Fit:
+def fit(facts: Facts, chosen: MemorySettings, choices: Choices, card: int) -> Fit:
     """The least changes with which a process fits a card of so many GB."""
     room, ladders = card_gib(card) * GIB, list(_ladders(facts, chosen, choices))
 
-    def at(places: Sequence[int]) -> Settings | None:
+    def at(places: Sequence[int]) -> MemorySettings | None:
         merged: dict[str, Any] = {}
         for ladder, place in zip(ladders, places, strict=True):
             merged |= ladder[place].settings
@@ -125,14 +125,14 @@ def fit(facts: Facts, chosen: Settings, choices: Choices, card: int) -> Fit:
     return Fit(card=card, overrides=overrides, memory=memory, settings=settings, gains=tuple(gains))
 
 
-def _least(facts: Facts, chosen: Settings, tried: Sequence[Settings | None], card: int) -> Fit:
+def _least(facts: Facts, chosen: MemorySettings, tried: Sequence[MemorySettings | None], card: int) -> Fit:
     """The run at its smallest, which is too large still."""
     found = [(memory_of(facts, settings), settings) for settings in (chosen, *tried) if settings is not None]
     memory, settings = min(found, key=lambda entry: entry[0].peak)
     return Fit(card=card, overrides=None, memory=memory, settings=settings)
 
 
-def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladder]:
+def _ladders(facts: Facts, chosen: MemorySettings, choices: Choices) -> Iterator[Ladder]:
     """What can be changed, the cheapest first."""
     smaller = sorted({n for sizes in choices.sizes.values() for n in sizes if n < chosen.micro_batch_size})
     away = (*chosen.offload, "rewards")
@@ -155,7 +155,7 @@ def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladde
     ]  # fmt: skip
     for allowed, changes in ladders:
         news = [
-            Change(overrides=tuple(text.split()), settings=given)
+            SettingChange(overrides=tuple(text.split()), settings=given)
             for text, given in changes
             if any(getattr(chosen, name) != value for name, value in given.items())
         ]
@@ -163,7 +163,7 @@ def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladde
             yield (AS_IT_IS, *news)
 
 
-def _forms(facts: Facts, chosen: Settings, choices: Choices) -> list[tuple[str, dict[str, Any]]]:
+def _forms(facts: Facts, chosen: MemorySettings, choices: Choices) -> list[tuple[str, dict[str, Any]]]:
     """A denoiser in fewer bits, then one that is split over processes."""
     whole, found = chosen.shard == 1, list[tuple[str, dict[str, Any]]]()
     if whole and not facts.full:

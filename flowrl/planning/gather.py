@@ -17,9 +17,9 @@ from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import Cost, cost_of
 from flowrl.planning.counts import RunCounts, graph_rows, negative_again, of_run
 from flowrl.planning.decoding import Size
-from flowrl.planning.family_route import Drawn, FamilyRoute
+from flowrl.planning.family_route import DrawnSample, FamilyRoute
 from flowrl.planning.fits import SHARDS, Choices
-from flowrl.planning.memory import Facts, Memory, Settings, allowed_sizes, memory_of
+from flowrl.planning.memory import Facts, Memory, MemorySettings, allowed_sizes, memory_of
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.published_models import Parts
 from flowrl.planning.sent_text import Text
@@ -93,7 +93,7 @@ class Plan:
     cost: Cost | None = None
     memory: Memory | None = None
     facts: Facts | None = None
-    settings: Settings
+    settings: MemorySettings
     choices: Choices = field(default_factory=Choices)
     counted_as: str | None
     parts_of: str | None
@@ -116,7 +116,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         ValueError: the model cannot draw the configured size.
     """
     location = location_of(config.pipeline)
-    model = checkpoints.counted_as(family, location)
+    model = checkpoints.find_counted(family, location)
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
     options = family_options(config.pipeline)
     given: dict[str, Any] = {"model": model, "options": options, "vae_dtype": config.pipeline.vae_dtype}
@@ -202,7 +202,7 @@ def _count(
 # ---- parts of it -----------------------------------------------------------------------------------------------------
 
 
-def _eval_drawn(plan: Plan, route: FamilyRoute | StockRoute, drawn: Drawn) -> Drawn:
+def _eval_drawn(plan: Plan, route: FamilyRoute | StockRoute, drawn: DrawnSample) -> DrawnSample:
     """What evaluations draw; `drawn`, what training does, where they draw the same or there are none."""
     settings, size = plan.config.eval, plan.size
     assert size is not None
@@ -227,9 +227,9 @@ def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:
 
 def _settings(
     config: TrainConfig, family: ModelFamily, options: Mapping[str, Any], geometry: Geometry, processes: int
-) -> Settings:
+) -> MemorySettings:
     pipeline, usual = config.pipeline, cards.VideoOptions if family.videos else cards.ImageOptions
-    return Settings(
+    return MemorySettings(
         processes=processes, micro_batch_size=geometry.micro_batch_size, rollout_batch_size=geometry.rollout_batch_size,
         eval_batch_size=config.eval.batch_size, gradient_checkpointing=pipeline.gradient_checkpointing,
         quantize=pipeline.quantize, offload=pipeline.offload, free_text_encoders=pipeline.free_text_encoders,

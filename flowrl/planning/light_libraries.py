@@ -56,33 +56,29 @@ def import_lightly() -> None:
         return
     gc.disable()  # it would look through all that is imported, again and again, and find nothing to free
     try:
-        _import()
+        import torch
+
+        absent = {name: None for name in _ABSENT if name not in sys.modules}
+        counter = logging.getLogger("torch.utils.flop_counter")  # it warns of Triton's absence
+        level = counter.level
+        counter.setLevel(logging.ERROR)
+        in_place: dict[str, Any] = absent | _FLEX
+        sys.modules.update(in_place)
+        try:
+            with (
+                patch.object(importlib.metadata, "packages_distributions", dict),  # reads the files of every package
+                patch.object(torch.distributed, "is_available", lambda: False),
+                patch.object(torch.compiler, "disable", _as_it_is),
+            ):
+                for name in LIGHT_MODULES:
+                    importlib.import_module(name)
+        finally:
+            for name in in_place:
+                del sys.modules[name]
+            counter.setLevel(level)
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _import() -> None:
-    import torch
-
-    absent = {name: None for name in _ABSENT if name not in sys.modules}
-    counter = logging.getLogger("torch.utils.flop_counter")  # it warns of Triton's absence
-    level = counter.level
-    counter.setLevel(logging.ERROR)
-    in_place: dict[str, Any] = absent | _FLEX
-    sys.modules.update(in_place)
-    try:
-        with (
-            patch.object(importlib.metadata, "packages_distributions", dict),  # reads the files of every package
-            patch.object(torch.distributed, "is_available", lambda: False),
-            patch.object(torch.compiler, "disable", _as_it_is),
-        ):
-            for name in LIGHT_MODULES:
-                importlib.import_module(name)
-    finally:
-        for name in in_place:
-            del sys.modules[name]
-        counter.setLevel(level)
 
 
 @contextmanager

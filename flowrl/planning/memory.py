@@ -1,7 +1,7 @@
 """What a process holds while it trains, in bytes: an estimate from counted tensors, not a measurement.
 
-Everything that costs time is counted once (`Facts`); what settings make of it (`Settings`) is a pure function of both,
-so that thousands of settings can be tried for a card (`flowrl.planning.fits`).
+Everything that costs time is counted once (`Facts`); what settings make of it (`MemorySettings`) is a pure function
+of both, so that thousands of settings can be tried for a card (`flowrl.planning.fits`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from flowrl.planning.network import Network
 from flowrl.planning.published_models import Parts
-from flowrl.planning.weights import Weights
+from flowrl.planning.weights import DenoiserWeights
 
 GIB = 2**30
 CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
@@ -73,7 +73,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class MemorySettings:
     """The settings that memory depends on, and nothing else does; see the keys of the configuration."""
 
     processes: int = 1
@@ -132,7 +132,7 @@ class Memory:
         return max(self.fixed + max([self.configured + self.update, *self.stages.values()]), self.start + OVERHEAD)
 
 
-def memory_of(facts: Facts, chosen: Settings) -> Memory:
+def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     """What a process holds with these settings."""
     network, split = facts.network, chosen.context
     weights = network.weights
@@ -185,7 +185,7 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
     return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
 
 
-def base_bytes(weights: Weights, form: str, width: int) -> int:
+def base_bytes(weights: DenoiserWeights, form: str, width: int) -> int:
     """Bytes of a denoiser's weights, `width` for each of those that `form` leaves as they are."""
     if form == "none":
         return weights.parameters * width
@@ -237,19 +237,19 @@ def allowed_sizes(images: int, multiple: int) -> list[int]:
 # ---- parts of it -----------------------------------------------------------------------------------------------------
 
 
-def _decoded(each: tuple[int, int] | None, chosen: Settings, batch: int) -> int:
+def _decoded(each: tuple[int, int] | None, chosen: MemorySettings, batch: int) -> int:
     """Bytes of decoding a slice of a batch."""
     return 0 if each is None else each[chosen.vae_tiling] * min(chosen.vae_slice, batch)
 
 
-def _denoiser(facts: Facts, chosen: Settings) -> dict[str, int]:
+def _denoiser(facts: Facts, chosen: MemorySettings) -> dict[str, int]:
     name, width = facts.dtype
     words = name if chosen.quantize == "none" else f"{chosen.quantize} and {name}"
     words += f", 1/{chosen.shard}" * (chosen.shard > 1)
     return {f"denoiser, {words}": base_bytes(facts.network.weights, chosen.quantize, width) // chosen.shard}
 
 
-def _trained(facts: Facts, chosen: Settings) -> dict[str, int]:
+def _trained(facts: Facts, chosen: MemorySettings) -> dict[str, int]:
     count, slots = facts.network.trained, facts.slots
     copies = ", copies" * bool(slots or facts.reference)
     moments = 0.0 if chosen.optim_offload else _MOMENTS[chosen.optimizer]

@@ -29,7 +29,7 @@ from flowrl.pipelines.shared.like_blocks import fewest, names_a_block
 from flowrl.pipelines.weights.full_weights import trained_names
 from flowrl.pipelines.weights.lora import check_targets
 from flowrl.planning.traces import Fused, Saved, Trace, cast
-from flowrl.planning.weights import Weights, weights_of
+from flowrl.planning.weights import DenoiserWeights, weights_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class Network:
 
     parameters: int
     trained: int
-    weights: Weights
+    weights: DenoiserWeights
     latent: tuple[int, ...]
     attended: int
     forward: float
@@ -94,7 +94,7 @@ class _Counted:
     largest: int
     beside: int
     working: int
-    weights: Weights
+    weights: DenoiserWeights
     trained: int
     forward: int
     backward: int
@@ -235,28 +235,26 @@ def _forget(parameter: Tensor) -> None:
 def _prepare(denoiser: nn.Module, trained: Trained) -> int:
     """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
     if trained.rank:
-        return _add_lora(denoiser, trained)
+        # Puts a LoRA on the layers that targets match; how many parameters it has.
+        denoiser.requires_grad_(False)
+        endings = tuple(f".{target}" for target in trained.targets or ())
+        bound = [
+            name
+            for name, part in denoiser.named_modules()
+            if isinstance(part, nn.Linear) and f".{name}".endswith(endings)
+        ]
+        outputs = 0
+        for name in bound:
+            layer: Any = denoiser.get_submodule(name)
+            outputs += layer.out_features
+            parent, _, own = name.rpartition(".")
+            setattr(denoiser.get_submodule(parent), own, _WithLora(layer, trained.rank))
+        magnitudes = outputs if trained.magnitudes else 0
+        return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
     chosen = set(trained_names(denoiser, trained.targets))
     for name, parameter in denoiser.named_parameters():
         parameter.requires_grad_(name in chosen)
     return sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
-
-
-def _add_lora(denoiser: nn.Module, trained: Trained) -> int:
-    """Puts a LoRA on the layers that targets match; how many parameters it has."""
-    denoiser.requires_grad_(False)
-    endings = tuple(f".{target}" for target in trained.targets or ())
-    bound = [
-        name for name, part in denoiser.named_modules() if isinstance(part, nn.Linear) and f".{name}".endswith(endings)
-    ]
-    outputs = 0
-    for name in bound:
-        layer: Any = denoiser.get_submodule(name)
-        outputs += layer.out_features
-        parent, _, own = name.rpartition(".")
-        setattr(denoiser.get_submodule(parent), own, _WithLora(layer, trained.rank))
-    magnitudes = outputs if trained.magnitudes else 0
-    return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
 
 
 class _WithLora(nn.Module):

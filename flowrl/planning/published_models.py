@@ -27,7 +27,7 @@ def other_parts(model: str) -> Parts | None:
     return None if known is None else known.parts
 
 
-def counted_as(family: ModelFamily, model: str) -> str:
+def find_counted(family: ModelFamily, model: str) -> str:
     """The model whose configuration is counted: itself, or the family's first checkpoint where nothing is known."""
     if family.planned_size(model, {}) is not None or Path(model).exists():
         return model

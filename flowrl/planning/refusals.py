@@ -10,7 +10,7 @@ from typing import Any
 
 from flowrl.config.train import TrainConfig, is_here
 from flowrl.pipelines import ModelFamily
-from flowrl.rewards import judged_by
+from flowrl.rewards import aspects_of
 from flowrl.runtime.failures import found_by
 from flowrl.session.preflight import check_arithmetic, look
 from flowrl.training.parts import check_attention
@@ -69,7 +69,7 @@ def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Ite
     share = config.num_images // ranks
     for place, reward in enumerate((*config.rewards, *config.eval.rewards)):
         key = f"rewards.{place}" if place < len(config.rewards) else f"eval.rewards.{place - len(config.rewards)}"
-        judged = judged_by(reward.name)
+        judged = aspects_of(reward.name)
         if share % config.group_size and ("groups" in judged or reward.gate is not None):
             why = "has a gate, which looks at" if reward.gate is not None else "compares"
             yield (

@@ -22,7 +22,7 @@ from flowrl.pipelines.generic.generic_family import FAMILY
 from flowrl.pipelines.generic.generic_pipeline import found_targets
 from flowrl.pipelines.generic.stock_recording import WORD, Recorded, Recorder
 from flowrl.planning.decoding import Size
-from flowrl.planning.family_route import Drawn
+from flowrl.planning.family_route import DrawnSample
 from flowrl.planning.published_models import Parts
 from flowrl.planning.sent_text import Text
 from flowrl.planning.traces import Fused, Trace
@@ -79,7 +79,7 @@ class StockRoute:
         with _quiet():
             return self.recorder.rows(self.longest, scale)
 
-    def drawn(self, size: Size, tokens: int) -> Drawn:
+    def drawn(self, size: Size, tokens: int) -> DrawnSample:
         """An image or clip of a size, with the longest prompt, whatever its tokens: they are as many as were recorded.
 
         Raises:
@@ -90,7 +90,7 @@ class StockRoute:
             with _quiet():
                 found = self.recorder.sized(*size[:2]).recorded(self.longest)
         decoding = partial(stock_decoding, found, dtype=self.vae_dtype, videos=self.videos)
-        return Drawn(call=found.call, decoding=decoding)
+        return DrawnSample(call=found.call, decoding=decoding)
 
     def text(self, prompts: Sequence[str] | None) -> tuple[Text, dict[str, Any] | None]:
         """Tokens that are read of a prompt, and the call of a usual prompt where they depend on it."""

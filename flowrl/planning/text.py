@@ -32,6 +32,25 @@ _TOLD = (24, 40, 80)
 
 def as_text(plan: Plan, found: Obstacles, card: int | None = None) -> str:
     """Every section, with what has to be done first at the end; `card` is the one, in GB, that is to hold the run."""
+    # What the run keeps on disk.
+    config, run = plan.config, plan.run
+    rows: list[Row] = []
+    if plan.network is not None:
+        one = checkpoint_bytes(plan.network.trained, plan.slots)
+        rows.append(("checkpoints", f"{config.keep_checkpoints} of {in_bytes(one)}, one more while one is written"))
+        full, width = plan.config.policy.train == "full", 0 if plan.facts is None else plan.facts.dtype[1]
+        rows.append(
+            ("denoiser", in_bytes(width * plan.network.parameters))
+            if full
+            else ("LoRA", in_bytes(4 * plan.network.trained))
+        )
+    if run.evaluations and plan.size is not None and config.eval.num_images:
+        height, width = config.eval.height or plan.size[0], config.eval.width or plan.size[1]
+        shown = min(config.eval.num_images, run.evaluation_images or config.eval.num_images)
+        # Each evaluation keeps the images and a grid of them at twice their size.
+        each = 2 * shown * height * width * (plan.size[2] or 1) * _PNG
+        rows.append(("samples", f"about {in_bytes(run.evaluations * each)}, {run.evaluations} x {shown} images"))
+    rows += _downloads(plan)
     sections = [
         ("", verdict(plan, card)),
         ("", _run(plan)),
@@ -39,7 +58,7 @@ def as_text(plan: Plan, found: Obstacles, card: int | None = None) -> str:
         ("Network evaluations", _evaluations(plan)),
         ("Cost", _cost(plan)),
         ("Memory of a process, an estimate from counted tensors", memory_lines(plan, card)),
-        ("Disk", _disk(plan)),
+        ("Disk", pairs(rows)),
         ("Before it starts", _first(plan, found)),
     ]
     blocks = [textwrap.fill(f"{plan.name}: what this run will do and need", COLUMNS)]
@@ -219,7 +238,14 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     memory, facts = plan.memory, plan.facts
     if memory is None or facts is None:
         return note(f"not known: {plan.unknown}")
-    lines = _held(memory)
+    rows = [(label, in_bytes(size)) for label, size in memory.held.items()]
+    rows += [(name, "not known") for name in memory.unknown]
+    rows.append(("all the time", in_bytes(sum(memory.held.values()))))
+    rows += [(f"+ {name}", in_bytes(size)) for name, size in memory.stages.items()]
+    rows.append((f"+ activations, {memory.micro_batch_size} images", in_bytes(memory.configured + memory.update)))
+    rows.append(("reserve", in_bytes(OVERHEAD)))
+    rows.append(("at most", in_bytes(memory.peak)))
+    lines = table(rows)
     if memory.start and facts.at_once:
         lines += note(f"at the start {in_bytes(memory.start)} of all parts; the encoders are dropped then")
     elif memory.start:
@@ -235,17 +261,6 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     lines += ["To fit a card"]
     cards = _TOLD if card is None else (card,)
     return lines + pairs((f"{size} GB", _words(fit(facts, plan.settings, plan.choices, size), plan)) for size in cards)
-
-
-def _held(memory: Memory) -> list[str]:
-    rows = [(label, in_bytes(size)) for label, size in memory.held.items()]
-    rows += [(name, "not known") for name in memory.unknown]
-    rows.append(("all the time", in_bytes(sum(memory.held.values()))))
-    rows += [(f"+ {name}", in_bytes(size)) for name, size in memory.stages.items()]
-    rows.append((f"+ activations, {memory.micro_batch_size} images", in_bytes(memory.configured + memory.update)))
-    rows.append(("reserve", in_bytes(OVERHEAD)))
-    rows.append(("at most", in_bytes(memory.peak)))
-    return table(rows)
 
 
 def _micro_batches(plan: Plan, memory: Memory, facts: Facts) -> list[str]:
@@ -277,28 +292,6 @@ def _words(found: Fit, plan: Plan) -> str:
     more = max(found.settings.processes, plan.processes)
     where = f", on {more} such cards" if more > plan.processes else ""
     return f"{' '.join(found.overrides)}: at most {most}{where}"
-
-
-def _disk(plan: Plan) -> list[str]:
-    config, run = plan.config, plan.run
-    rows: list[Row] = []
-    if plan.network is not None:
-        one = checkpoint_bytes(plan.network.trained, plan.slots)
-        rows.append(("checkpoints", f"{config.keep_checkpoints} of {in_bytes(one)}, one more while one is written"))
-        full, width = plan.config.policy.train == "full", 0 if plan.facts is None else plan.facts.dtype[1]
-        rows.append(
-            ("denoiser", in_bytes(width * plan.network.parameters))
-            if full
-            else ("LoRA", in_bytes(4 * plan.network.trained))
-        )
-    if run.evaluations and plan.size is not None and config.eval.num_images:
-        height, width = config.eval.height or plan.size[0], config.eval.width or plan.size[1]
-        shown = min(config.eval.num_images, run.evaluation_images or config.eval.num_images)
-        # Each evaluation keeps the images and a grid of them at twice their size.
-        each = 2 * shown * height * width * (plan.size[2] or 1) * _PNG
-        rows.append(("samples", f"about {in_bytes(run.evaluations * each)}, {run.evaluations} x {shown} images"))
-    rows += _downloads(plan)
-    return pairs(rows)
 
 
 def _downloads(plan: Plan) -> list[Row]:

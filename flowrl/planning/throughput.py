@@ -115,7 +115,14 @@ def measured_tflops(
     ]
     if not found:
         return None
-    here = _machine(config)
+    # The facts by which a machine is known again, and the threads of a run on it.
+    import torch
+
+    device = config.pipeline.device
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    name = torch.cuda.get_device_name() if on_gpu and torch.cuda.is_available() else "cpu"
+    threads = torch.get_num_threads() if config.threads is None else config.threads
+    here = {"device": name, "cpu_count": os.cpu_count(), "threads": threads}
     for _, tflops, path, facts in sorted(found, key=lambda one: one[:3], reverse=True):
         if {key: facts.get(key) for key in here} == here:
             return tflops, path
@@ -172,14 +179,3 @@ def _spread(data: Mapping[str, Any], name: str) -> tuple[float, float]:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def _machine(config: TrainConfig) -> dict[str, Any]:
-    """The facts by which a machine is known again, and the threads of a run on it."""
-    import torch
-
-    device = config.pipeline.device
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    name = torch.cuda.get_device_name() if on_gpu and torch.cuda.is_available() else "cpu"
-    threads = torch.get_num_threads() if config.threads is None else config.threads
-    return {"device": name, "cpu_count": os.cpu_count(), "threads": threads}

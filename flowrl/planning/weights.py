@@ -12,7 +12,7 @@ from flowrl.pipelines.weights.quantize import large_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Weights:
+class DenoiserWeights:
     """Parameters of a denoiser, of all experts.
 
     Attributes:
@@ -27,19 +27,19 @@ class Weights:
     matrices: Mapping[tuple[int, int], int] = field(default_factory=dict)
     largest_block: int = 0
 
-    def __add__(self, other: Weights) -> Weights:
+    def __add__(self, other: DenoiserWeights) -> DenoiserWeights:
         shapes = {**self.matrices, **other.matrices}
-        return Weights(
+        return DenoiserWeights(
             parameters=self.parameters + other.parameters,
             blocks=self.blocks + other.blocks,
             matrices={shape: self.matrices.get(shape, 0) + other.matrices.get(shape, 0) for shape in shapes},
             largest_block=max(self.largest_block, other.largest_block),
         )
 
-    def beyond(self, less: Weights, times: int) -> Weights:
+    def beyond(self, less: DenoiserWeights, times: int) -> DenoiserWeights:
         """So many times what this has more than `less`."""
         more = {shape: times * (count - less.matrices.get(shape, 0)) for shape, count in self.matrices.items()}
-        return Weights(
+        return DenoiserWeights(
             parameters=times * (self.parameters - less.parameters),
             blocks=times * (self.blocks - less.blocks),
             matrices=more,
@@ -47,7 +47,7 @@ class Weights:
         )
 
 
-def weights_of(denoiser: nn.Module) -> Weights:
+def weights_of(denoiser: nn.Module) -> DenoiserWeights:
     """Counts a denoiser's parameters, those of all experts."""
     experts = list(denoiser.values()) if isinstance(denoiser, nn.ModuleDict) else [denoiser]
     matrices: dict[tuple[int, int], int] = {}
@@ -61,7 +61,7 @@ def weights_of(denoiser: nn.Module) -> Weights:
         for _, _, layer in large_layers(block):
             shape = (layer.out_features, layer.in_features)
             matrices[shape] = matrices.get(shape, 0) + len(experts)
-    return Weights(
+    return DenoiserWeights(
         parameters=sum(parameter.numel() for parameter in denoiser.parameters()),
         blocks=sum(sizes) * len(experts),
         matrices=matrices,

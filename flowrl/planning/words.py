@@ -16,15 +16,15 @@ Row = tuple[str, str]
 
 def pairs(rows: Iterable[Row]) -> list[str]:
     """Labels and texts, wrapped under each other."""
-    return [line for label, text in rows for line in wrapped(text, f"  {label:<{_LABEL}}")]
+    return [line for label, text in rows for line in wrap(text, f"  {label:<{_LABEL}}")]
 
 
 def note(text: str) -> list[str]:
     """A text in two blanks."""
-    return wrapped(text, "  ")
+    return wrap(text, "  ")
 
 
-def wrapped(text: str, first: str) -> list[str]:
+def wrap(text: str, first: str) -> list[str]:
     """A text under its own first line."""
     return textwrap.wrap(
         text,

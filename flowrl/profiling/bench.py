@@ -23,7 +23,7 @@ from flowrl.session.train import DEFAULT_CONFIG
 
 if TYPE_CHECKING:
     from flowrl.profiling.stopwatch import Stopwatch
-    from flowrl.profiling.subject import Subject
+    from flowrl.profiling.subject import BenchSubject
 
 _WARM_UPS = {"cpu": 1, "cuda": 3}
 
@@ -125,7 +125,7 @@ def bench_folder(wanted: str | Path | None, name: str) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _measure(bench: Bench, subject: Subject, watch: Stopwatch, sections: list[str], minutes: str) -> Bench:
+def _measure(bench: Bench, subject: BenchSubject, watch: Stopwatch, sections: list[str], minutes: str) -> Bench:
     """Measures section by section, and writes what there is after each."""
     from flowrl.profiling.text import progress_line
 
@@ -149,13 +149,13 @@ def _measure(bench: Bench, subject: Subject, watch: Stopwatch, sections: list[st
     return replace(bench, finished=True)
 
 
-def _phases(section: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Iterator[Phase]:
+def _phases(section: str, subject: BenchSubject, watch: Stopwatch, bench: Bench) -> Iterator[Phase]:
     """The phases of a section, as they are measured."""
     from flowrl.profiling import ceilings, iterations, network, parts
     from flowrl.profiling.subject import free_encoders
 
     pace = None if bench.throughput is None else bench.throughput[0]
-    found: dict[str, Callable[[Subject, Stopwatch], Iterator[Phase]]] = {
+    found: dict[str, Callable[[BenchSubject, Stopwatch], Iterator[Phase]]] = {
         "ceilings": ceilings.ceilings,
         "text": parts.text,
         "network": network.network,
@@ -164,7 +164,7 @@ def _phases(section: str, subject: Subject, watch: Stopwatch, bench: Bench) -> I
         "parts": parts.parts,
         "rewards": parts.rewards,
         "iteration": partial(iterations.iteration, pace=pace),
-        "compile": network.compiled,
+        "compile": network.measure_compiled,
     }
     try:
         yield from found[section](subject, watch)
@@ -176,7 +176,7 @@ def _phases(section: str, subject: Subject, watch: Stopwatch, bench: Bench) -> I
         free_encoders(subject)
 
 
-def _facts(subject: Subject) -> dict[str, Any]:
+def _facts(subject: BenchSubject) -> dict[str, Any]:
     """The machine, the software and what was measured."""
     from flowrl.profiling.text import size
     from flowrl.runs.manifest import session_facts

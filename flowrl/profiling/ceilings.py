@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from flowrl.profiling.result import Phase
 from flowrl.profiling.stopwatch import Stopwatch
-from flowrl.profiling.subject import Subject
+from flowrl.profiling.subject import BenchSubject
 from flowrl.runtime.randomness import counter_normal
 from flowrl.training.parts import DTYPES
 
@@ -28,7 +28,7 @@ _KERNELS = {
 _KERNELS_OF_GPUS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
-def ceilings(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def ceilings(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     """Matrix products of random numbers in the network's dtype and in float32, a copy, attention by torch's kernels."""
     device, dtype = subject.device, DTYPES[subject.config.pipeline.dtype]
     side = _SIDE[device.type]
@@ -44,12 +44,12 @@ def ceilings(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     yield from _attention(subject, watch)
 
 
-def exact_ceiling(subject: Subject) -> str:
+def exact_ceiling(subject: BenchSubject) -> str:
     """The ceiling of parts that compute in float32."""
     return GEMM if subject.config.pipeline.dtype == "float32" else EXACT
 
 
-def _attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def _attention(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     """Each of torch's kernels at the largest attention of the model, forward and backward."""
     with torch.no_grad(), _Shapes() as shapes:
         subject.evaluation(1)()

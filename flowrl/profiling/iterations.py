@@ -14,9 +14,9 @@ from flowrl.config.train import TrainConfig
 from flowrl.planning.counts import of_iteration
 from flowrl.profiling.ceilings import GEMM, exact_ceiling
 from flowrl.profiling.parts import decoding_flops
-from flowrl.profiling.result import USED, WHOLE, Phase, Spread
+from flowrl.profiling.result import USED, WHOLE, Phase, TimeSpread
 from flowrl.profiling.stopwatch import Stopwatch
-from flowrl.profiling.subject import Subject, joined_reward
+from flowrl.profiling.subject import BenchSubject, joined_reward
 from flowrl.recipes.counting import Counts
 from flowrl.session.batch_sizes import sizes_line
 from flowrl.session.preflight import recipe_of, resolve
@@ -36,7 +36,7 @@ class _Watched(Run):
         super().log(row)
 
 
-def iteration(subject: Subject, watch: Stopwatch, pace: float | None) -> Iterator[Phase]:
+def iteration(subject: BenchSubject, watch: Stopwatch, pace: float | None) -> Iterator[Phase]:
     """Three iterations with the first left out: the whole, and its stages. `pace` is in FLOPs a second, if known."""
     config, told = fitting(subject, watch.left, pace)
     if config is None:
@@ -49,7 +49,7 @@ def iteration(subject: Subject, watch: Stopwatch, pace: float | None) -> Iterato
     yield from phases_of(subject, config, rows, told)
 
 
-def run_iterations(subject: Subject, config: TrainConfig) -> list[dict[str, Any]]:
+def run_iterations(subject: BenchSubject, config: TrainConfig) -> list[dict[str, Any]]:
     """The rows that the recipe logs."""
     with tempfile.TemporaryDirectory(prefix="flowrl-bench-") as name, subject.unchanged_weights():
         inputs = inputs_of(config, subject.prompts)
@@ -66,7 +66,7 @@ def run_iterations(subject: Subject, config: TrainConfig) -> list[dict[str, Any]
         return [row for row in run.rows if "seconds" in row]
 
 
-def settings_of(subject: Subject) -> TrainConfig:
+def settings_of(subject: BenchSubject) -> TrainConfig:
     """The configuration of whole iterations: nothing is evaluated, and only the end is saved."""
     config = subject.config
     return replace(
@@ -75,7 +75,7 @@ def settings_of(subject: Subject) -> TrainConfig:
     )  # fmt: skip
 
 
-def with_prompts(subject: Subject, numbers: Iterable[int]) -> Iterator[TrainConfig]:
+def with_prompts(subject: BenchSubject, numbers: Iterable[int]) -> Iterator[TrainConfig]:
     """The configuration of whole iterations with each of some numbers of prompts that its other settings allow."""
     for prompts in numbers:
         try:
@@ -89,7 +89,7 @@ def with_prompts(subject: Subject, numbers: Iterable[int]) -> Iterator[TrainConf
         yield config
 
 
-def fitting(subject: Subject, seconds: float, pace: float | None) -> tuple[TrainConfig | None, str]:
+def fitting(subject: BenchSubject, seconds: float, pace: float | None) -> tuple[TrainConfig | None, str]:
     """The configuration with as many prompts an iteration as the time is enough for; None and why where it is not."""
     wanted = subject.config.prompts_per_step
     for config in with_prompts(subject, [count for count in range(wanted, 0, -1) if wanted % count == 0]):
@@ -100,17 +100,17 @@ def fitting(subject: Subject, seconds: float, pace: float | None) -> tuple[Train
     return None, "not measured: not even one prompt an iteration fits into the minutes that are left"
 
 
-def foreseen(subject: Subject, config: TrainConfig, pace: float | None) -> float:
+def foreseen(subject: BenchSubject, config: TrainConfig, pace: float | None) -> float:
     """Seconds that an iteration's evaluations and decoding take at a pace; 0 where that is not known."""
     return 0.0 if pace is None else flops_of(subject, counts_of(subject, config)) / pace
 
 
-def counts_of(subject: Subject, config: TrainConfig, index: int = 1) -> Counts:
+def counts_of(subject: BenchSubject, config: TrainConfig, index: int = 1) -> Counts:
     """Evaluations of an iteration, as `flowrl plan` counts them."""
     return of_iteration(config, index, subject.pipeline.passes, config.resolve_batch(1))
 
 
-def flops_of(subject: Subject, counts: Counts) -> float:
+def flops_of(subject: BenchSubject, counts: Counts) -> float:
     """FLOPs of an iteration's network and decoder."""
     return (
         subject.forward_flops(counts.forward)
@@ -119,11 +119,11 @@ def flops_of(subject: Subject, counts: Counts) -> float:
     )
 
 
-def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]], told: str) -> Iterator[Phase]:
+def phases_of(subject: BenchSubject, config: TrainConfig, rows: list[dict[str, Any]], told: str) -> Iterator[Phase]:
     """The whole iteration and its stages on the clock, of the rows after the first; `USED` on a CPU."""
     timed = rows[1:]
     used = [after["cpu"] - before["cpu"] for before, after in zip(rows, timed, strict=False)]
-    wall = Spread.of([row["seconds"] for row in timed])
+    wall = TimeSpread.of([row["seconds"] for row in timed])
     kinds = ("rollout", "completion", "update", "reference", "backward")
     sums = {kind: rows[-1].get(f"nfe/{kind}", 0) - rows[0].get(f"nfe/{kind}", 0) for kind in kinds}  # rows hold totals
     done = {kind: round(total / (len(rows) - 1)) for kind, total in sums.items()}  # by an iteration after the first
@@ -140,9 +140,9 @@ def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]],
     on_cpu = subject.device.type == "cpu"
     yield replace(whole, ceiling="") if on_cpu else whole
     if on_cpu:
-        yield replace(whole, name=USED, seconds=Spread.of(used), note="", ratio_first_deviation=None)
+        yield replace(whole, name=USED, seconds=TimeSpread.of(used), note="", ratio_first_deviation=None)
     for stage, seconds in _seconds_of_stages(timed).items():
-        spread = Spread.of(seconds)
+        spread = TimeSpread.of(seconds)
         yield Phase(
             section="iteration",
             name=stage,
@@ -162,7 +162,7 @@ def _seconds_of_stages(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
     return stages | {"other": [row["seconds"] - sum(parts) for row, *parts in zip(rows, *stages.values(), strict=True)]}
 
 
-def _asked(subject: Subject, stage: str, counts: Counts, *, recomputed: bool) -> dict[str, Any]:
+def _asked(subject: BenchSubject, stage: str, counts: Counts, *, recomputed: bool) -> dict[str, Any]:
     """Rows and FLOPs of a stage."""
     forward = {"rollout": counts.rollout + counts.completion, "update": counts.update + counts.reference}
     if stage == "reward":

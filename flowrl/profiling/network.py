@@ -16,9 +16,9 @@ from flowrl.pipelines.arithmetic.attention_words import usable
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.profiling.ceilings import GEMM
-from flowrl.profiling.result import WRONG, Phase, Spread
+from flowrl.profiling.result import WRONG, Phase, TimeSpread
 from flowrl.profiling.stopwatch import Stopwatch
-from flowrl.profiling.subject import Subject
+from flowrl.profiling.subject import BenchSubject
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.private_names import can_checkpoint
 from flowrl.samplers.guidance import TrainNegative
@@ -37,7 +37,7 @@ _NEGATIVE: dict[TrainNegative, str] = {
 """Values of `sampler.train_negative`, in words."""
 
 
-def network(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def network(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     """Evaluations without guidance: forward at the rollout's rows, forward and backward at the micro-batch's."""
     rows = subject.geometry.rollout_batch_size * subject.passes
     call = subject.evaluation(rows)
@@ -48,7 +48,7 @@ def network(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     call = subject.evaluation(rows)
     configured = subject.config.pipeline.gradient_checkpointing
     for checkpointing in (configured, not configured):
-        with checkpointed(subject, checkpointing) as done:
+        with switch_checkpointing(subject, checkpointing) as done:
             if done or checkpointing == configured:
                 name = "forward and backward" + (", checkpointed" if checkpointing else ", not checkpointed") * (
                     checkpointing != configured
@@ -58,7 +58,7 @@ def network(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
                 )
 
 
-def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def guidance(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     """A step of the rollout and a micro-batch of the update, guided, by each `sampler.train_negative`."""
     settings, passes = subject.config.sampler, subject.passes
     if passes == 1:
@@ -84,7 +84,7 @@ def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         yield watch.phase("guidance", f"update, {words}", with_backward(subject, call), **facts)
 
 
-def attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def attention(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     """The network under each word of `pipeline.attention` that this machine has, forward and with backward."""
     family, model = model_family(subject.config.pipeline), location_of(subject.config.pipeline)
     known, dtype = family.attends(model), DTYPES[subject.config.pipeline.dtype]
@@ -127,7 +127,7 @@ def check_answer(answer: Tensor) -> None:
 
 
 @contextmanager
-def checkpointed(subject: Subject, wanted: bool) -> Iterator[bool]:
+def switch_checkpointing(subject: BenchSubject, wanted: bool) -> Iterator[bool]:
     """Inside, blocks are recomputed on the way back, or not; yields whether the network can be switched so."""
     parts = [part for part in subject.denoisers if can_checkpoint(part)]
     before = [part.is_gradient_checkpointing for part in parts]
@@ -147,7 +147,7 @@ def checkpointed(subject: Subject, wanted: bool) -> Iterator[bool]:
             switch(part, was)
 
 
-def _guided(subject: Subject, images: int, trained: TrainNegative) -> Callable[[], Tensor]:
+def _guided(subject: BenchSubject, images: int, trained: TrainNegative) -> Callable[[], Tensor]:
     """The guided velocity of so many images."""
     schedule, step, scale = subject.schedule, subject.schedule.num_steps // 2, subject.config.sampler.guidance_scale
     cond, latents = subject.conditioning(images), subject.latents(images)
@@ -155,7 +155,7 @@ def _guided(subject: Subject, images: int, trained: TrainNegative) -> Callable[[
     return lambda: velocity(latents, schedule.sigma[step], schedule.timestep[step])
 
 
-def _guided_update(subject: Subject, images: int, trained: TrainNegative) -> dict[str, Any]:
+def _guided_update(subject: BenchSubject, images: int, trained: TrainNegative) -> dict[str, Any]:
     """What a guided micro-batch asks for: two forward passes an image, of which one or both are walked back."""
     checkpointing = subject.config.pipeline.gradient_checkpointing
     facts = both_ways(subject, images * (1 if trained is False else 2), checkpointing)
@@ -166,12 +166,12 @@ def _guided_update(subject: Subject, images: int, trained: TrainNegative) -> dic
     return facts
 
 
-def with_backward(subject: Subject, call: Callable[[], Tensor]) -> Callable[[], object]:
+def with_backward(subject: BenchSubject, call: Callable[[], Tensor]) -> Callable[[], object]:
     """A call, and the gradient of its mean square."""
     return lambda: torch.autograd.grad(call().square().mean(), subject.parameters, allow_unused=True)
 
 
-def forward_facts(subject: Subject, rows: int) -> dict[str, Any]:
+def forward_facts(subject: BenchSubject, rows: int) -> dict[str, Any]:
     """What a forward pass asks for: each weight is read once, latents are read and written."""
     latents = 2.0 * rows * math.prod(subject.pipeline.latent_shape) * 4
     return {
@@ -182,7 +182,7 @@ def forward_facts(subject: Subject, rows: int) -> dict[str, Any]:
     }
 
 
-def both_ways(subject: Subject, rows: int, checkpointing: bool) -> dict[str, Any]:
+def both_ways(subject: BenchSubject, rows: int, checkpointing: bool) -> dict[str, Any]:
     """What forward and backward ask for: weights are read twice, what is saved is written and read."""
     there, facts = subject.network, forward_facts(subject, rows)
     saved = 0 if there is None else rows * (there.saved_checkpointed if checkpointing else there.saved)
@@ -193,7 +193,7 @@ def both_ways(subject: Subject, rows: int, checkpointing: bool) -> dict[str, Any
     }
 
 
-def compiled(subject: Subject, watch: Stopwatch, *, backend: str = "inductor") -> Iterator[Phase]:
+def measure_compiled(subject: BenchSubject, watch: Stopwatch, *, backend: str = "inductor") -> Iterator[Phase]:
     """Forward and backward under `pipeline.compile: blocks`: the last section, since what is compiled stays so.
 
     Where an evaluation without gradient and one with it differ, no ratio would start at 1: that is said instead.
@@ -215,13 +215,13 @@ def compiled(subject: Subject, watch: Stopwatch, *, backend: str = "inductor") -
     with torch.no_grad():
         equal = torch.equal(call(), kept)
     with_backward(subject, call)()
-    spent = Spread.of([time.process_time() - used if subject.device.type == "cpu" else time.perf_counter() - begun])
+    spent = TimeSpread.of([time.process_time() - used if subject.device.type == "cpu" else time.perf_counter() - begun])
     told = "paid once: compiling, and the first calls; on a CPU in seconds of all its threads"
     yield Phase(
         section="compile",
         name="first calls",
         seconds=spent,
-        wall=Spread.of([time.perf_counter() - begun]),
+        wall=TimeSpread.of([time.perf_counter() - begun]),
         repeats=1,
         note=told,
     )

@@ -18,7 +18,7 @@ from flowrl.planning.published_models import other_parts
 from flowrl.profiling.ceilings import exact_ceiling
 from flowrl.profiling.result import Phase
 from flowrl.profiling.stopwatch import Stopwatch
-from flowrl.profiling.subject import CANNOT_LOAD, Subject
+from flowrl.profiling.subject import CANNOT_LOAD, BenchSubject
 from flowrl.rewards import Reward
 from flowrl.runtime.failures import explain
 from flowrl.runtime.placement import sent
@@ -34,7 +34,7 @@ from flowrl.training.trackers.metric_rows import Sealed
 _SOME = 24  # images that a reward is timed on at most, if it need not see a whole group
 
 
-def text(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def text(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     """Embedding one prompt that is new."""
     if not subject.text_encoders:
         yield Phase(section="text", name="a prompt", note="text encoders are not there on random weights")
@@ -47,7 +47,7 @@ def text(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     yield watch.phase("text", "a prompt", embed, items=1)
 
 
-def parts(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def parts(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     """Noise, decoding, gradient sums, the optimizer and a checkpoint."""
     geometry, shape = subject.geometry, subject.pipeline.latent_shape
     keys = [(0, "step", 0, 0, image, 0) for image in range(geometry.rollout_batch_size)]
@@ -58,7 +58,7 @@ def parts(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     yield from _learning(subject, watch)
 
 
-def rewards(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def rewards(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     """Each reward by itself, on decoded images of one group."""
     for name, reason in subject.absent:
         yield Phase(section="rewards", name=name, note=f"not measured: {reason}")
@@ -92,14 +92,14 @@ def rewards(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         yield found
 
 
-def decoding_flops(subject: Subject) -> float:
+def decoding_flops(subject: BenchSubject) -> float:
     """FLOPs of decoding one image or video; 0 where the decoder is not known."""
     model, shape = location_of(subject.config.pipeline), subject.pipeline.image_shape
     size = (shape[-2], shape[-1], shape[0] if len(shape) == 4 else None)
     return decode_flops(model, other_parts(model), size) or 0.0
 
 
-def _decoding(subject: Subject, watch: Stopwatch) -> Phase:
+def _decoding(subject: BenchSubject, watch: Stopwatch) -> Phase:
     """One slice of images, as many as are decoded at once."""
     wanted = subject.config.pipeline.vae_slice
     images = min(subject.geometry.rollout_batch_size, subject.config.num_images if wanted is None else wanted)
@@ -117,7 +117,7 @@ def _decoding(subject: Subject, watch: Stopwatch) -> Phase:
         )
 
 
-def _learning(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+def _learning(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     counters: dict[str, Any] = {}
     weights = subject.parameters
     total = GradientSum(subject.policy, counters, scale_loss=False)

@@ -28,7 +28,7 @@ OUT_OF_MEMORY = "not measured: out of memory"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
+class TimeSpread:
     """Seconds of several repeats."""
 
     median: float
@@ -36,7 +36,7 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread:
+    def of(cls, seconds: Sequence[float]) -> TimeSpread:
         """The median, the least and the most of at least one number."""
         return cls(median=median(seconds), low=min(seconds), high=max(seconds))
 
@@ -69,8 +69,8 @@ class Phase:
 
     section: str
     name: str
-    seconds: Spread | None = None
-    wall: Spread | None = None
+    seconds: TimeSpread | None = None
+    wall: TimeSpread | None = None
     repeats: int = 0
     rows: int = 0
     items: int = 0
@@ -218,7 +218,9 @@ def read_bench(path: Path) -> Bench:
 def _phase(row: Mapping[str, Any]) -> Phase:
     given = {key: value for key, value in row.items() if key != "derived"}
     for key in ("seconds", "wall"):
-        given[key] = None if row[key] is None else Spread(**{name: float(value) for name, value in row[key].items()})
+        given[key] = (
+            None if row[key] is None else TimeSpread(**{name: float(value) for name, value in row[key].items()})
+        )
     for key, value in given.items():
         if isinstance(value, str) != (key in _WORDS) or isinstance(value, list | dict):
             raise ValueError(f"{key} is {value!r}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from flowrl.profiling.result import OUT_OF_MEMORY, Phase, Spread
+from flowrl.profiling.result import OUT_OF_MEMORY, Phase, TimeSpread
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.private_names import TorchDispatchMode, storage_key
 from flowrl.training.processes.devices import wait_for
@@ -79,7 +79,7 @@ class Stopwatch:
             wall.append(second)
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         return Phase(
-            section=section, name=name, seconds=Spread.of(own), wall=Spread.of(wall), repeats=len(own),
+            section=section, name=name, seconds=TimeSpread.of(own), wall=TimeSpread.of(wall), repeats=len(own),
             operations=operations, saved_bytes=saved or None, peak_bytes=peak, **facts,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from flowrl.pipelines.shared.like_blocks import block_kinds
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.published_models import in_cache
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.compose import sum_of
 from flowrl.runtime.failures import explain
@@ -57,7 +57,7 @@ _BRIGHTNESS = FunctionReward(name="brightness", score=_brightness, needs=frozens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Subject:
+class BenchSubject:
     """Everything that phases are measured on.
 
     Attributes:
@@ -155,7 +155,7 @@ class Subject:
                 weight.grad = None
 
 
-def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int | None) -> Subject:
+def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int | None) -> BenchSubject:
     """Checks a configuration as `flowrl train` does, but for prompts and rewards that are not here, and loads it.
 
     Args:
@@ -214,7 +214,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         notes.append(f"No reward of the configuration is here: iterations are scored by {STAND_IN_REWARD} instead")
     config = replace(config, rewards=tuple(entry for _, entry in rewards))
     few = replace(prompts, train=prompts.train[: 4 * config.prompts_per_step], held_out=())
-    return Subject(
+    return BenchSubject(
         name=name, config=config, family=family.name, device=device, pipeline=made, policy=policy,
         rewards=tuple(rewards),
         absent=(*absent, *more), prompts=few, network=_network(config, family, model, layers),
@@ -258,7 +258,7 @@ def device_of_config(config: TrainConfig) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def free_encoders(subject: Subject) -> None:
+def free_encoders(subject: BenchSubject) -> None:
     """Embeds the prompts of all phases, and drops the text encoders where the configuration says so."""
     if subject.text_encoders and subject.config.pipeline.free_text_encoders:
         encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
@@ -284,23 +284,16 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     for entry in config.rewards:
         options = validate_reward_specs([replace(entry, weight=1.0, schedule=())])[0].options
         try:
-            _refuse_downloads(models_of(options) or ())
+            for model in models_of(options) or ():
+                if not (Path(model.name).exists() or in_cache(model.name)):
+                    raise ValueError(
+                        f"{model.name} is not in the hub's cache, and a bench downloads nothing: fetch it first"
+                    )
         except ValueError as error:
             absent.append((entry.called, explain(error)))
         else:
             kept.append(entry)
     return replace(config, rewards=tuple(kept or [RewardConfig(name=STAND_IN_REWARD)])), absent
-
-
-def _refuse_downloads(models: Sequence[Model]) -> None:
-    """Refuses models that would have to be downloaded first.
-
-    Raises:
-        ValueError: names one.
-    """
-    for model in models:
-        if not (Path(model.name).exists() or in_cache(model.name)):
-            raise ValueError(f"{model.name} is not in the hub's cache, and a bench downloads nothing: fetch it first")
 
 
 def _loaded_rewards(
@@ -342,7 +335,7 @@ def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:
     return [target for target in targets if any(f".{name}".endswith(f".{target}") for name in names)]
 
 
-def joined_reward(subject: Subject) -> Any:
+def joined_reward(subject: BenchSubject) -> Any:
     """The rewards of a subject as one, as runs have them."""
     how, members = subject.config.reward_aggregation, list(subject.rewards)
     if not subject.text_encoders:  # images of noise, which most rewards think equal: nothing would be trained

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 
-from flowrl.profiling.result import SECTIONS, WRONG, Bench, Phase, Spread
+from flowrl.profiling.result import SECTIONS, WRONG, Bench, Phase, TimeSpread
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
 
 _HEAD = ("of", "seconds", "min..max", "of ceiling", "roofline")
@@ -72,7 +72,7 @@ def as_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
     """Two benches: phases of both, and which changed beyond their spread."""
     rows = tuple(
         (key, time(a.median), time(b.median), f"{a.median / b.median:.2f}x" if b.median else "-", verdict)
-        for key, a, b, verdict in compared(first, second)
+        for key, a, b, verdict in compare_phases(first, second)
     )
     head = ("", "A", "B", "A / B", "beyond spread")
     only = [_wrapped(f"Only in {name}: {'; '.join(keys)}") for name, keys in alone(first, second, names) if keys]
@@ -81,7 +81,7 @@ def as_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
     return "\n\n".join([table, *only, *(["They differ in:\n" + "\n".join(differ)] if differ else [])])
 
 
-def compared(first: Bench, second: Bench) -> list[tuple[str, Spread, Spread, str]]:
+def compare_phases(first: Bench, second: Bench) -> list[tuple[str, TimeSpread, TimeSpread, str]]:
     """Phases that both measured: key, spreads, and "faster", "slower" or "" where the ranges of repeats overlap."""
     later = {phase.key: phase for phase in second.phases}
     rows = []
@@ -145,7 +145,7 @@ def time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def span(spread: Spread) -> str:
+def span(spread: TimeSpread) -> str:
     """Least and most of the repeats, in the unit of the median."""
     size = next((size for size in (1.0, 1e-3) if spread.median >= size), 1e-6)
     return f"{spread.low / size:.3g}..{spread.high / size:.3g}"

@@ -22,7 +22,7 @@ import yaml
 from flowrl.benchmarks.judged.protocols import PROTOCOLS
 from flowrl.evaluation.board.board import of_one_model
 from flowrl.evaluation.board.comparable import PROMPTS, conditions, judge_of
-from flowrl.evaluation.board.finished import Entry
+from flowrl.evaluation.board.finished import BoardEntry
 from flowrl.media.lossless import CLIPS
 from flowrl.rendering.markup import plural
 from flowrl.runtime.files import plain, read_text, write_atomically
@@ -40,7 +40,7 @@ _FENCE = re.compile(r"---[ \t]*\r?\n?")
 Block = dict[str, Any]
 
 
-def add_to_card(path: Path, name: str, entries: Sequence[Entry]) -> tuple[str, int]:
+def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[str, int]:
     """Merges evaluations into the README.md, which is made where it is missing.
 
     Args:
@@ -69,7 +69,7 @@ def add_to_card(path: Path, name: str, entries: Sequence[Entry]) -> tuple[str, i
     return block, sum(len(numbers_of(entry)) for entry in entries)
 
 
-def model_index(name: str, entries: Sequence[Entry]) -> list[Block]:
+def model_index(name: str, entries: Sequence[BoardEntry]) -> list[Block]:
     """The block of some evaluations of one model, by the hub's library.
 
     Raises:
@@ -112,14 +112,14 @@ def model_index(name: str, entries: Sequence[Entry]) -> list[Block]:
     return [{"name": name, "results": kept}]
 
 
-def numbers_of(entry: Entry) -> dict[str, float]:
+def numbers_of(entry: BoardEntry) -> dict[str, float]:
     """Metrics that are known, without those that say how they were found."""
     return {
         name: value for name, value in entry.metrics.items() if math.isfinite(value) and not name.endswith(NOT_NUMBERS)
     }
 
 
-def task_of(entry: Entry) -> str:
+def task_of(entry: BoardEntry) -> str:
     """The hub's name for what the model does, from what its images are."""
     row = entry.rows[0] if entry.rows else {}
     if str(row.get("file", "")).lower().endswith(CLIPS):
@@ -220,7 +220,7 @@ def _replaced(front: str, block: str, where: str) -> str:
     return "".join(lines[: starts[0]]) + block + "".join(lines[end:])
 
 
-def _metric_args(entry: Entry, metric: str) -> dict[str, Any] | None:
+def _metric_args(entry: BoardEntry, metric: str) -> dict[str, Any] | None:
     found: dict[str, Any] = {}
     interval = entry.intervals.get(metric, point(math.nan))
     if interval.known:

@@ -15,7 +15,7 @@ from flowrl.publishing.base_licences import Terms
 from flowrl.publishing.model_card import INDEX, dumped
 from flowrl.publishing.places import without_places
 from flowrl.rendering.markup import estimate, plural
-from flowrl.rewards import reproduced_by
+from flowrl.rewards import reproduction_of
 from flowrl.rewards.compose import unique_keys
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData
@@ -249,7 +249,7 @@ def _reward(reward: Mapping[str, Any], own: str, versions: Mapping[str, str]) ->
         text += f": a function of `{without_places(str(reward.get('file'))).rpartition('/')[2]}`, which is not shared"
     version = versions.get(f"reward {own}")
     text += f"; version `{without_places(str(version))}`" if version else ""
-    reproduces = reproduced_by(name, options) if name else None
+    reproduces = reproduction_of(name, options) if name else None
     return text + (f". {without_places(reproduces)}" if reproduces else ". It has no published number to meet.")
 
 

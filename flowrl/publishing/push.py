@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from flowrl.config.bounds import check_counts
 from flowrl.config.locations import hub_id
-from flowrl.evaluation.board.finished import Entry, find_entries
+from flowrl.evaluation.board.finished import BoardEntry, find_entries
 from flowrl.generation.models import Model, Source, Words, check_source, find_source, lora_of, place_of, several
 from flowrl.pipelines import stock_of
 from flowrl.publishing.base_licences import said_by_hand, terms_of
@@ -160,7 +160,7 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
     ), files
 
 
-def _entries(given: Sequence[str]) -> list[Entry]:
+def _entries(given: Sequence[str]) -> list[BoardEntry]:
     entries = [entry for entry in find_entries(given) if entry.side == "model"]
     labels = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
     if len(labels) > 1:
@@ -170,7 +170,7 @@ def _entries(given: Sequence[str]) -> list[Entry]:
     return entries
 
 
-def _with_benchmarks(text: str, name: str, entries: Sequence[Entry]) -> str:
+def _with_benchmarks(text: str, name: str, entries: Sequence[BoardEntry]) -> str:
     """The card with finished evaluations in its metadata."""
     if not entries:
         return text

@@ -111,7 +111,7 @@ def _weights(count: int) -> Float[np.ndarray, "count count"]:
     return weight / weight.sum(axis=1, keepdims=True)
 
 
-def smoothed(label: str, x: Values, y: Values, *, color: int) -> Series:
+def smooth_series(label: str, x: Values, y: Values, *, color: int) -> Series:
     """The moving average of a curve, with its values behind it."""
     thin_x, thin_y = thin(x), thin(y)
     return Series(label=label, x=thin_x, y=smooth(thin_y, y[:0])[0], raw_x=thin_x, raw_y=thin_y, color=color)

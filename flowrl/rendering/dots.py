@@ -12,7 +12,7 @@ from flowrl.statistics.bootstrap import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class Dot:
     """A dot with its interval along either axis, drawn where it is known.
 
     Attributes:
@@ -34,7 +34,7 @@ class Point:
 
 
 def scatter(
-    points: Sequence[Point], *, x_label: str, y_label: str, description: str, log: bool = False, same: bool = False
+    points: Sequence[Dot], *, x_label: str, y_label: str, description: str, log: bool = False, same: bool = False
 ) -> str:
     """Dots with their intervals, for desktop and phone.
 
@@ -50,7 +50,7 @@ def scatter(
 
 
 def _draw_points(
-    points: Sequence[Point], width: int, x_label: str, y_label: str, description: str, log: bool, same: bool
+    points: Sequence[Dot], width: int, x_label: str, y_label: str, description: str, log: bool, same: bool
 ) -> str:
     height = 300 if same else 330
     x_low, x_high = ends_of(point.x for point in points)
@@ -90,14 +90,14 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     return tuple(place for value in values if low <= (place := math.log10(value)) <= high)
 
 
-def _joined(frame: Frame, points: Sequence[Point]) -> str:
+def _joined(frame: Frame, points: Sequence[Dot]) -> str:
     if len(points) < 2:
         return ""
     path = "L".join(f"{frame.x(point.x.mean):.1f} {frame.y(point.y.mean):.1f}" for point in points)
     return f'<path class="line thin c{points[0].color}" d="M{path}"/>'
 
 
-def _whiskers(frame: Frame, point: Point) -> str:
+def _whiskers(frame: Frame, point: Dot) -> str:
     x, y, parts = frame.x(point.x.mean), frame.y(point.y.mean), ""
     if point.y.known:
         parts += f"M{x:.1f} {frame.y(point.y.high):.1f}V{frame.y(point.y.low):.1f}"
@@ -106,7 +106,7 @@ def _whiskers(frame: Frame, point: Point) -> str:
     return f'<path class="whisker faint c{point.color}" d="{parts}"/>' if parts else ""
 
 
-def _labels(frame: Frame, points: Sequence[Point]) -> list[str]:
+def _labels(frame: Frame, points: Sequence[Dot]) -> list[str]:
     """Labels beside their dots, where they cover no other dot or label."""
     labelled = [(frame.x(point.x.mean), frame.y(point.y.mean), point.label) for point in points if point.label]
     taken = [(x - 6, x + 6, y - 6, y + 6) for x, y, _ in labelled]

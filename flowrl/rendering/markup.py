@@ -105,7 +105,7 @@ def code(text: str) -> str:
     return f'<pre tabindex="0"><code>{esc(text)}</code></pre>' if text else ""
 
 
-def folded(title: str, body: str) -> str:
+def fold(title: str, body: str) -> str:
     """A part that opens on a click."""
     return f"<details><summary>{esc(title)}</summary>{body}</details>"
 

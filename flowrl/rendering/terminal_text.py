@@ -28,7 +28,7 @@ def as_table(table: Table) -> str:
     kept = len(head)
     while kept > 2 and min(widths[0], 12) + sum(widths[1:kept]) + 2 * kept > COLUMNS:
         kept -= 1
-    return f"{title}\n{aligned(head[:kept], [row[:kept] for row in rows], '  ')}"
+    return f"{title}\n{align(head[:kept], [row[:kept] for row in rows], '  ')}"
 
 
 def as_markdown(table: Table) -> str:
@@ -42,7 +42,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
+def align(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
     """Columns two blanks apart, numbers to the right; the first column is cut where the whole is too wide."""
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     room = COLUMNS - len(indent) - sum(widths[1:]) - 2 * (len(widths) - 1)

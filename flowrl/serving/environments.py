@@ -34,7 +34,7 @@ from flowrl.config.options import build_options
 from flowrl.generation.named_rewards import reward_label
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
-from flowrl.rewards.serving.front_door import Backend, look
+from flowrl.rewards.serving.front_door import ServerBackend, look
 from flowrl.runtime.scrubbing import say as print
 from flowrl.serving.served import Rows, ServerSettings, default_threads
 
@@ -99,7 +99,7 @@ class _Child:
     label: str
     command: list[str]
     environment: dict[str, str]
-    backend: Backend = field(default_factory=Backend)
+    backend: ServerBackend = field(default_factory=ServerBackend)
     process: subprocess.Popen[str] | None = None
     said: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=_KEPT_LINES))
     failed: str | None = None
@@ -160,7 +160,7 @@ class Environments:
         self.folder.cleanup()
 
     @property
-    def backends(self) -> list[Backend]:
+    def backends(self) -> list[ServerBackend]:
         """The servers, for the door."""
         return [child.backend for child in self.children]
 

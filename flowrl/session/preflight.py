@@ -113,7 +113,7 @@ def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False)
 def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = None) -> Ready:
     """What a run of settings that work is made of; `looked` is what was found where they were checked."""
     from flowrl.credit import CREDIT
-    from flowrl.rewards.base.specs import checked_reward
+    from flowrl.rewards.base.specs import check_reward
     from flowrl.training.model_files import location_of
     from flowrl.training.parts import init_lora, model_family
     from flowrl.training.processes.launched import num_launched
@@ -125,7 +125,7 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
     world = max(num_launched(), parallel.shard * parallel.context * (parallel.replicate or 1))
 
     def checked(entries: Sequence[RewardConfig]) -> tuple[CheckedReward, ...]:
-        return tuple(found.rewards.get(id(entry)) or checked_reward(entry) for entry in entries)
+        return tuple(found.rewards.get(id(entry)) or check_reward(entry) for entry in entries)
 
     return Ready(
         config=config,
@@ -173,7 +173,7 @@ def look(
 
 def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks of sections that need no other."""
-    from flowrl.rewards.base.specs import checked_reward
+    from flowrl.rewards.base.specs import check_reward
     from flowrl.training.parts import check_pipeline
     from flowrl.training.processes.devices import check_device
     from flowrl.training.sampler_checks import check_sampler
@@ -183,7 +183,7 @@ def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Ite
         looked.family = check_pipeline(given["pipeline"])
 
     def reward(entry: RewardConfig) -> None:
-        looked.rewards[id(entry)] = checked_reward(entry)
+        looked.rewards[id(entry)] = check_reward(entry)
 
     if "pipeline" in given:
         yield family

@@ -16,7 +16,7 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.prompts.loading import load_prompts
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.rendering.markup import plural
-from flowrl.rendering.terminal_text import aligned
+from flowrl.rendering.terminal_text import align
 from flowrl.runs.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
 from flowrl.runs.held_out_result import conclusion, untold
 from flowrl.runs.manifest import read_manifest
@@ -116,7 +116,7 @@ def _held_out_rewards(
             reasons.setdefault(reason, []).append(name)
         cells.append((name, _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), f"({bounds})"))
         found[name] = {"before": start, "after": end, "change": change}
-    lines += aligned(("reward", "before", "after", "change", "95 % interval"), cells, "  ").splitlines()
+    lines += align(("reward", "before", "after", "change", "95 % interval"), cells, "  ").splitlines()
     lines += [f"  No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
     return [*lines, ""], {"rewards": found}
 

@@ -106,9 +106,9 @@ def reproduced_in(reward: WeightedSum, measured: WeightedSum | None) -> dict[str
 
 
 def _lines(key: str, name: str | None, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    from flowrl.rewards import reproduced_by
+    from flowrl.rewards import reproduction_of
 
-    if (line := reproduced_by(name, options)) is not None:
+    if (line := reproduction_of(name, options)) is not None:
         yield key, line
     for place in (options, options.get("comparator")):
         if isinstance(place, Mapping) and isinstance(inner := place.get("reward"), str):

@@ -133,7 +133,10 @@ class WorkerReward:
         return self.workers.about[self.place]
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        given = inputs_on(_without_unread(inputs, self.needs), torch.device("cpu"))
+        # Inputs without the videos and further images that a reward does not read: they are the most of what is sent.
+        unread = [name for name in ("videos", "sounds", "source_images", "reference_images") if name not in self.needs]
+        nothing: dict[str, Any] = dict.fromkeys(unread)
+        given = inputs_on(replace(inputs, **nothing), torch.device("cpu"))
         seed = counter_seed("worker", inputs.iteration, *given.sample_ids[:1].tolist())
 
         def send(attempt: int, seconds: float) -> RewardOutput | Refusal | Failure:
@@ -170,13 +173,6 @@ def _given_up(failed: Failure, images: int) -> str:
         "time: by lack of memory (lower rollout_batch_size or workers.rewards, or raise workers.reward_gpus) or by a "
         "fault of the reward's code (set workers.rewards=0 to see it). Then continue the run"
     )
-
-
-def _without_unread(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
-    """Inputs without the videos and further images that a reward does not read: they are the most of what is sent."""
-    unread = [name for name in ("videos", "sounds", "source_images", "reference_images") if name not in needs]
-    nothing: dict[str, Any] = dict.fromkeys(unread)
-    return replace(inputs, **nothing)
 
 
 def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> RewardOutput | Refusal | Failure:

@@ -20,7 +20,7 @@ from torch import Tensor
 from flowrl.config.rewards import RewardConfig
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.outputs import check_output, move_output
-from flowrl.rewards.base.specs import checked_reward
+from flowrl.rewards.base.specs import check_reward
 from flowrl.runtime.placement import sent
 from flowrl.runtime.precision import arithmetic, refuse_unable
 
@@ -101,7 +101,7 @@ class RewardActor:
             torch.set_num_threads(self.wanted.threads)
             refuse_unable(self.wanted.dtype, self.device, "reward_dtype")
             parts = dict[Hashable, Any]()
-            self._built = [checked_reward(entry).build(self.device, parts) for entry in self.wanted.entries]
+            self._built = [check_reward(entry).build(self.device, parts) for entry in self.wanted.entries]
         return self._built
 
 

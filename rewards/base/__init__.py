@@ -373,7 +373,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
     return tuple(getattr(load_target(REWARDS[name]), "addresses", ())) if name in REWARDS else ()
 
 
-def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
+def reproduction_of(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
     """What a built-in reward reproduces and against what that was checked here; None where it has no published name.
 
     The line is the class attribute `reproduces` of its options. Options that put another text in the place of the
@@ -386,7 +386,7 @@ def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) ->
     return line if template is None else f"{line} Here with template: {template}, for which that may not hold."
 
 
-def judged_by(name: str | None) -> tuple[str, ...]:
+def aspects_of(name: str | None) -> tuple[str, ...]:
     """What a built-in reward always looks at, of `JUDGED`."""
     own = getattr(load_target(REWARDS[name]), "judges", ()) if name in REWARDS else ()
     return tuple(word for word in JUDGED if word in own)

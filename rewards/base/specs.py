@@ -73,12 +73,12 @@ def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
     entries = parse_reward_specs(specs)
     check_weights([entry.weight for entry in entries])
     return [
-        spec if isinstance(spec, CheckedReward) else checked_reward(entry)
+        spec if isinstance(spec, CheckedReward) else check_reward(entry)
         for spec, entry in zip(specs, entries, strict=True)
     ]
 
 
-def checked_reward(entry: RewardConfig) -> CheckedReward:
+def check_reward(entry: RewardConfig) -> CheckedReward:
     """One entry with its checked options; see `validate_reward_specs`."""
     if entry.file is not None and entry.function is not None:
         options: RewardOptions = user_file_options(entry.file, entry.function, entry.options)

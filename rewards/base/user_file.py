@@ -70,7 +70,22 @@ class UserFile:
                 output = check_output(result, len(inputs), where.removeprefix("reward "))
                 parts = {name: part.detach().clone() for name, part in output.parts.items()}
                 return replace(output, values=output.values.detach().clone(), valid=output.valid.clone(), parts=parts)
-            return output_of(_as_numbers(result, inputs, where).tolist(), inputs)
+            batch = len(inputs)
+            if isinstance(result, Tensor) and (said := lacks_numbers(result)):
+                raise ValueError(f"{where} must return {batch} numbers, one per image, and returned {said}.")
+            try:
+                values = torch.as_tensor(np.array(result) if isinstance(result, np.ndarray) else result)
+            except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+                raise ValueError(
+                    f"{where} must return {batch} numbers, one per image, got {_describe(result)}: {error}"
+                ) from error
+            if values.is_complex():
+                raise ValueError(
+                    f"{where} must return {batch} real numbers, got complex ones: return their size, or a part."
+                )
+            if values.shape != (batch,):
+                raise ValueError(f"{where} must return {batch} numbers, one per image, got shape {list(values.shape)}.")
+            return output_of(values.detach().float().tolist(), inputs)
 
         return FunctionReward(
             name=self.function,
@@ -117,23 +132,6 @@ def copy_inputs(inputs: RewardInputs) -> RewardInputs:
         source_images=of(inputs.source_images),
         reference_images=of(inputs.reference_images),
     )
-
-
-def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:
-    batch = len(inputs)
-    if isinstance(result, Tensor) and (said := lacks_numbers(result)):
-        raise ValueError(f"{where} must return {batch} numbers, one per image, and returned {said}.")
-    try:
-        values = torch.as_tensor(np.array(result) if isinstance(result, np.ndarray) else result)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(
-            f"{where} must return {batch} numbers, one per image, got {_describe(result)}: {error}"
-        ) from error
-    if values.is_complex():
-        raise ValueError(f"{where} must return {batch} real numbers, got complex ones: return their size, or a part.")
-    if values.shape != (batch,):
-        raise ValueError(f"{where} must return {batch} numbers, one per image, got shape {list(values.shape)}.")
-    return values.detach().float()
 
 
 def _describe(result: Any) -> str:

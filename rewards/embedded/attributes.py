@@ -165,7 +165,12 @@ def _clauses(record: Record, counts: Tensor, cells: Tensor) -> Tensor:
             reference = record.include[target]
             subject_at = _centre(cells, clause.label, clause.color)
             reference_at = _centre(cells, reference.label, reference.color)
-            probability = probability * _relation(relation, subject_at - reference_at)
+            # Smooth form of GenEval's rule that the offset [2], less a margin, exceed half its length along the
+            # direction.
+            offset = subject_at - reference_at
+            axis, sign = {"left of": (0, -1.0), "right of": (0, 1.0), "above": (1, -1.0), "below": (1, 1.0)}[relation]
+            cosine = (sign * offset[axis] - _DEAD_ZONE) / torch.sqrt((offset**2).sum() + _SOFTENING**2)
+            probability = probability * torch.sigmoid(_SHARPNESS * (cosine - 0.5))
         held.append(probability)
     bounded = {clause.label for clause in record.include if clause.color is None}
     held += [counts[_counter(k, None), :below].sum() for k, below in forbidden.items() if k not in bounded]
@@ -188,13 +193,6 @@ def _centre(cells: Tensor, label: str, color: str | None) -> Tensor:
     moments = torch.stack([(weight * line).sum(), (weight * line[:, None]).sum()])
     prior = 0.05
     return (moments + prior * 0.5) / (weight.sum() + prior)
-
-
-def _relation(relation: str, offset: Tensor) -> Tensor:
-    """Smooth form of GenEval's rule that the offset [2], less a margin, exceed half its length along the direction."""
-    axis, sign = {"left of": (0, -1.0), "right of": (0, 1.0), "above": (1, -1.0), "below": (1, 1.0)}[relation]
-    cosine = (sign * offset[axis] - _DEAD_ZONE) / torch.sqrt((offset**2).sum() + _SOFTENING**2)
-    return torch.sigmoid(_SHARPNESS * (cosine - 0.5))
 
 
 def _world_record(metadata: Mapping[str, Any]) -> Record:

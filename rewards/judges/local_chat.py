@@ -146,7 +146,10 @@ class LocalJudge:
             return_tensors="pt",
             processor_kwargs={"padding": True},
         ).to(self.device, dtype=self.network.dtype)
-        ends = _end_tokens(self.network, self.processor.tokenizer)
+        # Tokens that end an answer: a checkpoint may name several, the tokenizer's being one of them.
+        given = self.network.generation_config.eos_token_id
+        listed = given if isinstance(given, list) else [given]
+        ends = {int(token) for token in (*listed, self.processor.tokenizer.eos_token_id) if token is not None}
         # All that a checkpoint might bring along is set, so that the logits are the model's own.
         settings = GenerationConfig(
             max_new_tokens=questions[0].max_tokens,
@@ -230,10 +233,3 @@ def messages_of(question: Question) -> list[dict[str, Any]]:
     if question.system is not None:
         turns.insert(0, {"role": "system", "content": [{"type": "text", "text": question.system}]})
     return turns
-
-
-def _end_tokens(network: Any, tokenizer: Any) -> set[int]:
-    """Tokens that end an answer: a checkpoint may name several, the tokenizer's being one of them."""
-    given = network.generation_config.eos_token_id
-    listed = given if isinstance(given, list) else [given]
-    return {int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None}

@@ -121,7 +121,18 @@ def mean_over_cells(inner: Reward, *, grid: str | None, cells_per_call: int = CE
 
         def score(items: list[int], shape: Shape) -> RewardOutput:
             given = _cells(inputs, items, shape, [prompts[item] for item in items])
-            return _mean(check_output(inner(given), len(given), inner.name), len(items))
+            # One value per image from those of its cells, which lie side by side.
+            output = check_output(inner(given), len(given), inner.name)
+            images = len(items)
+            values, valid = output.values.unflatten(0, (images, -1)), output.valid.unflatten(0, (images, -1)).all(1)
+            failed, reasons = int((~valid).sum()), list(output.errors)
+            parts = {name: _row_mean(part.unflatten(0, (images, -1))) for name, part in output.parts.items()}
+            return RewardOutput(
+                values=torch.where(valid, _row_mean(values), torch.nan),
+                valid=valid,
+                parts={**parts, "lowest": torch.where(valid, values.detach().amin(1), torch.nan)},
+                errors={reasons[0] if len(reasons) == 1 else FAILED: failed} if failed else {},
+            )
 
         return _by_shape(inputs, shapes, score, cells_per_call)
 
@@ -149,19 +160,6 @@ def _cells(inputs: RewardInputs, items: list[int], shape: Shape, prompts: Sequen
         prompts=[prompt.text for prompt in flat],
         metadata=[prompt.metadata for prompt in flat],
         group_ids=repeated.group_ids * MAX_CELLS + places,  # one cell of one prompt: what draws by ids draws again
-    )
-
-
-def _mean(output: RewardOutput, images: int) -> RewardOutput:
-    """One value per image from those of its cells, which lie side by side."""
-    values, valid = output.values.unflatten(0, (images, -1)), output.valid.unflatten(0, (images, -1)).all(1)
-    failed, reasons = int((~valid).sum()), list(output.errors)
-    parts = {name: _row_mean(part.unflatten(0, (images, -1))) for name, part in output.parts.items()}
-    return RewardOutput(
-        values=torch.where(valid, _row_mean(values), torch.nan),
-        valid=valid,
-        parts={**parts, "lowest": torch.where(valid, values.detach().amin(1), torch.nan)},
-        errors={reasons[0] if len(reasons) == 1 else FAILED: failed} if failed else {},
     )
 
 

@@ -106,10 +106,10 @@ class DreamSim:
         version = fingerprint(tower.cls_token for tower in network.networks)
 
         def score(inputs: RewardInputs) -> RewardOutput:
-            images = embedded(network, to_uint8(inputs.images))
+            images = embed_images(network, to_uint8(inputs.images))
 
             def score(item: int, other: Tensor) -> Tensor:
-                return images[item] @ embedded(network, to_uint8(other[None]))[0] - 1
+                return images[item] @ embed_images(network, to_uint8(other[None]))[0] - 1
 
             output = best_of_others(inputs, self.against, score, owner=OWNER)
             output.parts["distance"] = -output.values
@@ -124,7 +124,7 @@ class DreamSim:
 
 
 @torch.no_grad()
-def embedded(towers: Towers, images: UInt8[np.ndarray, " b h w 3"]) -> Float[Tensor, " b d"]:
+def embed_images(towers: Towers, images: UInt8[np.ndarray, " b h w 3"]) -> Float[Tensor, " b d"]:
     """The joint embeddings of 8-bit images, less their own mean, at length 1."""
     squeezed = [Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for image in images]
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in squeezed])).permute(0, 3, 1, 2).float() / 255

@@ -189,7 +189,13 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
         shared=False,
         dtype=dtype,
     )
-    projector = _projector(projected)
+    # Linear layers of the shapes of some weights, with GELU between.
+    projector = nn.Sequential()
+    for place in sorted({int(name.split(".")[0]) for name in projected}):
+        if place:
+            projector.append(nn.GELU())
+        rows, columns = projected[f"{place}.weight"].shape
+        projector.append(nn.Linear(columns, rows))
     try:
         if tower:
             seeing.load_state_dict({n: w for n, w in tower.items() if n != "embeddings.position_ids"})
@@ -218,17 +224,6 @@ def _language(settings: Mapping[str, Any], shared: Tensor, weights: Mapping[str,
 def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights whose names begin so, without that beginning."""
     return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-
-
-def _projector(weights: Mapping[str, Tensor]) -> nn.Sequential:
-    """Linear layers of the shapes of some weights, with GELU between."""
-    projector = nn.Sequential()
-    for place in sorted({int(name.split(".")[0]) for name in weights}):
-        if place:
-            projector.append(nn.GELU())
-        rows, columns = weights[f"{place}.weight"].shape
-        projector.append(nn.Linear(columns, rows))
-    return projector
 
 
 def _weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:

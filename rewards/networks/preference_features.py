@@ -83,7 +83,22 @@ def build_features(
         return _clip(model or MODELS["clip"], revision, preprocess, device, owner)
     if backbone == "dinov2":
         return _dinov2(model or MODELS["dinov2"], revision, image_size, device, owner)
-    return _attributes(device)
+    from flowrl.world.scenes import SIZE
+
+    net = load_net(shipped_weights(), device)
+
+    def of(images: Tensor, prompts: list[str]) -> Tensor:
+        cells = net.features(images.to(device))
+        kinds = net.cells(cells).softmax(dim=1)
+        return torch.cat([cells.mean(dim=(2, 3)), kinds.mean(dim=(2, 3))], dim=1)
+
+    return Features(
+        of=of,
+        width=net.cells.in_channels + 1 + len(PAIRS),
+        reads_prompts=False,
+        differentiable=True,
+        version=f"attributes:{fingerprint([net.cells.weight])}:{SIZE}px",
+    )
 
 
 def _clip(model: str, revision: str | None, preprocess: Preprocess, device: torch.device, owner: str) -> Features:
@@ -127,23 +142,4 @@ def _dinov2(model: str, revision: str | None, image_size: int, device: torch.dev
         reads_prompts=False,
         differentiable=True,
         version=f"dinov2:{fingerprint(weights)}:{image_size}px-bicubic",
-    )
-
-
-def _attributes(device: torch.device) -> Features:
-    from flowrl.world.scenes import SIZE
-
-    net = load_net(shipped_weights(), device)
-
-    def of(images: Tensor, prompts: list[str]) -> Tensor:
-        cells = net.features(images.to(device))
-        kinds = net.cells(cells).softmax(dim=1)
-        return torch.cat([cells.mean(dim=(2, 3)), kinds.mean(dim=(2, 3))], dim=1)
-
-    return Features(
-        of=of,
-        width=net.cells.in_channels + 1 + len(PAIRS),
-        reads_prompts=False,
-        differentiable=True,
-        version=f"attributes:{fingerprint([net.cells.weight])}:{SIZE}px",
     )

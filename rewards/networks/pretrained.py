@@ -116,7 +116,11 @@ def load_network(
                 f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would "
                 f"be random numbers: give {option}: a complete {what} checkpoint."
             )
-        if odd := _beside_weights(network, info["unexpected_keys"]):
+        # The names of a checkpoint that lie beside a weight which the network has, such as its scale.
+        weights = {name for name, _ in network.named_parameters() if name.endswith(".weight")}
+        left = {key: f"{key.rpartition('.')[0]}.weight" for key in info["unexpected_keys"]}
+        read = {key: own for key, own in left.items() if own not in left}  # else of a tower that is left out
+        if odd := sorted(key for key, own in read.items() if any(own.endswith(name) for name in weights)):
             raise ValueError(
                 f"{owner}: {model!r} holds {len(odd)} weights beside those of a {what} model that are not read (first: "
                 f"{odd[0]}), such as scales of weights in few bits: give {option}: a checkpoint in 16 or 32 bits."
@@ -124,14 +128,6 @@ def load_network(
         return network.to(device).eval().requires_grad_(False)
 
     return shared_network((kind, model, revision, str(device), dtype), load) if shared else load()
-
-
-def _beside_weights(network: Any, unexpected: Iterable[str]) -> list[str]:
-    """The names of a checkpoint that lie beside a weight which the network has, such as its scale."""
-    weights = {name for name, _ in network.named_parameters() if name.endswith(".weight")}
-    left = {key: f"{key.rpartition('.')[0]}.weight" for key in unexpected}
-    read = {key: own for key, own in left.items() if own not in left}  # else of a tower that is left out
-    return sorted(key for key, own in read.items() if any(own.endswith(name) for name in weights))
 
 
 def first_line(error: Exception) -> str:

@@ -45,14 +45,13 @@ def limited_protocol(
             peer = transport.get_extra_info("peername")
             self.address = str(peer[0]) if isinstance(peer, tuple) else ""
             open_now = [one for one in self.connections if isinstance(one, Limited)]
-            same = [one for one in open_now if one.address == self.address]
-            if len(same) > most_of_one:
-                self._make_room(same)
+            by_address: dict[str, list[Limited]] = {}
+            for one in open_now:
+                by_address.setdefault(one.address, []).append(one)
+            if len(by_address.get(self.address, ())) > most_of_one:
+                self._make_room(by_address[self.address])
             elif len(open_now) > MOST_CONNECTIONS:
-                counts: dict[str, list[Limited]] = {}
-                for one in open_now:
-                    counts.setdefault(one.address, []).append(one)
-                self._make_room(max(counts.values(), key=len))
+                self._make_room(max(by_address.values(), key=len))
             self.since = self.loop.time()
             self._watch()
 

@@ -28,7 +28,7 @@ _HEALTH_SECONDS = 5.0
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Backend:
+class ServerBackend:
     """A server behind the door: its port while it answers, and what it said last of its rewards and limits."""
 
     port: int | None = None
@@ -46,7 +46,7 @@ class _Answer:
 
 
 def make_door(
-    backends: Sequence[Backend], *, inner: str, token: str | None, limits: Limits, hosts: Collection[str] = ()
+    backends: Sequence[ServerBackend], *, inner: str, token: str | None, limits: Limits, hosts: Collection[str] = ()
 ) -> FastAPI:
     """The door as an ASGI application, for `make_server`.
 
@@ -71,7 +71,7 @@ def make_door(
     return app
 
 
-async def look(backend: Backend, inner: str) -> None:
+async def look(backend: ServerBackend, inner: str) -> None:
     """Asks a server what it serves.
 
     Raises:
@@ -119,9 +119,9 @@ async def _forward(request: Request, content_type: str) -> Response:
     return response
 
 
-async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Backend, str]:
+async def _backend(request: Request, body: bytes, content_type: str) -> tuple[ServerBackend, str]:
     """The server that has the reward that a body names."""
-    backends: Sequence[Backend] = request.app.state.backends
+    backends: Sequence[ServerBackend] = request.app.state.backends
     of = {name: backend for backend in backends for name in backend.rewards}
     name = next(iter(of))
     if len(of) > 1:
@@ -161,7 +161,12 @@ def _named_reward(body: bytes, content_type: str, header: str, most_parts: int) 
 
 
 async def _ask(
-    backend: Backend, method: str, path: str, inner: str, body: bytes = b"", content_type: str = "application/json"
+    backend: ServerBackend,
+    method: str,
+    path: str,
+    inner: str,
+    body: bytes = b"",
+    content_type: str = "application/json",
 ) -> _Answer:
     """One request on a connection of its own.
 
@@ -220,7 +225,7 @@ async def _health(request: Request) -> Response:
         return refusal(WireError(401, "unauthorized", "the token is wrong."))
     status = service.health(details=allowed)
     if allowed:
-        backends: Sequence[Backend] = request.app.state.backends
+        backends: Sequence[ServerBackend] = request.app.state.backends
         for one in await asyncio.gather(
             *(look(backend, request.app.state.inner) for backend in backends if backend.port), return_exceptions=True
         ):

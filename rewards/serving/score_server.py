@@ -56,7 +56,7 @@ def need(right: bool, message: str, status: int = 422, word: str = "bad_request"
         raise Refused(status, word, message)
 
 
-class Scorer(NamedTuple):
+class ServedScorer(NamedTuple):
     """What is served, and what a request may hold."""
 
     name: str
@@ -117,7 +117,7 @@ def split_parts(body: bytes, content_type: str, most: int) -> dict[str, bytes]:
     return parts
 
 
-def decode(body: bytes, content_type: str, scorer: Scorer) -> list[dict[str, Any]]:
+def decode(body: bytes, content_type: str, scorer: ServedScorer) -> list[dict[str, Any]]:
     """The items of a request, their images decoded."""
     files: dict[str, bytes] | None = None
     if content_type.startswith("multipart/form-data"):
@@ -144,7 +144,7 @@ def decode(body: bytes, content_type: str, scorer: Scorer) -> list[dict[str, Any
     return items
 
 
-def decode_item(item: dict[str, Any], files: dict[str, bytes] | None, left: list[int], scorer: Scorer) -> None:
+def decode_item(item: dict[str, Any], files: dict[str, bytes] | None, left: list[int], scorer: ServedScorer) -> None:
     """Checks an item and decodes its images in place; `left` are the pixels and images that the request still has."""
     named = isinstance(item.get("id"), int) and isinstance(item.get("prompt"), str)
     need(named, "an item must have a whole number id and a text prompt.")
@@ -171,7 +171,7 @@ def file_of(value: Any, files: dict[str, bytes] | None) -> bytes:
         raise Refused(422, "bad_request", "an image is not valid base64.") from None
 
 
-def decode_image(data: bytes, left: list[int], scorer: Scorer) -> Any:
+def decode_image(data: bytes, left: list[int], scorer: ServedScorer) -> Any:
     """An image as the function wants it; `left` is what the request may still unpack."""
     if scorer.images == "bytes":
         return data
@@ -198,7 +198,7 @@ def on_white(image: Any) -> Any:
     return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
 
 
-def score_items(items: list[dict[str, Any]], scorer: Scorer) -> list[dict[str, Any]]:
+def score_items(items: list[dict[str, Any]], scorer: ServedScorer) -> list[dict[str, Any]]:
     """One entry of the reply for each item; a call that fails is made again item by item."""
     try:
         parts = call_scorer(items, scorer)
@@ -216,7 +216,7 @@ def score_items(items: list[dict[str, Any]], scorer: Scorer) -> list[dict[str, A
     return entries
 
 
-def call_scorer(items: list[dict[str, Any]], scorer: Scorer) -> dict[str, list[Any]]:
+def call_scorer(items: list[dict[str, Any]], scorer: ServedScorer) -> dict[str, list[Any]]:
     """What the function gives for some items."""
     images: Any = [item["frames"] or item["images"][0] for item in items]
     if scorer.images == "numpy":  # arrays of one size are one array
@@ -246,12 +246,12 @@ def finite(value: Any) -> float | None:
     return None
 
 
-class Server(ThreadingHTTPServer):
+class ScoreServer(ThreadingHTTPServer):
     """A thread for each connection, one call of the function at a time; connections that dawdle are closed."""
 
     daemon_threads, request_queue_size = True, 512
 
-    def __init__(self, address: tuple[str, int], scorer: Scorer) -> None:
+    def __init__(self, address: tuple[str, int], scorer: ServedScorer) -> None:
         super().__init__(address, Handler)
         self.scorer, self.turn, self.lock = scorer, threading.Lock(), threading.Lock()
         self.waiting, self.active, self.held, self.stopping = 0, 0, 0, False
@@ -294,7 +294,7 @@ class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
-    server: Server
+    server: ScoreServer
 
     def do_GET(self) -> None:
         """/health."""
@@ -446,9 +446,13 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def main() -> None:
-    """Loads the function and serves it until a signal."""
-    given = arguments()
+def load_scorer(given: argparse.Namespace) -> ServedScorer:
+    """The function that the command line names, with its limits.
+
+    Raises:
+        ValueError: a field that no client sends.
+        SystemExit: a token or a library is missing.
+    """
     token = os.environ.get(given.token_env or "", "").strip() or None
     if given.token_env and not token:
         raise SystemExit(f"score_server: the environment variable {given.token_env} is not set: put the token there.")
@@ -459,20 +463,25 @@ def main() -> None:
         raise SystemExit(f"score_server: --images {given.images} needs Pillow: install it, or take --images bytes.")
     function, digest = load_function(given.target)
     name = given.name or Path(given.target.partition(".py:")[0]).stem
+    return ServedScorer(
+        name=name,
+        version=f"{name}:{given.version or digest}",
+        function=function,
+        token=token,
+        images=given.images or ("pil" if has_pillow else "bytes"),
+        needs=check_needs(given.needs.split(",")),
+        max_bytes=given.max_mib * 2**20,
+        max_pixels=given.max_mpixels * 10**6,
+        max_waiting=given.queue_size,
+        **{limit: getattr(given, limit) for limit in ("batch_size", "max_items", "max_images")},
+    )
+
+
+def main() -> None:
+    """Loads the function and serves it until a signal."""
+    given = arguments()
     try:
-        scorer = Scorer(
-            name=name,
-            version=f"{name}:{given.version or digest}",
-            function=function,
-            token=token,
-            images=given.images or ("pil" if has_pillow else "bytes"),
-            needs=check_needs(given.needs.split(",")),
-            max_bytes=given.max_mib * 2**20,
-            max_pixels=given.max_mpixels * 10**6,
-            max_waiting=given.queue_size,
-            **{limit: getattr(given, limit) for limit in ("batch_size", "max_items", "max_images")},
-        )
-        server = Server((given.host, given.port), scorer)
+        server = ScoreServer((given.host, given.port), load_scorer(given))
     except ValueError as error:
         raise SystemExit(f"score_server: {error}") from None
     except OSError as error:

@@ -11,7 +11,7 @@ from flowrl import cli
 from flowrl.config.rewards import RewardConfig
 from flowrl.evaluation.benchmark import BENCHMARKS
 from flowrl.evaluation.published import published_page
-from flowrl.rewards import REWARDS, build_reward, reproduced_by
+from flowrl.rewards import REWARDS, build_reward, reproduction_of
 from flowrl.rewards.compose import sum_of
 from flowrl.training.seal import reproduced_in
 
@@ -23,7 +23,7 @@ OUR_OWN = {
 
 
 def test_every_published_name_says_what_it_reproduces() -> None:
-    lines = {name: reproduced_by(name) for name in REWARDS}
+    lines = {name: reproduction_of(name) for name in REWARDS}
     assert {name for name, line in lines.items() if line is None} == OUR_OWN
     reproduces = {name: known.reproduces for name, known in BENCHMARKS.items() if known.reproduces is not None}
     assert reproduces.keys() == BENCHMARKS.keys() - {"diversity", "panel", "video_panel"}
@@ -39,15 +39,15 @@ def test_the_page_is_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_another_text_is_told_with_the_line() -> None:
-    line = reproduced_by("hpsv3")
+    line = reproduction_of("hpsv3")
     assert line is not None
-    told = reproduced_by("hpsv3", {"template": "mine.txt"})
+    told = reproduction_of("hpsv3", {"template": "mine.txt"})
     assert told is not None
     assert told.startswith(line)
     assert "mine.txt" in told
-    assert reproduced_by("hpsv3", {"template": None}) == line
-    assert reproduced_by(None) is None
-    assert reproduced_by("a_function") is None
+    assert reproduction_of("hpsv3", {"template": None}) == line
+    assert reproduction_of(None) is None
+    assert reproduction_of("a_function") is None
 
 
 def test_the_manifest_tells_the_lines_of_a_runs_rewards() -> None:
@@ -63,12 +63,12 @@ def test_the_manifest_tells_the_lines_of_a_runs_rewards() -> None:
         RewardConfig(name="win_rate", options={"comparator": scorer}),
     )
     assert reproduced_in(sum_of([ranked, rated]), None) == {
-        "reward rank": reproduced_by("rank"),
-        "reward rank/jpeg_compressibility": reproduced_by("jpeg_compressibility"),
-        "reward win_rate": reproduced_by("win_rate"),
-        "reward win_rate/jpeg_compressibility": reproduced_by("jpeg_compressibility"),
+        "reward rank": reproduction_of("rank"),
+        "reward rank/jpeg_compressibility": reproduction_of("jpeg_compressibility"),
+        "reward win_rate": reproduction_of("win_rate"),
+        "reward win_rate/jpeg_compressibility": reproduction_of("jpeg_compressibility"),
     }
     assert reproduced_in(trained, watched) == {
-        "reward small": reproduced_by("jpeg_compressibility"),
-        "eval reward jpeg_incompressibility": reproduced_by("jpeg_incompressibility"),
+        "reward small": reproduction_of("jpeg_compressibility"),
+        "eval reward jpeg_incompressibility": reproduction_of("jpeg_incompressibility"),
     }

@@ -19,7 +19,7 @@ from PIL import Image
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import batched, check_needs, read_items, score_items
 from flowrl.generation.named_rewards import reward_specs
-from flowrl.rendering.terminal_text import aligned, cut
+from flowrl.rendering.terminal_text import align, cut
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.jpeg import jpeg_bytes
 
@@ -334,6 +334,6 @@ def test_text_is_cut_to_the_width() -> None:
     assert cut("abcdef", 4) == "abc\u2026"
     assert cut("abcdef", 4, front=True) == "\u2026def"
     assert cut("abcd", 4) == "abcd"
-    assert aligned(["name", "x"], [["a" * 90, "1.5"]]).splitlines() == [
+    assert align(["name", "x"], [["a" * 90, "1.5"]]).splitlines() == [
         "name" + " " * 75 + "x", "a" * 74 + "\u2026  1.5",
     ]  # fmt: skip

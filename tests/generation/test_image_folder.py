@@ -147,12 +147,12 @@ def test_groups_are_by_all_that_is_asked(tmp_path: Path) -> None:
 
 
 def test_units_of_a_panel_tell_sources_apart(tmp_path: Path) -> None:
-    from flowrl.evaluation.panel_result import Scored
+    from flowrl.evaluation.panel_result import ScoredImages
 
     images = [
         ImageFile(file="a", path=tmp_path, prompt="x", index=0, source_images=(tmp_path / name,)) for name in "ab"
     ]
-    assert len(set(Scored(images=images, values={}, rows=[]).units)) == 2
+    assert len(set(ScoredImages(images=images, values={}, rows=[]).units)) == 2
 
 
 def test_a_number_is_read_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

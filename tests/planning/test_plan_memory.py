@@ -38,7 +38,7 @@ from flowrl.planning.memory import (
     OVERHEAD,
     Facts,
     Memory,
-    Settings,
+    MemorySettings,
     allowed_sizes,
     base_bytes,
     fitting,
@@ -47,7 +47,7 @@ from flowrl.planning.memory import (
 )
 from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.traces import Trace
-from flowrl.planning.weights import Weights, weights_of
+from flowrl.planning.weights import DenoiserWeights, weights_of
 from flowrl.runtime.files import read_json
 from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import GradientSum
@@ -312,13 +312,13 @@ def test_tiles_bound_what_a_long_clip_makes() -> None:
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 
-SETTINGS = Settings(micro_batch_size=4, rollout_batch_size=4, eval_batch_size=4)
+SETTINGS = MemorySettings(micro_batch_size=4, rollout_batch_size=4, eval_batch_size=4)
 
 
 def facts(**given: Any) -> Facts:
     """A network of 10 GiB in 16 bits, and round numbers."""
     full, width = given.get("full", False), given.get("width", 2)
-    weights = Weights(parameters=5 * GIB, blocks=4 * GIB, matrices={(2**15, 2**15): 4}, largest_block=GIB // 4)
+    weights = DenoiserWeights(parameters=5 * GIB, blocks=4 * GIB, matrices={(2**15, 2**15): 4}, largest_block=GIB // 4)
     network = Network(
         parameters=5 * GIB, trained=given.get("trained", GIB // 24), weights=weights, latent=(), attended=0,
         forward=1.0, backward=2.0, attention=0.0, saved=2 * GIB, saved_checkpointed=GIB // 4, beside=GIB // 8,

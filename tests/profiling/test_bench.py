@@ -21,11 +21,11 @@ from flowrl.config.train import load_config
 from flowrl.planning.throughput import pace
 from flowrl.profiling import ceilings, iterations, network, parts
 from flowrl.profiling.iterations import fitting, settings_of
-from flowrl.profiling.network import attention, compiled
-from flowrl.profiling.result import SECTIONS, USED, WHOLE, Bench, Phase, Spread, read_bench, write_bench
+from flowrl.profiling.network import attention, measure_compiled
+from flowrl.profiling.result import SECTIONS, USED, WHOLE, Bench, Phase, TimeSpread, read_bench, write_bench
 from flowrl.profiling.stopwatch import Stopwatch
-from flowrl.profiling.subject import Subject, joined_reward, prepare
-from flowrl.profiling.text import as_text, compared
+from flowrl.profiling.subject import BenchSubject, joined_reward, prepare
+from flowrl.profiling.text import as_text, compare_phases
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.runtime.precision import network_autocast
 
@@ -164,14 +164,14 @@ def test_each_kernel_of_attention_is_the_one_that_is_named(tiny: TinyRuns) -> No
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # while tracing
 def test_compiled_blocks_are_measured_and_stay_compiled(tiny: TinyRuns) -> None:
     subject = prepare(load_config(tiny.config, []), "tiny", random_weights=True, layers=1)
-    found = [phase.name for phase in compiled(subject, WATCH, backend="eager") if phase.seconds is not None]
+    found = [phase.name for phase in measure_compiled(subject, WATCH, backend="eager") if phase.seconds is not None]
     assert found == ["first calls", "forward", "forward and backward"]
     again = replace(subject, config=load_config(tiny.config, ["pipeline.compile=blocks"]))
-    (told,) = compiled(again, WATCH)
+    (told,) = measure_compiled(again, WATCH)
     assert "as configured" in told.note
 
 
-def _processors(subject: Subject) -> list[type]:
+def _processors(subject: BenchSubject) -> list[type]:
     return [type(part.processor) for part in subject.pipeline.denoiser.modules() if hasattr(part, "processor")]
 
 
@@ -179,8 +179,8 @@ WATCH = Stopwatch(device=torch.device("cpu"), repeats=1, warm_ups=1, deadline=fl
 
 
 def test_utilisation_is_flops_over_seconds_over_the_ceiling() -> None:
-    def spread(seconds: float) -> Spread:
-        return Spread.of([seconds, 2 * seconds, seconds / 2])
+    def spread(seconds: float) -> TimeSpread:
+        return TimeSpread.of([seconds, 2 * seconds, seconds / 2])
 
     bench = Bench(name="x", phases=(
         Phase(section="ceilings", name="matrix product", seconds=spread(2.0), flops=2e12),  # 1 TFLOP/s
@@ -223,7 +223,9 @@ def test_an_interrupt_keeps_what_was_measured(
     tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: Any) -> Iterator[Phase]:
-        yield Phase(section="parts", name="decoding", seconds=Spread.of([1.0]), wall=Spread.of([1.0]), repeats=1)
+        yield Phase(
+            section="parts", name="decoding", seconds=TimeSpread.of([1.0]), wall=TimeSpread.of([1.0]), repeats=1
+        )
         raise KeyboardInterrupt
 
     monkeypatch.setattr(parts, "parts", stopped)
@@ -359,11 +361,11 @@ def test_compiled_answers_that_differ_are_wrong(
     monkeypatch.setattr(network, "compile_blocks", lambda part, backend: None)
     monkeypatch.setattr(network, "check_compile", lambda *_: None)
 
-    def evaluation(subject: Subject, rows: int) -> Any:
+    def evaluation(subject: BenchSubject, rows: int) -> Any:
         weight = subject.parameters[0]
         return lambda: weight.sum() + next(calls)
 
-    monkeypatch.setattr(Subject, "evaluation", evaluation)
+    monkeypatch.setattr(BenchSubject, "evaluation", evaluation)
     monkeypatch.setattr(ceilings, "ceilings", lambda *_: iter(()))
     out = tiny.folder / "differs"
     assert main(["bench", str(tiny.config), "--repeats", "1", "--phases", "compile", "--out", str(out)]) == 1
@@ -414,9 +416,9 @@ def test_nothing_is_shortened_where_no_block_is_left_out(tiny: TinyRuns) -> None
 
 def test_amounts_are_whole_on_80_columns() -> None:
     rows = (
-        Phase(section="text", name="a prompt", seconds=Spread.of([1.0]), items=1),
-        Phase(section="network", name="n" * 60, seconds=Spread.of([1.0]), rows=24),
-        Phase(section="rewards", name="r" * 60, seconds=Spread.of([1.0]), items=12),
+        Phase(section="text", name="a prompt", seconds=TimeSpread.of([1.0]), items=1),
+        Phase(section="network", name="n" * 60, seconds=TimeSpread.of([1.0]), rows=24),
+        Phase(section="rewards", name="r" * 60, seconds=TimeSpread.of([1.0]), items=12),
     )
     text = as_text(Bench(name="x", phases=rows))
     for amount in ("1 prompt ", "24 rows ", "12 images "):
@@ -445,7 +447,7 @@ def test_fewer_prompts_where_time_is_short(tiny: TinyRuns, monkeypatch: pytest.M
 
 
 def bench_of(**seconds: list[float]) -> Bench:
-    rows = [Phase(section="network", name=name, seconds=Spread.of(all_), wall=Spread.of(all_), flops=1e12)
+    rows = [Phase(section="network", name=name, seconds=TimeSpread.of(all_), wall=TimeSpread.of(all_), flops=1e12)
             for name, all_ in seconds.items()]  # fmt: skip
     return Bench(name="x", facts={"device": "cpu", "date": "2026"}, phases=tuple(rows), finished=True)
 
@@ -455,7 +457,7 @@ def test_two_benches_beside_each_other(
 ) -> None:
     first = bench_of(same=[1.0, 2.0, 3.0], better=[4.0, 5.0], worse=[1.0], gone=[1.0])
     second = bench_of(same=[2.5, 3.5], better=[2.0, 3.9], worse=[1.1])
-    assert {name: verdict for name, _, _, verdict in compared(first, second)} == {
+    assert {name: verdict for name, _, _, verdict in compare_phases(first, second)} == {
         "network: same": "", "network: better": "faster", "network: worse": "slower",
     }  # fmt: skip
     write_bench(tmp_path / "one", first)

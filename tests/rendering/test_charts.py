@@ -11,7 +11,7 @@ import pytest
 
 from flowrl.rendering.bars import Mark, forest, forest_of_two, stacked_bar
 from flowrl.rendering.charts import MAX_POINTS, Series, line_chart, nice_ticks, smooth, thin
-from flowrl.rendering.dots import Point, log_ticks, scatter
+from flowrl.rendering.dots import Dot, log_ticks, scatter
 from flowrl.statistics.bootstrap import Interval, point
 
 WHOLE = Interval(mean=0.5, low=0.25, high=0.75)
@@ -94,7 +94,7 @@ def test_two_marks_of_a_row_are_joined_and_explained() -> None:
 
 
 def test_points_are_joined_within_their_line_and_labelled_without_overlap() -> None:
-    points = [Point(x=point(x), y=WHOLE, label=f"at {x:g}", line=x < 50) for x in (1.0, 10.0, 100.0)]
+    points = [Dot(x=point(x), y=WHOLE, label=f"at {x:g}", line=x < 50) for x in (1.0, 10.0, 100.0)]
     html = scatter(points, x_label="cost", y_label="score", description="score over cost", log=True)
     (first, _), (second, _), (third, _) = circles(html, "dot")
     assert second - first == pytest.approx(third - second, abs=0.2), "powers of ten are equally far apart"
@@ -106,7 +106,7 @@ def test_points_are_joined_within_their_line_and_labelled_without_overlap() -> N
 
 
 def test_equal_axes_have_equal_scales() -> None:
-    points = [Point(x=point(x), y=point(y), shape="raw") for x, y in ((0.0, 0.0), (1.0, 1.0), (0.2, 0.4))]
+    points = [Dot(x=point(x), y=point(y), shape="raw") for x, y in ((0.0, 0.0), (1.0, 1.0), (0.2, 0.4))]
     html = scatter(points, x_label="first", y_label="second", description="", same=True)
     (x0, y0), (x1, y1), (x, y) = circles(html, "raw")
     assert (x - x0) / (x1 - x0) == pytest.approx(0.2, abs=0.01)

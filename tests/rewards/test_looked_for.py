@@ -12,7 +12,7 @@ from flowrl.cli import main
 from flowrl.generation.features import check_features
 from flowrl.generation.scorers import scorer_specs
 from flowrl.rewards.judges.chat import check_chat
-from flowrl.rewards.networks.looked_for import looked_for
+from flowrl.rewards.networks.looked_for import look_for_models
 
 
 @pytest.fixture
@@ -32,15 +32,18 @@ def free_port() -> int:
 
 def test_a_model_that_is_not_here_is_refused_and_one_in_the_cache_is_not(no_hub: Path) -> None:
     check_features("clip", "own/clip")  # options alone look nowhere
-    with looked_for(), pytest.raises(ValueError, match=r"CLIP model 'own/clip' is not on this machine, and HF_HUB_OFF"):
+    with (
+        look_for_models(),
+        pytest.raises(ValueError, match=r"CLIP model 'own/clip' is not on this machine, and HF_HUB_OFF"),
+    ):
         check_features("clip", "own/clip")
     for rewards in ("pick_score", "aesthetic", "hps", "image_reward"):
-        with looked_for(), pytest.raises(ValueError, match=r"is not on this machine"):
+        with look_for_models(), pytest.raises(ValueError, match=r"is not on this machine"):
             scorer_specs(rewards, {})
     kept = no_hub / "models--own--clip" / "snapshots" / "abc"
     kept.mkdir(parents=True)
     (kept / "config.json").write_text("{}")
-    with looked_for():
+    with look_for_models():
         check_features("clip", "own/clip")
 
 
@@ -50,7 +53,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(no_hub: Path, monkeypatch:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with (
-        looked_for(),
+        look_for_models(),
         pytest.raises(ValueError, match=r"127\.0\.0\.1:\d+ does not answer: give model"),
     ):
         check_features("clip", "own/clip")
@@ -59,11 +62,11 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(no_hub: Path, monkeypatch:
 def test_a_judge_or_reward_server_that_does_not_listen_is_refused() -> None:
     address = f"http://127.0.0.1:{free_port()}"
     check_chat({"server": f"{address}/v1", "model": "Q"})
-    with looked_for(), pytest.raises(ValueError, match=r"no server listens at http://127.*option server"):
+    with look_for_models(), pytest.raises(ValueError, match=r"no server listens at http://127.*option server"):
         check_chat({"server": f"{address}/v1", "model": "Q"})
-    with looked_for(), pytest.raises(ValueError, match=r"no server listens at http://127.*option url"):
+    with look_for_models(), pytest.raises(ValueError, match=r"no server listens at http://127.*option url"):
         scorer_specs("remote", {"remote.url": address})
-    with socket.create_server(("127.0.0.1", 0)) as server, looked_for():
+    with socket.create_server(("127.0.0.1", 0)) as server, look_for_models():
         there = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
         check_chat({"server": [f"{address}/v1", there], "model": "Q"})
 

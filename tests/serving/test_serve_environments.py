@@ -191,7 +191,7 @@ def test_the_door_counts_what_it_refuses_itself_and_nothing_else(monkeypatch: py
         return front_door._Answer(status=413, headers={"content-type": "application/json"}, body=b"{}")
 
     monkeypatch.setattr(front_door, "_ask", asked)
-    backends = [front_door.Backend(rewards={"a": {}}), front_door.Backend(rewards={"b": {}}, port=1)]
+    backends = [front_door.ServerBackend(rewards={"a": {}}), front_door.ServerBackend(rewards={"b": {}}, port=1)]
     door = front_door.make_door(backends, inner="x", token=None, limits=Limits())
     client = TestClient(door, base_url="http://127.0.0.1")
     for body, status in [({}, 422), ({"reward": ["a"]}, 422), ({"reward": "a"}, 503), ({"reward": "b"}, 413)]:

@@ -37,7 +37,7 @@ from warm_forks import Started, start_forks  # noqa: E402
 
 import flowrl.pages.report as report_module  # noqa: E402
 import flowrl.recipes.grpo  # noqa: E402, F401  what a run imports is imported once, here
-from flowrl.rendering.terminal_text import aligned  # noqa: E402
+from flowrl.rendering.terminal_text import align  # noqa: E402
 from flowrl.runtime.files import LOCK, write_atomically  # noqa: E402
 from flowrl.runtime.progress import progress  # noqa: E402
 from flowrl.training import loop as loop_module  # noqa: E402
@@ -300,12 +300,12 @@ def tables(killed: Sequence[dict[str, Any]], ordered: Sequence[dict[str, Any]]) 
          {None: "", True: "yes", False: "no"}[row["inside"]], ", ".join(row["unequal"]) or "equal"]
         for row in killed
     ]  # fmt: skip
-    first = aligned(["trial", "aimed at", "processes", "killed", "inside", "after the resume"], rows)
+    first = align(["trial", "aimed at", "processes", "killed", "inside", "after the resume"], rows)
     rows = [
         [row["order"], "refused" if row["refused"] else "NOT refused", ", ".join(row["unequal"]) or "equal"]
         for row in ordered
     ]
-    second = aligned(["order", "second command", "first run"], rows)
+    second = align(["order", "second command", "first run"], rows)
     equal, refused = sum(not row["unequal"] for row in killed), sum(row["refused"] for row in ordered)
     return (
         f"{first}\n\n{second}\n\n{equal} of {len(killed)} equal after the resume, {refused} of {len(ordered)} refused"

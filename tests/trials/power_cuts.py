@@ -40,7 +40,7 @@ from warm_forks import Started, start_forks  # noqa: E402
 
 import flowrl.pages.report  # noqa: E402
 import flowrl.recipes.grpo  # noqa: E402, F401  what a run imports is imported once, here
-from flowrl.rendering.terminal_text import aligned  # noqa: E402
+from flowrl.rendering.terminal_text import align  # noqa: E402
 from flowrl.runtime.files import write_atomically  # noqa: E402
 from flowrl.runtime.progress import progress  # noqa: E402
 from flowrl.training.checkpoints import checkpoints  # noqa: E402
@@ -254,7 +254,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             str(sum(not row["unequal"] for row in taken)),
         ])  # fmt: skip
     head = ["seconds", "images", "while saving", "refused", "from the newest", "equal"]
-    return aligned(head, lines)
+    return align(head, lines)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from flowrl.comparing.sweep.sweep_settings import Measure, Setting
 from flowrl.rendering.markup import bounds, number
 from flowrl.rendering.notebook import heading, rows_table
-from flowrl.rendering.terminal_text import COLUMNS, aligned, cut
+from flowrl.rendering.terminal_text import COLUMNS, align, cut
 from flowrl.runtime.files import plain
 from flowrl.samplers.search import best_of_n_kl
 from flowrl.statistics.bootstrap import LEVEL, UNKNOWN, Interval
@@ -101,7 +101,7 @@ class Sweep:
             for one in self.settings
         ]
         heads = [cut(name, 16) for name in names]
-        return f"{textwrap.fill(sentence(self), COLUMNS)}\n\n{aligned(['setting', 'evaluations', *heads], rows)}"
+        return f"{textwrap.fill(sentence(self), COLUMNS)}\n\n{align(['setting', 'evaluations', *heads], rows)}"
 
     def _repr_html_(self) -> str:
         rows = [

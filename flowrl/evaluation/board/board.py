@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flowrl.evaluation.board.comparable import grouped
-from flowrl.evaluation.board.finished import Entry, find_entries, told_apart
+from flowrl.evaluation.board.comparable import group_entries
+from flowrl.evaluation.board.finished import BoardEntry, find_entries, tell_apart
 from flowrl.evaluation.board.leaderboard import as_content, as_page_of_markdown, as_text
 from flowrl.evaluation.board.standings import Ranking, rank
 from flowrl.runtime.call import call_words
@@ -55,10 +55,10 @@ def leaderboard(
     Raises:
         FlowrlError: nothing to compare, with why.
     """
-    entries = told_apart(find_entries([str(one) for one in results]))
+    entries = tell_apart(find_entries([str(one) for one in results]))
     if len(entries) < 2:
         raise ValueError(f"{entries[0].folder} is the only result: name two or more, or folders that hold them.")
-    groups = grouped(entries, across)
+    groups = group_entries(entries, across)
     if all(len(group.entries) < 2 for group in groups):
         apart = dict.fromkeys(
             f"{group.benchmark}, {group.entries[0].label}: {group.apart}" for group in groups if group.apart
@@ -83,7 +83,7 @@ def leaderboard(
     return Leaderboard(rankings=tuple(rankings), folder=folder, text=as_text(rankings))
 
 
-def of_one_model(results: Sequence[str | Path]) -> tuple[str, list[Entry]]:
+def of_one_model(results: Sequence[str | Path]) -> tuple[str, list[BoardEntry]]:
     """The name and the finished evaluations of one model."""
     entries = [entry for entry in find_entries([str(one) for one in results]) if entry.side == "model"]
     names = list(dict.fromkeys(entry.pool or entry.label for entry in entries))

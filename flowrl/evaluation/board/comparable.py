@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.benchmarks import temporal
-from flowrl.evaluation.board.finished import Entry
+from flowrl.evaluation.board.finished import BoardEntry
 from flowrl.evaluation.board.row_values import DIVERSITY, prompt_of
 
 SAMPLED = (
@@ -41,7 +41,7 @@ class Group:
 
     benchmark: str
     metric: str
-    entries: tuple[Entry, ...]
+    entries: tuple[BoardEntry, ...]
     conditions: Mapping[str, Any]
     apart: str = ""
     """Why it is not compared with the first group of this benchmark and metric, in words; empty for the first."""
@@ -58,7 +58,7 @@ class Group:
         return len(self.seeds) == 1 and None not in self.seeds and len(models) == 1
 
 
-def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]:
+def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> list[Group]:
     """Groups by benchmark and metric, the largest first, in the order of the entries.
 
     Args:
@@ -68,7 +68,7 @@ def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]
     Raises:
         ValueError: `across` names what is no condition of any entry.
     """
-    tables: dict[tuple[str, str], list[tuple[Entry, Conditions]]] = {}
+    tables: dict[tuple[str, str], list[tuple[BoardEntry, Conditions]]] = {}
     for entry in entries:
         for metric in metrics_of(entry):
             known = conditions(entry, metric)
@@ -80,7 +80,7 @@ def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]
         )
     groups = []
     for (benchmark, metric), listed in tables.items():
-        parts: dict[str, list[tuple[Entry, Conditions]]] = {}
+        parts: dict[str, list[tuple[BoardEntry, Conditions]]] = {}
         for entry, known in listed:
             kept = {key: value for key, value in known.items() if key not in across}
             seal = {**kept, PROMPTS: sorted(kept.get(PROMPTS, ()))}
@@ -96,18 +96,18 @@ def grouped(entries: Sequence[Entry], across: Sequence[str] = ()) -> list[Group]
     return groups
 
 
-def _shared(part: Sequence[tuple[Entry, Conditions]]) -> Conditions:
+def _shared(part: Sequence[tuple[BoardEntry, Conditions]]) -> Conditions:
     """Conditions of a group; one that differs within it, as was asked for, lists what there is."""
     found = dict(part[0][1])
     for key in found:
         values = {json.dumps(known.get(key), sort_keys=True, default=str): known.get(key) for _, known in part
                   if key != PROMPTS}  # fmt: skip
         if len(values) > 1:
-            found[key] = " or ".join(map(_told, values.values()))
+            found[key] = " or ".join(map(_describe, values.values()))
     return found
 
 
-def metrics_of(entry: Entry) -> list[str]:
+def metrics_of(entry: BoardEntry) -> list[str]:
     """The numbers of an evaluation that are ranked: the first one reported, and all others that the rows give as means
     over images; of tasks of a score that does so none beside it, and none that has no direction."""
     first = next(iter(entry.metrics))
@@ -116,7 +116,7 @@ def metrics_of(entry: Entry) -> list[str]:
     return [name for name in (known if first in known else [first, *known]) if name not in UNRANKED]
 
 
-def judge_of(entry: Entry, metric: str) -> Any:
+def judge_of(entry: BoardEntry, metric: str) -> Any:
     """What gave this one of several scorers' numbers: its own version, that of the scorer it is a sub-score of, or that
     of the diagnostics or features; None where the result names none for it."""
     versions = entry.facts.get("versions")
@@ -126,7 +126,7 @@ def judge_of(entry: Entry, metric: str) -> Any:
     return versions.get(metric) or versions.get(metric.partition(".")[0]) or versions.get(shared)
 
 
-def conditions(entry: Entry, metric: str) -> Conditions:
+def conditions(entry: BoardEntry, metric: str) -> Conditions:
     """All that a number depends on beside the model."""
     found: Conditions = {PROMPTS: frozenset(f"{row.get('task', '')}\n{prompt_of(row)}" for row in entry.rows)}
     count = Counter((row.get("task", ""), prompt_of(row)) for row in entry.rows)
@@ -160,24 +160,24 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any], across: Seq
         elif key == SAMPLES:
             said.append(f"{theirs} images per prompt, not {ours}")
         elif key == "judge":
-            said.append(f"another judge: {_told(theirs)}, not {_told(ours)}")
+            said.append(f"another judge: {_describe(theirs)}, not {_describe(ours)}")
         elif key == SAMPLING:
             said.append("images of another program, whose sampling is not known" if theirs
                         else "images drawn here, not by another program")  # fmt: skip
         elif SAMPLING in first or SAMPLING in second:
             if key not in SAMPLED:
-                said.append(f"{key} {_told(theirs)}, not {_told(ours)}")
+                said.append(f"{key} {_describe(theirs)}, not {_describe(ours)}")
         else:
-            said.append(f"{key} {_told(theirs)}, not {_told(ours)}")
+            said.append(f"{key} {_describe(theirs)}, not {_describe(ours)}")
     return said
 
 
-def told(known: Mapping[str, Any]) -> list[tuple[str, str]]:
+def describe_conditions(known: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Conditions as names and text."""
-    return [(key, str(len(value)) if key == PROMPTS else _told(value)) for key, value in known.items()]
+    return [(key, str(len(value)) if key == PROMPTS else _describe(value)) for key, value in known.items()]
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -31,7 +31,7 @@ DEEPEST = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class BoardEntry:
     """One model's finished evaluation on one benchmark."""
 
     benchmark: str
@@ -59,7 +59,7 @@ class Entry:
     """Of flowrl."""
 
 
-def find_entries(given: Sequence[str]) -> list[Entry]:
+def find_entries(given: Sequence[str]) -> list[BoardEntry]:
     """Entries of everything that was named, bases once each.
 
     Args:
@@ -78,7 +78,23 @@ def find_entries(given: Sequence[str]) -> list[Entry]:
                     raise ValueError(f"{file} is named twice ({where}): one result counts once, leave one of them out.")
                 seen[place] = text
                 entries += entries_of(file, pool_of)
-    return _each_once(entries)
+    # Bases that several results share, once.
+    kept: dict[str, BoardEntry] = {}
+    for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
+        # The same for two entries that are one: of one model, drawn alike and judged alike.
+        drawn = {key: value for key, value in (entry.drawn or {}).items() if key not in ("model", "lora")}
+        unknown = drawn.get("fingerprint") in (None, "unknown")
+        home = str((entry.images or entry.folder).resolve()) if unknown else ""
+        known = [entry.benchmark, home, drawn, entry.rows, entry.judged, dict(entry.metrics)]
+        key = json.dumps(known, sort_keys=True, default=str)
+        if key not in kept:
+            kept[key] = entry
+        elif entry.side == "model":
+            raise ValueError(
+                f"{kept[key].folder} and {entry.folder} hold the same result (one model, the same images, the same "
+                f"verdicts): leave one of them out."
+            )
+    return list(kept.values())
 
 
 def _named(text: str) -> Iterator[tuple[str, Path]]:
@@ -133,7 +149,7 @@ def _is_result(file: Path) -> bool:
         return True
 
 
-def entries_of(file: Path, pool: str = "") -> list[Entry]:
+def entries_of(file: Path, pool: str = "") -> list[BoardEntry]:
     """The model of a result.json, and its base if it has one."""
     found = read_result(file)
     names = [str(name) for name in found["names"]]
@@ -161,7 +177,7 @@ def read_result(file: Path) -> dict[str, Any]:
 
 def _entry(
     folder: Path, found: Mapping[str, Any], side: str, label: str, metrics: Mapping[str, Any], pool: str
-) -> Entry:
+) -> BoardEntry:
     benchmark, prefix = found["benchmark"], SIDES[side]
     short = {str(name).removeprefix(f"eval/{benchmark}/"): _float(value) for name, value in metrics.items()}
     home = folder / side
@@ -172,7 +188,7 @@ def _entry(
         raise ValueError(f"there is no {verdicts}, the verdicts of a finished evaluation: run the evaluation again.")
     rows = read_json_lines(verdicts)
     images = _images(home, found, side)
-    return Entry(
+    return BoardEntry(
         benchmark=benchmark, label=label, folder=folder, side=side, pool=pool, metrics=short,
         intervals=_intervals(short, found.get(f"{prefix}intervals") or {}), values=values_of(rows, short), rows=rows,
         facts=found["facts"], drawn=None if images is None else read_drawn(images), images=images,
@@ -229,33 +245,7 @@ def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str,
     return found[0] if len(found) == 1 else {}
 
 
-def _each_once(entries: Sequence[Entry]) -> list[Entry]:
-    """Bases that several results share, once."""
-    kept: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
-        key = _content(entry)
-        if key not in kept:
-            kept[key] = entry
-        elif entry.side == "model":
-            raise ValueError(
-                f"{kept[key].folder} and {entry.folder} hold the same result (one model, the same images, the same "
-                f"verdicts): leave one of them out."
-            )
-    return list(kept.values())
-
-
-def _content(entry: Entry) -> str:
-    """The same for two entries that are one: of one model, drawn alike and judged alike."""
-    drawn = (
-        {} if entry.drawn is None else {key: entry.drawn[key] for key in entry.drawn if key not in ("model", "lora")}
-    )
-    unknown = drawn.get("fingerprint") in (None, "unknown")
-    place = str((entry.images or entry.folder).resolve()) if unknown else ""
-    known = [entry.benchmark, place, drawn, entry.rows, entry.judged, dict(entry.metrics)]
-    return json.dumps(known, sort_keys=True, default=str)
-
-
-def told_apart(entries: Sequence[Entry]) -> list[Entry]:
+def tell_apart(entries: Sequence[BoardEntry]) -> list[BoardEntry]:
     """Entries of one benchmark with labels of their own: alike ones get their folder's name, or a number."""
     count = Counter((entry.benchmark, entry.label) for entry in entries if not entry.pool)
     named = []

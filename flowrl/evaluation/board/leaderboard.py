@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.evaluation.board.comparable import PROMPTS, SAMPLES, told
+from flowrl.evaluation.board.comparable import PROMPTS, SAMPLES, describe_conditions
 from flowrl.evaluation.board.standings import Ranking, Standing
 from flowrl.rendering.markup import DASH, MINUS, plural
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
@@ -56,7 +56,7 @@ def digits_of(ranking: Ranking) -> int:
     return min(max(1 - math.floor(math.log10(min(errors))), 0), 5) if errors else 3
 
 
-def written(value: float, digits: int, *, sign: bool = False) -> str:
+def format_value(value: float, digits: int, *, sign: bool = False) -> str:
     """A number with so many digits; a dash where unknown."""
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", MINUS) if math.isfinite(value) else DASH
 
@@ -65,7 +65,7 @@ def range_of(interval: Interval | None, digits: int, *, sign: bool = False) -> s
     """Bounds as "0.21 to 0.34"; a dash where unknown."""
     if interval is None or not interval.known:
         return DASH
-    return f"{written(interval.low, digits, sign=sign)} to {written(interval.high, digits, sign=sign)}"
+    return f"{format_value(interval.low, digits, sign=sign)} to {format_value(interval.high, digits, sign=sign)}"
 
 
 def name_of(standing: Standing) -> str:
@@ -76,7 +76,7 @@ def name_of(standing: Standing) -> str:
 
 def conditions_text(ranking: Ranking) -> str:
     """What is the same for all of a table."""
-    known = dict(told(ranking.group.conditions))
+    known = dict(describe_conditions(ranking.group.conditions))
     first = f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} samples each"
     return "; ".join([first, *(f"{key.replace('_', ' ')} {value}" for key, value in known.items())])
 
@@ -100,8 +100,8 @@ def table_of(ranking: Ranking) -> Table:
     for line in ranking.standings:
         behind = line.behind
         rows.append((
-            name_of(line), rank_text(line), written(line.score.mean, digits),
-            range_of(line.score, digits), DASH if behind is None else written(behind.mean, digits, sign=True),
+            name_of(line), rank_text(line), format_value(line.score.mean, digits),
+            range_of(line.score, digits), DASH if behind is None else format_value(behind.mean, digits, sign=True),
             range_of(behind, digits, sign=True),
         ))  # fmt: skip
     apart = f"Apart from the table above: {ranking.group.apart}. " if ranking.group.apart else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from flowrl.benchmarks.temporal import LESS_IS_BETTER
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Row, paired_intervals, score_intervals
 from flowrl.evaluation.board.comparable import PROMPTS, SAMPLES, Group, conditions
-from flowrl.evaluation.board.finished import Entry
+from flowrl.evaluation.board.finished import BoardEntry
 from flowrl.evaluation.board.row_values import Values
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.crossed import crossed_estimate
@@ -31,7 +31,7 @@ class Standing:
     """A line of the table."""
 
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[BoardEntry, ...]
     """One, or the trainings of a method."""
     score: Interval
     """Of one training over prompts; of several over trainings and prompts."""
@@ -67,7 +67,7 @@ class Basis:
 
 def rank(group: Group) -> Ranking:
     """The table of a group, the best score first: the highest, or the lowest where less is better."""
-    lines: dict[str, list[Entry]] = {}
+    lines: dict[str, list[BoardEntry]] = {}
     for entry in group.entries:
         lines.setdefault(entry.pool or entry.label, []).append(entry)
     metric = group.metric
@@ -95,7 +95,10 @@ def rank(group: Group) -> Ranking:
 
 
 def _by_images(
-    group: Group, lines: Mapping[str, Sequence[Entry]], values: Mapping[int, Values], reported: Mapping[str, Interval]
+    group: Group,
+    lines: Mapping[str, Sequence[BoardEntry]],
+    values: Mapping[int, Values],
+    reported: Mapping[str, Interval],
 ) -> Basis:
     """Scores that are means over images, paired by those that all entries have a value for."""
     by_task = all(found.by_task for found in values.values())
@@ -103,12 +106,7 @@ def _by_images(
         return Basis(scores=reported, notes=(TWO_MEANS,))
     shared = dict(zip(values, partners(*(found.rows for found in values.values())), strict=True))
     images, alike = len(next(iter(shared.values()))), _same_images(group)
-    left = len({(row.task, row.prompt, row.sample) for found in values.values() for row in found.rows}) - images
-    notes: tuple[str, ...] = ()
-    if images and not alike:
-        notes = (_COMMON.format(images),)
-    elif left:
-        notes = (f"{left} of {images + left} samples have no value for one of the models, and count in no difference.",)
+    notes = _notes_of_common(values, images, alike=alike)
     if not images:
         return Basis(scores=reported, notes=notes)
     runs = {name: [shared[id(entry)] for entry in part] for name, part in lines.items()}
@@ -120,8 +118,21 @@ def _by_images(
     return Basis(scores=scores, changes=changes, factor=factor, images=images, notes=notes)
 
 
+def _notes_of_common(values: Mapping[int, Values], images: int, *, alike: bool) -> tuple[str, ...]:
+    """What a reader has to know of samples that not all entries have."""
+    if images and not alike:
+        return (_COMMON.format(images),)
+    left = len({(row.task, row.prompt, row.sample) for found in values.values() for row in found.rows}) - images
+    if left:
+        return (f"{left} of {images + left} samples have no value for one of the models, and count in no difference.",)
+    return ()
+
+
 def _by_points(
-    group: Group, lines: Mapping[str, Sequence[Entry]], values: Mapping[int, Values], reported: Mapping[str, Interval]
+    group: Group,
+    lines: Mapping[str, Sequence[BoardEntry]],
+    values: Mapping[int, Values],
+    reported: Mapping[str, Interval],
 ) -> Basis:
     """UniGenBench's overall, which pools test points of images."""
     sides = _shared_points(values)
@@ -149,7 +160,7 @@ def _same_images(group: Group) -> bool:
     return len({(one[PROMPTS], one[SAMPLES]) for one in known}) == 1
 
 
-def _reported(part: Sequence[Entry], metric: str) -> Interval:
+def _reported(part: Sequence[BoardEntry], metric: str) -> Interval:
     """The number and interval of a result; of several trainings Student's over them."""
     if len(part) == 1:
         return part[0].intervals.get(metric, point(part[0].metrics.get(metric, math.nan)))

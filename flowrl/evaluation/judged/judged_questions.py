@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,7 @@ def ask_cases(
 
     def build(place: int, attempt: int, temperature: float) -> Question:
         case, image, ask = work[place]
-        source = None if case.source is None else (case.source, content_digest(case.source))
+        source = _source_of(case)
         shown = [_source(*source)] if ask.source and source is not None else []
         shown.append(_result(image.path, image.stamp, source if protocol.resize else None))
         if ask.forms:
@@ -100,25 +101,37 @@ def ask_cases(
 
     def read(place: int, answer: Answer) -> tuple[str | None, Row]:
         case, _, ask = work[place]
-        if ask.forms:
-            mass = {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
-            return (None, {VALUES: mass}) if mass is not None else (UNPARSED, {})
-        found = protocol.read_reply(ask.name, answer.text)
-        if found is not None and protocol.fits is not None and not protocol.fits(case, {ask.name: found}):
-            found = None
-        return (None, {VALUES: found}) if found is not None else (answer.error or UNPARSED, {})
+        found = read_answer(protocol, case, ask, answer)
+        if found is not None:
+            return None, {VALUES: found}
+        return (UNPARSED if ask.forms else answer.error or UNPARSED), {}
 
     def key_of(case: Case, image: ImageFile, ask: Ask) -> str:
-        source = None if case.source is None else content_digest(case.source)
-        asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source]
+        source = _source_of(case)
+        asked = [words.templates[ask.words].digest, ask.name, dict(ask.fields), list(ask.forms), source and source[1]]
         return image.key_with(json.dumps(asked))
 
-    keys = [key_of(*one) for one in work]
+    keys = list(starmap(key_of, work))
     # A question whose first token is read comes out the same at every try.
     once = all(ask.forms for _, _, ask in work)
     rows = ask_kept(chat, keys, build, read, journal, replace(asking, attempts=1) if once else asking, label=label)
     listed = iter(rows)
     return [_judgement(case, [next(listed) for _ in case.asks]) for case in cases], rows
+
+
+def _source_of(case: Case) -> tuple[Path, str] | None:
+    """The image that an edit starts from, with a digest of its content."""
+    return None if case.source is None else (case.source, content_digest(case.source))
+
+
+def read_answer(protocol: Protocol, case: Case, ask: Ask, answer: Answer) -> Mapping[str, float] | None:
+    """The numbers that a judge's answer gives; None where it cannot be read, or does not fit the case."""
+    if ask.forms:
+        return {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
+    found = protocol.read_reply(ask.name, answer.text)
+    if found is not None and protocol.fits is not None and not protocol.fits(case, {ask.name: found}):
+        return None
+    return found
 
 
 def _judgement(case: Case, rows: Sequence[Row]) -> Judgement:

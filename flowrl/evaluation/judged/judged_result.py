@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Judgement, Protocol, Score
+from flowrl.benchmarks.judged.cases import Case, Judgement, Protocol, Score
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import (
     Line,
-    compared,
+    add_difference,
     costs_of,
     errors_of,
     score_table,
@@ -76,7 +76,7 @@ def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
         f"{plural(cases, 'image')}, {judged[0].skipped} of them without scores."
     )
     return result_of(
-        settings.benchmark, compared(said, changes[score.name], labels[1]) if score.name in changes else said,
+        settings.benchmark, add_difference(said, changes[score.name], labels[1]) if score.name in changes else said,
         [_side(protocol, part, own) for part, own in zip(parts, named, strict=True)],
         changes=changes, claim=f"prompts of the same kinds{NO_TRAINING}",
         tables=(score_table(labels, lines, note=protocol.note, digits=3, paired_by="prompts and start noise"),),
@@ -138,10 +138,10 @@ def _overall(score: Score, rows: Sequence[ScoreRow], base: Sequence[ScoreRow] | 
         assert not isinstance(score.shares, str)
         shares = score.shares({row.task for row in rows}) if callable(score.shares) else score.shares
         found = weighted_score(rows, shares, base=base)
-    return scaled(found, score.low, score.high, change=base is not None)
+    return scale(found, score.low, score.high, change=base is not None)
 
 
-def scaled(interval: Interval, low: float, high: float, *, change: bool = False) -> Interval:
+def scale(interval: Interval, low: float, high: float, *, change: bool = False) -> Interval:
     """An interval of numbers from 0 to 1, or of their changes, on a scale from `low` to `high`, cut to that scale."""
     start, least = (0.0, -1.0) if change else (low, 0.0)
     mean, lower, upper = (
@@ -163,8 +163,8 @@ def _task_lines(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> list[Line]:
         return (int(head) if head.isdecimal() else 0, task)
 
     return [
-        (task, [scaled(part[task], score.low, score.high) for part in found],
-         scaled(changes[task], score.low, score.high, change=True) if task in changes else None)
+        (task, [scale(part[task], score.low, score.high) for part in found],
+         scale(changes[task], score.low, score.high, change=True) if task in changes else None)
         for task in sorted(order, key=by_number) if all(task in part for part in found)
     ]  # fmt: skip
 
@@ -205,10 +205,11 @@ def _notes(settings: Settings, plan: Any, parts: Sequence[SubjectVerdicts[CaseVe
         notes.append(
             f"{parts[0].label} and {parts[1].label} have no image in common that has scores, so there is no difference."
         )
-    cases = [one.case for one in judgements]
-    sources = [() if case.source is None else (str(case.source),) for case in cases]
-    asked = [Prompt(text=case.prompt, metadata={}, sources=own) for case, own in zip(cases, sources, strict=True)]
-    return notes + training_notes(settings, map(request, asked))
+    return notes + training_notes(settings, (request(_prompt(one.case)) for one in judgements))
+
+
+def _prompt(case: Case) -> Prompt:
+    return Prompt(text=case.prompt, metadata={}, sources=() if case.source is None else (str(case.source),))
 
 
 def is_model(given: str, known: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import POINTWISE, Scores, inputs_of, score_items
 from flowrl.media.perturbations import PERTURBATIONS
-from flowrl.rewards import Reward, reproduced_by
+from flowrl.rewards import Reward, reproduction_of
 from flowrl.rewards.comparing.tournaments import ring_pairs
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_choice
@@ -44,7 +44,7 @@ class Other:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
+class ScoringCost:
     """Measured in both passes: the time per image, without drawing or reading it."""
 
     seconds: Interval
@@ -53,7 +53,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Card:
+class CardMeasures:
     """Everything that was measured of one reward; `values` and `again` are the two passes, [N]."""
 
     name: str
@@ -71,7 +71,7 @@ class Card:
     perturbed: dict[str, Agreement]
     order: OrderBias | None
     others: dict[str, Other]
-    cost: Cost
+    cost: ScoringCost
     notes: tuple[str, ...]
     items: Sequence[ImageFile] = field(repr=False)
     values: np.ndarray = field(repr=False)
@@ -82,7 +82,7 @@ class Card:
 def measure(
     rewards: Mapping[str, Reward], items: Sequence[ImageFile], *, batch_size: int, changes: Sequence[str] = (),
     spec: Mapping[str, Any] | None = None, device: torch.device = CPU,
-) -> Card:  # fmt: skip
+) -> CardMeasures:  # fmt: skip
     """Measures the first of the rewards.
 
     Args:
@@ -111,9 +111,9 @@ def measure(
     lost = np.isnan(np.stack([first.values, second.values])).mean(axis=0)
     reasons = [word for scores in (first, second) for word in scores.errors if word is not None]
     known = ~np.isnan(first.values)
-    return Card(
+    return CardMeasures(
         name=name, version=reward.version, kind=reward.kind,
-        reproduces=reproduced_by((spec or {}).get("name"), (spec or {}).get("options")),
+        reproduces=reproduction_of((spec or {}).get("name"), (spec or {}).get("options")),
         images=len(items), prompts=len(np.unique(group)),
         failed=mean_interval(lost, group), errors={word: reasons.count(word) for word in sorted(set(reasons))},
         mean=mean_interval(first.values[known], group[known]) if known.any() else UNKNOWN,
@@ -128,7 +128,7 @@ def measure(
     )  # fmt: skip
 
 
-def _cost(first: Scores, second: Scores) -> Cost:
+def _cost(first: Scores, second: Scores) -> ScoringCost:
     """Seconds by batches of both passes without the very first, which may compile or connect; calls by the parts."""
     seconds = np.concatenate([first.seconds, second.seconds])
     batch = np.concatenate([first.batches, np.where(second.batches < 0, -1, second.batches + first.batches.max() + 1)])
@@ -139,7 +139,7 @@ def _cost(first: Scores, second: Scores) -> Cost:
     if "comparisons" in first.parts:  # of pairs, each counted at both its members
         pairs = float(np.nansum(first.parts["comparisons"]) + np.nansum(first.parts.get("failed", np.zeros(1)))) / 2
         calls = pairs * (2 if "order_bias" in first.parts else 1) / count
-    return Cost(seconds=taken, hours_per_1000=taken.mean * 1000 / 3600, calls=calls)
+    return ScoringCost(seconds=taken, hours_per_1000=taken.mean * 1000 / 3600, calls=calls)
 
 
 def _notes(reward: Reward, group: np.ndarray, items: Sequence[ImageFile]) -> tuple[str, ...]:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flowrl.evaluation.reward_card.card_measure import Card
+from flowrl.evaluation.reward_card.card_measure import CardMeasures
 from flowrl.generation.image_folder import POINTWISE
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.rendering.markup import duration, plural
-from flowrl.rendering.terminal_text import COLUMNS, aligned
+from flowrl.rendering.terminal_text import COLUMNS, align
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.reliability import OrderBias, repeats_for
 
@@ -31,7 +31,7 @@ GradedWords = tuple[Grade, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class CardVerdict:
     """What one aspect comes to."""
 
     aspect: str
@@ -43,7 +43,7 @@ Line = tuple[str, str, Interval]
 """One number of the card: its section, its name, and its interval (bounds NaN where there is none)."""
 
 
-def verdicts(card: Card) -> list[Verdict]:
+def verdicts(card: CardMeasures) -> list[CardVerdict]:
     """The aspects in the order of the card."""
     found: dict[str, GradedWords] = {
         "failures": _failures(card),
@@ -63,10 +63,10 @@ def verdicts(card: Card) -> list[Verdict]:
     seconds = card.cost.seconds.mean
     took = f"{duration(1000 * seconds)} for 1000 images, {calls(card)}, on this machine at this batch size."
     found["cost"] = ("open", "No image was scored." if math.isnan(seconds) else took)
-    return [Verdict(aspect=aspect, grade=grade, words=words) for aspect, (grade, words) in found.items()]
+    return [CardVerdict(aspect=aspect, grade=grade, words=words) for aspect, (grade, words) in found.items()]
 
 
-def _failures(card: Card) -> GradedWords:
+def _failures(card: CardMeasures) -> GradedWords:
     share = card.failed.mean
     if share == 0:
         return "good", "Every image got a value in both passes."
@@ -75,7 +75,7 @@ def _failures(card: Card) -> GradedWords:
     return ("fair" if share <= FAILED_FEW else "poor"), words
 
 
-def _signal(card: Card) -> GradedWords:
+def _signal(card: CardMeasures) -> GradedWords:
     flat, between = card.spread.flat_groups.mean, card.spread.between_prompts.mean
     if math.isnan(flat):
         return "open", "No prompt has two images with a value, so nothing can be said of advantages."
@@ -87,7 +87,7 @@ def _signal(card: Card) -> GradedWords:
     return _grade(flat, FLAT_FEW, FLAT_MANY), words
 
 
-def _repeats(card: Card) -> GradedWords:
+def _repeats(card: CardMeasures) -> GradedWords:
     reliability, noise = card.repeat.reliability.mean, card.repeat.noise_share.mean
     if card.retest.count and card.retest.exact:
         return "good", "Both passes gave exactly the same values."
@@ -105,7 +105,7 @@ def _repeats(card: Card) -> GradedWords:
     return _grade(-reliability, -RELIABLE, -USABLE), words
 
 
-def worst_change(card: Card) -> str | None:
+def worst_change(card: CardMeasures) -> str | None:
     """The change that harms the order of a prompt's images most; mirroring, which may change what an image shows,
     is not considered.
     """
@@ -114,7 +114,7 @@ def worst_change(card: Card) -> str | None:
     return min(known, key=lambda name: known[name]) if known else None
 
 
-def _steadiness(card: Card) -> GradedWords:
+def _steadiness(card: CardMeasures) -> GradedWords:
     worst, words = worst_change(card), ""
     grade: Grade = "open"
     if worst is not None:
@@ -146,7 +146,7 @@ def _order(order: OrderBias) -> GradedWords:
     return grade, words if grade == "good" else f"{words} Ask in both orders (orders: both)."
 
 
-def calls(card: Card) -> str:
+def calls(card: CardMeasures) -> str:
     """ "1 call per image"."""
     return f"{card.cost.calls:.3g} {'call' if card.cost.calls == 1 else 'calls'} per image"
 
@@ -155,7 +155,7 @@ def _grade(value: float, good: float, fair: float) -> Grade:
     return "good" if value <= good else "fair" if value <= fair else "poor"
 
 
-def overall(found: Sequence[Verdict]) -> str:
+def overall(found: Sequence[CardVerdict]) -> str:
     """The summary in a sentence."""
     poor = [verdict.aspect for verdict in found if verdict.grade == "poor"]
     fair = [verdict.aspect for verdict in found if verdict.grade == "fair"]
@@ -171,7 +171,7 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def lines(card: Card) -> list[Line]:
+def lines(card: CardMeasures) -> list[Line]:
     """Every number of the card with its interval."""
     rows: list[Line] = [
         ("values", "mean", card.mean),
@@ -222,7 +222,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def summary(card: Card) -> str:
+def summary(card: CardMeasures) -> str:
     """Verdicts and the table; at most 80 columns."""
     found = verdicts(card)
     head = f"{card.name}: {plural(card.images, 'image')} of {plural(card.prompts, 'prompt')}"
@@ -238,7 +238,7 @@ def summary(card: Card) -> str:
             rows.append([section, "", ""])
         bounds = f"{short(value.low)} to {short(value.high)}" if value.known else ""
         rows.append([f"  {name}", short(value.mean), bounds])
-    text += ["", aligned(["", "value", "95 % over prompts"], rows)]
+    text += ["", align(["", "value", "95 % over prompts"], rows)]
     if card.reproduces is not None:
         text += ["", *textwrap.wrap(f"Reproduces: {card.reproduces}", COLUMNS)]
     for note in card.notes:

@@ -20,7 +20,7 @@ from typing import Any
 from flowrl.config.bounds import check_counts
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
-from flowrl.evaluation.reward_card.card_measure import Card, measure
+from flowrl.evaluation.reward_card.card_measure import CardMeasures, measure
 from flowrl.evaluation.reward_card.card_text import summary, verdicts
 from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose, draw_folder
@@ -50,7 +50,7 @@ class RewardCard:
         text: verdicts and numbers for a terminal.
     """
 
-    card: Card
+    card: CardMeasures
     folder: Path
     text: str = field(repr=False)
 
@@ -63,7 +63,7 @@ def reward_card(
     num_prompts: int = 24, samples: int = 8, seed: int = 0, steps: int | None = None, guidance: float | None = None,
     height: int | None = None, width: int | None = None, dtype: str | None = None,
     max_sequence_length: int | None = None, batch_size: int = 16, device: str | None = None, show: bool = True,
-    page: Callable[[Card], str] | None = None,
+    page: Callable[[CardMeasures], str] | None = None,
 ) -> RewardCard:  # fmt: skip
     """Measures a reward on images that exist, or that a model draws.
 
@@ -96,19 +96,13 @@ def reward_card(
     specs = reward_specs(str(reward), [f"{key}={value}" for key, value in (options or {}).items()])
     if len(specs) > 1:
         raise ValueError("a card is about one reward: give one, and the rest as `others`.")
-    changes = changes_named(perturb)
+    changes = find_changes(perturb)
     if (folder is None) == (model is None):
         raise ValueError("give either a `folder` of images or `model`, which draws them.")
-    if model is None and sampling.given:
-        raise ValueError(f"`{sampling.given[0]}` says how `model` draws, and there is no `model`: leave it out.")
+    check_drawing(model, sampling, prompts=prompts, samples=samples)
     beside = others if isinstance(others, str) else ",".join(others)
     spec, rest = without_cache(specs[0]), reward_specs(beside) if beside else []
     home = Path(out) if out is not None else Path(f"reward-card-{reward_label(spec)}")
-    if model is not None:
-        if prompts is None:
-            raise ValueError("`model` draws images for the prompts of a file: add `prompts`.")
-        if samples < 2:
-            raise ValueError(f"`samples` must be at least 2, got {samples}: a card compares images of one prompt.")
     for name in ("card.json", "card.html"):
         refuse_foreign(home / name, own=_is_card(home / "card.json"))
     if folder is not None:
@@ -137,7 +131,7 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**spec, "options": options}
 
 
-def changes_named(names: str | Sequence[str]) -> list[str]:
+def find_changes(names: str | Sequence[str]) -> list[str]:
     """Changes of images by name."""
     if names in ("all", "none"):
         return list(PERTURBATIONS) if names == "all" else []
@@ -146,6 +140,19 @@ def changes_named(names: str | Sequence[str]) -> list[str]:
         if name not in PERTURBATIONS:
             raise ValueError(f"`perturb`: {unknown_name('change', name, [*PERTURBATIONS, 'all', 'none'])}")
     return list(dict.fromkeys(chosen))
+
+
+def check_drawing(
+    model: str | Path | None, sampling: SamplingOptions, *, prompts: str | Path | None, samples: int
+) -> None:
+    """Refuses to draw without prompts or without two images of each, and options of a model that there is not."""
+    if model is None:
+        if sampling.given:
+            raise ValueError(f"`{sampling.given[0]}` says how `model` draws, and there is no `model`: leave it out.")
+    elif prompts is None:
+        raise ValueError("`model` draws images for the prompts of a file: add `prompts`.")
+    elif samples < 2:
+        raise ValueError(f"`samples` must be at least 2, got {samples}: a card compares images of one prompt.")
 
 
 def draw_images(
@@ -170,7 +177,7 @@ def _is_card(path: Path) -> bool:
         return False
 
 
-def as_json(measured: Card) -> dict[str, Any]:
+def as_json(measured: CardMeasures) -> dict[str, Any]:
     """The card as plain numbers, null where unknown, with one entry per image."""
     found = {
         key: plain(getattr(measured, key))

@@ -14,7 +14,7 @@ from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import (
     Line,
-    compared,
+    add_difference,
     costs_of,
     errors_of,
     score_table,
@@ -63,33 +63,28 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
             f"the judge gave no readable answer to any image ({why}): look at the replies in the journal, "
             f"and at the template."
         )
-    named = [_english(score_intervals(score_rows(part.rows), part.prompts, seed=settings.seed)) for part in judgings]
+    sides = [(score_rows(part.rows), part.prompts) for part in judgings]
+    named = [_english(score_intervals(*side, seed=settings.seed)) for side in sides]
     changes: dict[str, Interval] = {}
-    if len(judgings) > 1:
-        base, subject = ((score_rows(part.rows), part.prompts) for part in reversed(judgings))
-        changes = _english(paired_intervals(base, subject, seed=settings.seed))
+    if len(sides) > 1:
+        changes = _english(paired_intervals(sides[1], sides[0], seed=settings.seed))
     overall, prompts = named[0][OVERALL], len(set(judgings[0].prompts))
     said = (
         f"UniGenBench ({plan.file.track}) overall {number(overall.mean, 4)} (95 % {bounds(overall)}) for {labels[0]}: "
         f"{plural(len(judgings[0].rows), 'image')} of {plural(prompts, 'prompt')}, {scores[0].skipped} of them without "
         f"scores."
     )
-    lines: list[Line] = [(name, [part[name] for part in named], changes.get(name)) for name in changes or named[0]]
-    tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores[0].primary.items()}
-    sides = [_side(*found) for found in zip(parts, scores, named, strict=True)]
     return result_of(
-        settings.benchmark, compared(said, changes[OVERALL], labels[1]) if changes else said, sides,
+        settings.benchmark, add_difference(said, changes[OVERALL], labels[1]) if changes else said,
+        [_side(*found) for found in zip(parts, scores, named, strict=True)],
         changes=changes,
-        tables=(
-            score_table(labels, lines, note=NOTE, paired_by="prompts", extra=("test points", tallies)), _subs(scores),
-        ),
+        tables=(_dimensions(labels, scores[0], named, changes), _subs(scores)),
         notes=_notes(settings, plan, parts, scores),
         facts={
             "judge": chat.version, "track": plan.file.track, "prompts": prompts, "samples": settings.samples,
             "repairs": list(plan.file.repairs), **plan.asking.facts, "words_digest": plan.wording.digest,
             "skipped": {label: found.skipped for label, found in zip(labels, scores, strict=True)},
-            "attempts": {part.label: round(fmean(row["attempts"] for row in part.found.answers), 3) for part in parts},
-            **costs_of({part.label: part.found.answers for part in parts}),
+            **_effort({part.label: part.found.answers for part in parts}),
         },
     )  # fmt: skip
 
@@ -116,6 +111,14 @@ def _side(part: SubjectVerdicts[Judging], scores: Scores, intervals: Mapping[str
     return SideResult(rows=rows, metrics=metrics, intervals=intervals)
 
 
+def _dimensions(
+    labels: Sequence[str], scores: Scores, named: Sequence[Mapping[str, Interval]], changes: Mapping[str, Interval]
+) -> Table:
+    lines: list[Line] = [(name, [part[name] for part in named], changes.get(name)) for name in changes or named[0]]
+    tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores.primary.items()}
+    return score_table(labels, lines, note=NOTE, paired_by="prompts", extra=("test points", tallies))
+
+
 def _subs(scores: Sequence[Scores]) -> Table:
     labels = sorted({label for part in scores for label in part.sub})
     rows = [
@@ -125,6 +128,12 @@ def _subs(scores: Sequence[Scores]) -> Table:
     ]  # fmt: skip
     head = ("", "score", "test points") if len(scores) == 1 else ("", "base", "model", "test points")
     return Table(title="Test points", head=head, rows=tuple(rows), note="Test points that are met, of those judged.")
+
+
+def _effort(answers: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:
+    """Tries and costs of the answers, by subject."""
+    tries = {label: round(fmean(row["attempts"] for row in rows), 3) for label, rows in answers.items()}
+    return {"attempts": tries, **costs_of(answers)}
 
 
 def _count(tally: Any) -> str:

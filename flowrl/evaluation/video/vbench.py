@@ -35,7 +35,7 @@ from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
-from flowrl.evaluation.summing import established, means_and_bounds, options_of, score_table
+from flowrl.evaluation.summing import add_changes, means_and_bounds, options_of, score_table
 from flowrl.evaluation.video.diagnostics import READ_AS, Faults, diagnose_clips, undiagnosed
 from flowrl.evaluation.video.shown_clips import clips_section
 from flowrl.evaluation.video.vbench_package import CHECKED, Package, find_package, measure
@@ -132,7 +132,7 @@ def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[Su
         f"{plural(len(plan.entries), 'prompt')}."
     )
     return result_of(
-        settings.benchmark, established(said, changes, labels, "nothing"), sides if changes else sides[:1],
+        settings.benchmark, add_changes(said, changes, labels, "nothing"), sides if changes else sides[:1],
         changes=changes,
         tables=(score_table(
             labels, [(name, [part[name] for part in found], changes.get(name)) for name in found[0]],

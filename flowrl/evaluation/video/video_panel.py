@@ -17,8 +17,8 @@ import numpy as np
 from flowrl.benchmarks.panels import VIDEO_PANELS, Panel
 from flowrl.evaluation import panel
 from flowrl.evaluation.benchmark import Result
-from flowrl.evaluation.panel import WORLD, PanelPlan, Scorers, prompts_named, scorer_options, specs_of
-from flowrl.evaluation.panel_result import Scored, panel_result
+from flowrl.evaluation.panel import WORLD, PanelPlan, Scorers, find_prompts, scorer_options, specs_of
+from flowrl.evaluation.panel_result import ScoredImages, panel_result
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.video.diagnostics import READ_AS, VERSION, Faults, diagnose_clips
 from flowrl.evaluation.video.shown_clips import clips_section
@@ -38,7 +38,7 @@ _OWN = Panel(title="Video panel", rewards=(), prompts=0, where="a file of your o
 class ClipScores:
     """What scorers and diagnostics say of a subject's clips."""
 
-    scored: Scored
+    scored: ScoredImages
     faults: Faults
 
 
@@ -53,7 +53,7 @@ def plan_of(settings: Settings) -> PanelPlan:
 def video_prompts(settings: Settings, subject: Subject, plan: PanelPlan) -> list[Prompt]:
     """The prompts of the file that is named, or the embedded model's held-out ones."""
     named = WORLD if _of_world(settings, subject) else settings.prompts
-    return prompts_named(settings, named, plan.panel.where, "asset:prompts/motion_heldout.jsonl")
+    return find_prompts(settings, named, plan.panel.where, "asset:prompts/motion_heldout.jsonl")
 
 
 def _of_world(settings: Settings, subject: Subject) -> bool:
@@ -100,7 +100,7 @@ def result(
     )  # fmt: skip
 
 
-def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVerdicts[Scored]]:
+def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVerdicts[ScoredImages]]:
     """Clips of all subjects with sub-scores beside their rewards and the diagnostics after them, as values and in rows.
 
     A sub-score that is the value itself, of all clips of all subjects, is left out.
@@ -110,15 +110,9 @@ def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVe
     for name in scored[0].values:
         for found, part in zip(columns, scored, strict=True):
             found[name] = part.values[name]
-        own = [key for part in scored for row in part.rows for key in row["parts"] if key.startswith(f"{name}.")]
-        for key in dict.fromkeys(own):
-            sides = [np.array([row["parts"].get(key) for row in part.rows], dtype=np.float64) for part in scored]
-            if not all(
-                np.array_equal(side, part.values[name], equal_nan=True)
-                for side, part in zip(sides, scored, strict=True)
-            ):
-                for found, side in zip(columns, sides, strict=True):
-                    found[key] = side
+        for key, sides in sub_scores(scored, name).items():
+            for found, side in zip(columns, sides, strict=True):
+                found[key] = side
     for found, one in zip(columns, parts, strict=True):
         found |= one.found.faults
         for place, row in enumerate(one.found.scored.rows):
@@ -128,6 +122,18 @@ def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVe
                         seconds=one.seconds)
         for one, found in zip(parts, columns, strict=True)
     ]  # fmt: skip
+
+
+def sub_scores(scored: Sequence[ScoredImages], name: str) -> dict[str, list[np.ndarray]]:
+    """The sub-scores of a scorer, one column for each subject, but those that are the value itself."""
+    own = [key for part in scored for row in part.rows for key in row["parts"] if key.startswith(f"{name}.")]
+    found = {}
+    for key in dict.fromkeys(own):
+        sides = [np.array([row["parts"].get(key) for row in part.rows], dtype=np.float64) for part in scored]
+        pairs = zip(sides, scored, strict=True)
+        if not all(np.array_equal(side, part.values[name], equal_nan=True) for side, part in pairs):
+            found[key] = sides
+    return found
 
 
 RULES: Rules[PanelPlan, Scorers, ClipScores] = Rules(

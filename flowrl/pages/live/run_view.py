@@ -13,7 +13,7 @@ import numpy as np
 from flowrl.pages.achieved import curves, summary, tasks, tiles
 from flowrl.pages.health_section import health, time_by_stage
 from flowrl.pages.live.followed_runs import Followed
-from flowrl.rendering.charts import NARROW, draw_lines, finite_ends, smoothed
+from flowrl.rendering.charts import NARROW, draw_lines, finite_ends, smooth_series
 from flowrl.rendering.markup import DASH, card, duration, esc, number, plural, section
 from flowrl.runs.held_out_result import held_out
 from flowrl.runs.run_data import Row, RunData, column, keys_below
@@ -59,7 +59,15 @@ def list_row(followed: Followed) -> str:
     said, style = state(followed, run)
     cells = followed.kept.get("cells")
     if cells is None or cells[0] != followed.version:
-        cells = followed.kept["cells"] = (followed.version, _cells(run))
+        iteration, reward = column(run.train, "reward")
+        planned = run.config.get("num_iterations")
+        reach = f"{run.done} of {planned}" if isinstance(planned, int) else str(run.done)
+        last = number(float(reward[-RECENT:].mean())) if len(reward) else DASH
+        warned = sorted(run.warnings)
+        words = f'<span class="mark bad">! {esc(", ".join(warned).replace("_", " "))}</span>' if warned else "none"
+        pace = duration(usual_seconds(run)) if run.train else DASH
+        texts = (reach, last, _spark(iteration, reward), pace, words)
+        cells = followed.kept["cells"] = (followed.version, "".join(f"<td>{text}</td>" for text in texts))
     return _row(followed, f'<span class="mark {style}">{esc(said)}</span>', cells[1])
 
 
@@ -71,18 +79,6 @@ def waiting_row(followed: Followed, words: str) -> str:
 def _row(followed: Followed, mark: str, cells: str) -> str:
     button = f'<button type="button" data-run="{followed.number}">{esc(followed.name)}</button>'
     return f'<tr data-run="{followed.number}"><th scope="row">{button}</th><td>{mark}</td>{cells}</tr>'
-
-
-def _cells(run: RunData) -> str:
-    iteration, reward = column(run.train, "reward")
-    planned = run.config.get("num_iterations")
-    reach = f"{run.done} of {planned}" if isinstance(planned, int) else str(run.done)
-    last = number(float(reward[-RECENT:].mean())) if len(reward) else DASH
-    warned = sorted(run.warnings)
-    words = f'<span class="mark bad">! {esc(", ".join(warned).replace("_", " "))}</span>' if warned else "none"
-    pace = duration(usual_seconds(run)) if run.train else DASH
-    texts = (reach, last, _spark(iteration, reward), pace, words)
-    return "".join(f"<td>{text}</td>" for text in texts)
 
 
 def _spark(x: np.ndarray, y: np.ndarray) -> str:
@@ -138,7 +134,7 @@ def _small(run: RunData, key: str, title: str, unit: str) -> str:
     if not len(y):
         return ""
     text = f"{title} over {plural(len(y), 'iteration')}, last {number(float(y[-1]))} {unit}"
-    chart = draw_lines([smoothed(title, x, y, color=1)], NARROW, 150, "iteration", "", text)
+    chart = draw_lines([smooth_series(title, x, y, color=1)], NARROW, 150, "iteration", "", text)
     recent = float(y[-RECENT:].mean())
     return card(f'<p class="value">{number(recent)} {unit}</p>{chart}', title=esc(title))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrl.pages.achieved import evaluated, training_series
-from flowrl.rendering.charts import Series, legend, line_chart, smoothed
+from flowrl.pages.achieved import evaluation_series, training_series
+from flowrl.rendering.charts import Series, legend, line_chart, smooth_series
 from flowrl.rendering.markup import DASH, card, esc, number, section, signed, table
 from flowrl.runs.run_data import RunData, column, keys_below
 from flowrl.runs.vital_signs import RECENT, SIGNS
@@ -18,9 +18,16 @@ MOST_EVALUATED = 8
 def view_of_two(one: RunData, other: RunData, names: tuple[str, str]) -> str:
     """Charts and a table; names are those of the list."""
     pair = (one, other)
-    charts = [_chart("Training reward", _trained(pair, names), names), *_of_evaluations(pair, names)]
+    found = (training_series(run, label=names[k], color=k + 1) for k, run in enumerate(pair))
+    charts = [
+        _chart("Training reward", [series for series, _ in filter(None, found)], names),
+        *_of_evaluations(pair, names),
+    ]
     signs = [*((sign.key, sign.title) for sign in SIGNS), ("seconds", "Seconds of an iteration")]
-    signs += [(key, f"Memory, {key.split('/')[1].removesuffix('_gib')} (GiB)") for key in _shared(pair, "memory/")]
+    signs += [
+        (key, f"Memory, {key.split('/')[1].removesuffix('_gib')} (GiB)")
+        for key in dict.fromkeys(key for run in pair for key in keys_below(run.train, "memory/"))
+    ]
     small = [_chart(title, _smoothed(pair, key, names), names) for key, title in signs]
     lead = (
         "Blue is the first run, orange the second. Points behind a line are iterations, or means of some. That one "
@@ -34,17 +41,12 @@ def view_of_two(one: RunData, other: RunData, names: tuple[str, str]) -> str:
     ])  # fmt: skip
 
 
-def _trained(pair: Pair, names: tuple[str, str]) -> list[Series]:
-    found = (training_series(run, label=names[k], color=k + 1) for k, run in enumerate(pair))
-    return [series for series, _ in filter(None, found)]
-
-
 def _smoothed(pair: Pair, key: str, names: tuple[str, str]) -> list[Series]:
     found = []
     for k, run in enumerate(pair):
         x, y = column(run.train, key)
         if len(y):
-            found.append(smoothed(names[k], x, y, color=k + 1))
+            found.append(smooth_series(names[k], x, y, color=k + 1))
     return found
 
 
@@ -52,7 +54,7 @@ def _of_evaluations(pair: Pair, names: tuple[str, str]) -> list[str]:
     charts = []
     for key in _evaluations(pair)[:MOST_EVALUATED]:
         series = [
-            replace(evaluated(run, key, names[k], color=k + 1), dashed=k == 1)
+            replace(evaluation_series(run, key, names[k], color=k + 1), dashed=k == 1)
             for k, run in enumerate(pair) if len(column(run.evaluations, key)[1])
         ]  # fmt: skip
         charts.append(_chart(_title(key), series, names))
@@ -64,10 +66,6 @@ def _evaluations(pair: Pair) -> list[str]:
     keys = dict.fromkeys(key for run in pair for key in keys_below(run.evaluations, "eval/"))
     known = [key for key in keys if f"{key}_low" in keys]
     return sorted(known, key=lambda key: not all(len(column(run.evaluations, key)[1]) for run in pair))
-
-
-def _shared(pair: Pair, prefix: str) -> list[str]:
-    return list(dict.fromkeys(key for run in pair for key in keys_below(run.train, prefix)))
 
 
 def _title(key: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from evaluation_folders import empty, flowrl_eval, mixed, right, write_folder
 
-from flowrl.evaluation.board.comparable import grouped
+from flowrl.evaluation.board.comparable import group_entries
 from flowrl.evaluation.board.finished import find_entries
 from flowrl.evaluation.board.row_values import values_of
 from flowrl.evaluation.board.standings import rank
@@ -332,6 +332,6 @@ def test_files_of_others_stay(four: Path, tmp_path: Path) -> None:
 
 
 def test_a_group_knows_its_entries(four: Path) -> None:
-    (group,) = grouped(find_entries([str(four)]))
+    (group,) = group_entries(find_entries([str(four)]))
     assert group.shares_noise
     assert rank(group).standings[0].name == "good"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flowrl.evaluation.board.comparable import conditions, grouped, judge_of, metrics_of
-from flowrl.evaluation.board.finished import Entry, find_entries
+from flowrl.evaluation.board.comparable import conditions, group_entries, judge_of, metrics_of
+from flowrl.evaluation.board.finished import BoardEntry, find_entries
 from flowrl.evaluation.board.leaderboard import table_of
 from flowrl.evaluation.board.standings import Ranking, rank
 from flowrl.pages.strips import Room, strips_of
@@ -25,7 +25,7 @@ CLIP = {"video_reward": "v1", "diagnostics": "temporal-1"}
 def entry(
     place: Path, name: str, rows: Rows, metrics: Mapping[str, float], *, benchmark: str = "video",
     journals: Sequence[Mapping[str, Any]] = (), **facts: Any,
-) -> Entry:  # fmt: skip
+) -> BoardEntry:  # fmt: skip
     """A finished evaluation with these rows and numbers."""
     (place / name / "model" / "images").mkdir(parents=True)
     (place / name / "model" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -41,7 +41,7 @@ def entry(
     return found
 
 
-def clips(place: Path, name: str, flicker: float, versions: Mapping[str, str] = CLIP) -> Entry:
+def clips(place: Path, name: str, flicker: float, versions: Mapping[str, str] = CLIP) -> BoardEntry:
     """A model's clips, all of about this flicker."""
     noise = random.Random(name)
     values = [flicker + noise.uniform(-0.01, 0.01) for _ in range(12)]
@@ -51,8 +51,8 @@ def clips(place: Path, name: str, flicker: float, versions: Mapping[str, str] = 
     return entry(place, name, rows, {"change": mean, "flicker": mean}, versions=dict(versions))
 
 
-def table(entries: Sequence[Entry], metric: str, *across: str) -> Ranking:
-    (group,) = (group for group in grouped(entries, across) if group.metric == metric)
+def table(entries: Sequence[BoardEntry], metric: str, *across: str) -> Ranking:
+    (group,) = (group for group in group_entries(entries, across) if group.metric == metric)
     return rank(group)
 
 
@@ -85,7 +85,7 @@ def test_diagnostics_of_other_rewards_are_compared(tmp_path: Path) -> None:
     assert [metric["args"]["judge"] for metric in listed] == ["v1", "v1"]
 
 
-def weighted(place: Path, name: str, missing: int) -> Entry:
+def weighted(place: Path, name: str, missing: int) -> BoardEntry:
     """Two tasks, 3 to 1, with an image without a score: no mean over tasks or images gives the number."""
     rows: list[dict[str, Any]] = [
         {"prompt": f"{task}{k}", "task": task, "scores": {"wiscore": None if f"{task}{k}" == f"a{missing}" else k / 4}}
@@ -106,7 +106,7 @@ def test_a_weighted_headline_has_a_table_when_images_were_skipped(tmp_path: Path
     assert len(table(models, "a").standings) == 2
 
 
-def tasks(place: Path, name: str, counts: Mapping[str, int], *, by_task: bool) -> Entry:
+def tasks(place: Path, name: str, counts: Mapping[str, int], *, by_task: bool) -> BoardEntry:
     """All right in task a, none in b."""
     rows = [{"prompt": f"{task}{k}", "task": task, "score": float(task == "a")}
             for task, count in counts.items() for k in range(count)]  # fmt: skip
@@ -130,7 +130,7 @@ def test_the_kind_of_mean_is_that_of_all_entries(tmp_path: Path, turned: bool) -
     assert "Some of these numbers are means over tasks and others over all samples" in ranking.notes[0]
 
 
-def points(place: Path, name: str, prompts: Sequence[int], every: int) -> Entry:
+def points(place: Path, name: str, prompts: Sequence[int], every: int) -> BoardEntry:
     """UniGenBench's rows: each prompt has a point of each of two dimensions, the first met but in each `every`th."""
     rows = [{"index": k, "prompt": str(k), "points": ["Style", "World Knowledge"], "met": [k % every > 0, True]}
             for k in prompts]  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from evaluation_folders import raising
 from PIL import Image
 
-from flowrl.evaluation.reward_card.card_measure import Card, judge_order, measure
+from flowrl.evaluation.reward_card.card_measure import CardMeasures, judge_order, measure
 from flowrl.evaluation.reward_card.card_text import overall, percent, summary, verdicts
 from flowrl.evaluation.reward_card.reward_card import as_json, draw_images, without_cache
 from flowrl.generation.folders import ImageFile
@@ -250,7 +250,7 @@ def noisy_red(mean: np.ndarray, sample: int, iteration: int) -> float:
     return float(mean[0]) + NOISE * float(counter_normal((1,), 0, "card", sample, iteration))
 
 
-def measured(items: list[ImageFile], value: Callable[[np.ndarray, int, int], float], *changes: str) -> Card:
+def measured(items: list[ImageFile], value: Callable[[np.ndarray, int, int], float], *changes: str) -> CardMeasures:
     return measure({"made": reward(value), "red": reward(red, "red")}, items, batch_size=16, changes=changes)
 
 

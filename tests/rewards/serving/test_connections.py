@@ -144,7 +144,7 @@ def test_a_server_without_token_answers_this_machine_alone(headers: str, status:
         handler.headers = Message()
         for key, _, value in given:
             handler.headers[key] = value
-        scorer = score_server.Scorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, None)
+        scorer = score_server.ServedScorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, None)
         handler.server = SimpleNamespace(scorer=scorer)  # type: ignore[assignment]
         refused = handler.foreign()
         assert (200 if refused is None else refused.args[0]) == status

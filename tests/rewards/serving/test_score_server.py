@@ -188,8 +188,8 @@ def test_arrays_videos_a_full_queue_and_silent_connections(tmp_path: Path) -> No
 
 def test_connections_that_dawdle_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_server, "HEADER_SECONDS", 0.3)
-    scorer = score_server.Scorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, None)
-    server = score_server.Server(("127.0.0.1", 0), scorer)
+    scorer = score_server.ServedScorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, None)
+    server = score_server.ScoreServer(("127.0.0.1", 0), scorer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -218,8 +218,8 @@ def test_bodies_are_kept_for_who_has_the_token_and_up_to_a_bound(monkeypatch: py
         reply(handler, status, body)
 
     monkeypatch.setattr(score_server.Handler, "reply", spied)
-    scorer = score_server.Scorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, "secret")
-    server = score_server.Server(("127.0.0.1", 0), scorer)
+    scorer = score_server.ServedScorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, "secret")
+    server = score_server.ScoreServer(("127.0.0.1", 0), scorer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
 
@@ -258,7 +258,7 @@ def test_bodies_are_kept_for_who_has_the_token_and_up_to_a_bound(monkeypatch: py
 
 
 def test_images_are_turned_and_laid_on_white_as_flowrl_serve_does() -> None:
-    scorer = score_server.Scorer("a", "a:1", len, "numpy", [], 1, 1, 100, 1000, 1, None)
+    scorer = score_server.ServedScorer("a", "a:1", len, "numpy", [], 1, 1, 100, 1000, 1, None)
     levels = noise(4, 6, 4)
     palette = Image.fromarray(levels[..., 0]).convert("P")
     wide = Image.fromarray((levels[..., 0].astype(np.uint16) << 8) | levels[..., 1])
@@ -306,7 +306,7 @@ def test_what_it_refuses_to_start_with(tmp_path: Path) -> None:
 
 
 def test_counts_of_small_things_are_bounded() -> None:
-    scorer = score_server.Scorer("a", "a:1", len, "bytes", [], 1, 9, 100, 1, 1, None, max_images=3)
+    scorer = score_server.ServedScorer("a", "a:1", len, "bytes", [], 1, 9, 100, 1, 1, None, max_images=3)
     image = base64.b64encode(b"x").decode()
     item = {"id": 0, "prompt": "p", "images": [image], "source_images": [image] * 2}
     plain, parts = "application/json", "multipart/form-data; boundary=b"
