@@ -36,6 +36,7 @@ _PLACES: dict[str, str] = {
     "FlowrlError": "flowrl.runtime.failures",
     "bench": "flowrl.profiling.bench",
     "plan": "flowrl.planning.plan",
+    "pretrain": "flowrl.pretraining.pretrain",
     "doctor": "flowrl.health.doctor",
     "read_run": "flowrl.runs.trained_run",
     "train": "flowrl.session.train",

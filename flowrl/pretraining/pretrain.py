@@ -13,12 +13,12 @@ from flowrl.config.options import entry_of
 from flowrl.runtime.public import public
 
 MODELS: dict[str, tuple[str, str]] = {
-    "kontext": ("flowrl.pretrain.make_kontext", "KontextConfig"),
-    "prompts": ("flowrl.pretrain.make_prompts", "PromptsConfig"),
-    "scorer": ("flowrl.pretrain.make_scorer", "ScorerConfig"),
-    "sd15": ("flowrl.pretrain.make_sd15", "Sd15Config"),
-    "sd3": ("flowrl.pretrain.make_sd3", "PretrainConfig"),
-    "wan": ("flowrl.pretrain.make_wan", "WanConfig"),
+    "kontext": ("flowrl.pretraining.make_kontext", "KontextConfig"),
+    "prompts": ("flowrl.pretraining.make_prompts", "PromptsConfig"),
+    "scorer": ("flowrl.pretraining.make_scorer", "ScorerConfig"),
+    "sd15": ("flowrl.pretraining.make_sd15", "Sd15Config"),
+    "sd3": ("flowrl.pretraining.make_sd3", "PretrainConfig"),
+    "wan": ("flowrl.pretraining.make_wan", "WanConfig"),
 }
 """Name -> module with `main(config) -> Path`, and its settings."""
 MOST_THREADS = 256
