@@ -29,19 +29,21 @@ _MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
 
 @public
 def pretrain(what: str = "sd3", *words: str, show: bool = True, **settings: Any) -> Path:
-    """Makes what is named, in tens of minutes on two cores; the same call resumes where it stopped.
+    """Makes an embedded model, its scorer or its prompts from scratch, in tens of minutes on two cores.
+
+    The same call continues where it stopped.
 
     Args:
         what: "sd3", "sd15", "wan", "kontext", "scorer" or "prompts".
         *words: settings as `key=value` texts.
         show: show progress.
-        **settings: the same as values; they are the fields of the settings in `MODELS`.
+        **settings: settings as values. They are the fields of the class that `MODELS` names.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: there is no such model; an unknown key, a wrong type, or a number that cannot be meant.
+        ValueError: there is no such model, a key is unknown, a type is wrong, or a number is out of its range.
     """
     module_name, kind = entry_of(MODELS, what, "model", owner="pretrain")
     module = importlib.import_module(module_name)
