@@ -5,13 +5,14 @@
     run = flowrl.train("tiny_recommended", num_iterations=10)
     flowrl.sample(run, "a photo of a red circle", seeds=range(4)).grid
 
-Importing this package is light: torch and the model libraries load with what needs them. Types are in `__init__.pyi`.
+Importing this package is light: torch and the model libraries load with the first call that needs them. Types are in
+`__init__.pyi`, and docs/python.md lists every function with its command and its result.
 """
 
 from __future__ import annotations
 
 import importlib
-from functools import partial, update_wrapper
+from functools import wraps
 from typing import Any
 
 from flowrl.runtime.versions import version_of
@@ -36,11 +37,12 @@ _PLACES: dict[str, str] = {
     "FlowrlError": "flowrl.runtime.failures",
     "bench": "flowrl.profiling.bench",
     "plan": "flowrl.planning.plan",
+    "pretrain": "flowrl.pretraining.pretrain",
     "doctor": "flowrl.health.doctor",
     "read_run": "flowrl.runs.trained_run",
     "train": "flowrl.session.train",
 }
-"""Name -> the module that it is imported from when it is first asked for."""
+"""Name -> its module, which is imported when you first use the name."""
 _PAGES: dict[str, tuple[str, str]] = {
     "compare": ("flowrl.pages.comparison_page", "write_page"),
     "sweep": ("flowrl.pages.sweep_page", "write_page"),
@@ -50,10 +52,10 @@ _PAGES: dict[str, tuple[str, str]] = {
     "train": ("flowrl.pages.report", "report"),
     "bench": ("flowrl.pages.bench_page", "write_page"),
 }
-"""Function -> the module and the function that write the page of its result, which it is handed as `page`."""
+"""Function -> module and function that write the page of its result; it gets them as `page`."""
 
 _FITS: dict[str, tuple[str, str]] = {"train": ("flowrl.planning.plan", "for_card")}
-"""Function -> what finds the settings with which its run fits a card, which it is handed as `fit`."""
+"""Function -> module and function that find the settings with which a run fits a card; it gets them as `fit`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -61,7 +63,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'flowrl' has no attribute {name!r}: there are {', '.join(sorted(_PLACES))}")
     found = getattr(importlib.import_module(_PLACES[name]), name)
     handed = {key: _later(*places[name]) for key, places in (("page", _PAGES), ("fit", _FITS)) if name in places}
-    return update_wrapper(partial(found, **handed), found) if handed else found
+    if not handed:
+        return found
+
+    @wraps(found)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return found(*args, **{**handed, **kwargs})
+
+    return call
 
 
 def _later(module: str, name: str) -> Any:

@@ -11,6 +11,7 @@ from flowrl.health.doctor import doctor as doctor
 from flowrl.migrating.init import init as init
 from flowrl.pages.report import report as report
 from flowrl.planning.plan import plan as plan
+from flowrl.pretraining.pretrain import pretrain as pretrain
 from flowrl.profiling.bench import bench as bench
 from flowrl.publishing.export import export as export
 from flowrl.publishing.merge import merge as merge

@@ -25,10 +25,11 @@ jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_che
 
 
 LONGEST = (
-    "training/test_seal.py", "training/test_processes.py", "pretrain/test_pretrain.py", "training/test_pretend_gpu.py",
-    "training/test_sharded.py", "workers/test_rollouts.py", "rewards/actors/test_ray_rewards.py",
-    "training/test_start_order.py", "serving/test_serve_replicas.py", "training/test_token_sharing.py",
-    "training/test_full_training.py", "planning/test_plan_memory.py", "training/test_resume.py",
+    "training/test_seal.py", "training/test_processes.py", "pretraining/test_pretrain.py",
+    "training/test_pretend_gpu.py", "training/test_sharded.py", "workers/test_rollouts.py",
+    "rewards/actors/test_ray_rewards.py", "training/test_start_order.py", "serving/test_serve_replicas.py",
+    "training/test_token_sharing.py", "training/test_full_training.py", "planning/test_plan_memory.py",
+    "training/test_resume.py",
     "test_golden_embedded.py", "comparing/test_compare.py", "test_packaging.py", "rewards/judges/test_local_chat.py",
     "planning/test_plan_families.py", "statistics/test_interval_coverage.py", "test_golden_toy.py",
     "commands/test_imports.py", "pipelines/families/test_pipeline_families.py",

@@ -47,7 +47,7 @@ CONCERNS: dict[str, str] = {  # the longest beginning of a file's path below flo
     "commands/doctor/": "measuring", "commands/sample/": "measuring", "generation/": "measuring",
     "statistics/": "measuring", "evaluation/": "measuring", "comparing/": "measuring", "planning/": "measuring",
     "profiling/": "measuring", "health/": "measuring", "benchmarks/": "benchmarks", "world/": "world and pretrain",
-    "pretrain/": "world and pretrain", "config/": "config", "migrating/": "config", "commands/init/": "config",
+    "pretraining/": "world and pretrain", "config/": "config", "migrating/": "config", "commands/init/": "config",
     "commands/": "commands", "cli": "commands", "commands/watch/": "pages", "html/": "pages", "rendering/": "pages",
     "pages/": "pages",
 }  # fmt: skip

@@ -19,12 +19,12 @@ MAX_FILES = 30  # in a folder
 # Folder (or loose module of flowrl/) -> layer. A file imports from its own folder and from folders of its own layer or
 # of lower ones; circles are excluded below, so that folders of one layer have an order too.
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(("__init__", "__main__", "cli", "commands", "interface"), 8),
+    **dict.fromkeys(("__init__", "__main__", "cli", "commands"), 8),
     "pages": 7,
     **dict.fromkeys(("evaluation", "comparing", "planning", "profiling", "health", "publishing", "migrating"), 6),
     "serving": 6,
     "session": 5,
-    **dict.fromkeys(("recipes", "workers", "pretrain", "generation"), 4),
+    **dict.fromkeys(("recipes", "workers", "pretraining", "generation"), 4),
     **dict.fromkeys(("training", "runs"), 3),
     **dict.fromkeys(("rewards", "pipelines"), 2),
     **dict.fromkeys(("samplers", "credit", "advantages", "objectives", "benchmarks", "world", "prompts", "media"), 1),

@@ -96,7 +96,7 @@ def test_the_commit_is_that_of_flowrls_own_checkout(repository: Path, monkeypatc
     git(repository, "tag", "v1.2.3")
     inside = repository / "flowrl" / "runtime/versions.py"
     monkeypatch.setattr(versions, "__file__", str(inside))
-    inside.parent.mkdir()
+    inside.parent.mkdir(parents=True)
     assert versions.git_commit() == git(repository, "rev-parse", "HEAD")[:12]
     (repository / "pyproject.toml").write_text("")
     assert versions.git_commit() == git(repository, "rev-parse", "HEAD")[:12] + "-dirty"

@@ -16,7 +16,7 @@ import pytest
 import site_interface
 import site_links
 from build_site import MADE, NAVIGATION, front_page, linked_files, main, sources, write_sources
-from site_interface import public
+from site_interface import functions, public
 from site_links import broken_links, faults_of_site, markdown_links
 from site_reference import CHOICES, keys
 from site_syntax import ROOT, markdown, names_in, options_of
@@ -125,6 +125,30 @@ def test_every_reward_method_family_recipe_and_command_is_on_the_site() -> None:
     for path in config_files().values():
         assert f"[`{path.stem}`](configurations/{path.stem}.md)" in recipes
         assert path.read_text().strip() in made()[f"reference/configurations/{path.stem}.md"]
+
+
+def test_every_function_is_in_the_table_with_its_command_and_the_class_that_it_returns() -> None:
+    """Against the functions themselves, which the table only reads as text."""
+    import inspect
+
+    import flowrl
+    from flowrl.cli import COMMANDS
+
+    assert {*functions(), "FlowrlError"} == {*flowrl._PLACES}
+    rows = {
+        found[1]: line
+        for line in made()["docs/python.md"].splitlines()
+        if (found := re.match(r"\| \[`flowrl\.(\w+)\(", line))
+    }
+    assert rows.keys() == functions().keys()
+    for name, row in rows.items():
+        command, said, returned = row.removesuffix(" |").split(" | ")[1:]
+        assert said, name
+        assert command.strip("`").removeprefix("flowrl ") in COMMANDS or (name, command) == ("read_run", "")
+        annotation = str(inspect.signature(getattr(flowrl, name)).return_annotation)
+        assert returned.startswith(f"`{annotation}`") or (name, returned) == ("serve", "nothing")
+    reached = {row.split(" | ")[1].strip("`").removeprefix("flowrl ") for row in rows.values()} - {""}
+    assert COMMANDS.keys() - reached == {"list", "watch", "completion", "reward train", "reward published"}
 
 
 def test_options_of_rewards_are_those_of_their_classes() -> None:
@@ -238,7 +262,7 @@ def test_every_page_is_in_the_navigation_and_pages_that_are_not_there_are_left_o
 
 def test_words_of_other_toolkits_are_put_where_the_page_wants_them() -> None:
     by_hand, page = (ROOT / "docs" / "migrating.md").read_text(), made()["docs/migrating.md"]
-    assert all(mark in by_hand and mark not in page for mark in MADE)
+    assert all(mark in by_hand and mark not in page for mark in MADE if "functions" not in mark)
     assert all(f"| `{theirs}` |" in page for theirs in foreign_words().keys)
     for toolkit in foreign_words().toolkits.values():
         assert all(f"| `{key}{'…' if key.endswith('.') else ''}` |" in page for key in toolkit.keys)

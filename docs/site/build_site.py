@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from site_interface import interface_pages
+from site_interface import functions_table, interface_pages
 from site_links import faults_of_site, markdown_links
 from site_reference import import_tables, reference_pages, vocabulary_tables
 from site_syntax import ROOT
@@ -88,7 +88,11 @@ NAVIGATION: dict[str, dict[str, str]] = {
 }
 """Section -> page -> what a reader wants there. A page that is not there is left out; one of docs/ that is not named
 stands at the end, so that none is lost."""
-MADE = {"<!-- generated: vocabulary -->": vocabulary_tables, "<!-- generated: imports -->": import_tables}
+MADE = {
+    "<!-- generated: functions -->": functions_table,
+    "<!-- generated: vocabulary -->": vocabulary_tables,
+    "<!-- generated: imports -->": import_tables,
+}
 """Mark in a page -> tables that are put in its place, from the code that goes by them."""
 
 

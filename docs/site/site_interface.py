@@ -1,4 +1,4 @@
-"""Reference of the public functions and classes, from their docstrings: what `__all__` names, and the contracts."""
+"""Reference of the public functions and classes, from their docstrings: `flowrl` itself, `__all__`, the contracts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from site_syntax import markdown, modules
+from site_syntax import ROOT, markdown, modules
 
+import flowrl
+from flowrl.cli import COMMANDS
 from flowrl.config.source_syntax import find_definition, module_path, text_after, tree_of
 
 CONTRACTS = (
@@ -26,13 +28,104 @@ def interface_pages() -> dict[str, str]:
     """Path within the site -> the page of a module, and the list of them."""
     found = dict(sorted(public().items()))
     pages = {f"reference/api/{module}.md": _page(module, names) for module, names in found.items()}
-    listed = [f"- [`{module}`](api/{module}.md): {_first(module)}" for module in found]
-    toc = "\n".join(f"api/{module}" for module in found)
+    pages["reference/api/flowrl.md"] = _functions_page()
+    listed = [f"- [`{module}`](api/{module}.md): {_first(module)}" for module in ("flowrl", *found)]
+    toc = "\n".join(f"api/{module}" for module in ("flowrl", *found))
     text = "Importing `flowrl` is light; torch and the model libraries load with the submodules that need them."
     pages["reference/api.md"] = "\n\n".join(
         ["# Python reference", text, "\n".join(listed), f"```{{toctree}}\n:hidden:\n\n{toc}\n```\n"]
     )
     return pages
+
+
+def functions_table() -> str:
+    """Every function of `flowrl` with its command, what it does, and what it returns with its attributes."""
+    commands = _commands()
+    lines = ["| function | command | what it does | returns |", "|---|---|---|---|"]
+    for name, module in functions().items():
+        node = _function(module, name)
+        said = markdown((ast.get_docstring(node) or "").partition("\n\n")[0])
+        cells = (
+            f"[`flowrl.{name}({_call(node.args)})`](../reference/api/flowrl.md#{name})",
+            f"`flowrl {commands[name]}`" if name in commands else "",
+            " ".join(re.split(r"(?<=\w)[.;]\s", f"{said} ", maxsplit=1)[0].split()),
+            _returned(module, node),
+        )
+        lines.append(f"| {' | '.join(one.replace('|', chr(92) + '|') for one in cells)} |")
+    return "\n".join(lines)
+
+
+def functions() -> dict[str, str]:
+    """Function of `flowrl` -> the module that it is imported from, in the order of the commands; the others last."""
+    order = [*_commands()]
+    found = {name: module for name, module in flowrl._PLACES.items() if name.islower()}
+    return dict(sorted(found.items(), key=lambda one: order.index(one[0]) if one[0] in order else len(order)))
+
+
+@cache
+def _commands() -> dict[str, str]:
+    """Function -> the command that calls it, as the commands' own files say."""
+    return {
+        name: command
+        for command in COMMANDS
+        for name in re.findall(
+            r"\bflowrl\.(\w+)\(", (ROOT / "flowrl" / "commands" / f"{command.replace(' ', '_')}.py").read_text()
+        )
+        if name in flowrl._PLACES
+    }
+
+
+def _function(module: str, name: str) -> ast.FunctionDef:
+    found = find_definition(module, name)
+    if found is None or not isinstance(found[1], ast.FunctionDef):
+        raise ValueError(f"{module} has no function {name}")
+    return found[1]
+
+
+def _call(arguments: ast.arguments) -> str:
+    """What a call names: what has no default, and the first argument; `…` stands for the rest."""
+    names = [one.arg for one in arguments.args]
+    needed = max(1, len(names) - len(arguments.defaults))
+    keywords = [
+        f"{one.arg}=…" for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is None
+    ]
+    more = len(names) > needed or len(arguments.kwonlyargs) > len(keywords)
+    return ", ".join([*names[:needed], *keywords, *(["…"] if more else [])])
+
+
+def _result_class(module: str, node: ast.FunctionDef) -> tuple[str, ast.ClassDef] | None:
+    """The class of flowrl that a function returns, with its module."""
+    for name in re.findall(r"\b[A-Z]\w+", ast.unparse(node.returns) if node.returns is not None else ""):
+        found = find_definition(module, name)
+        if found is not None and isinstance(found[1], ast.ClassDef):
+            return found[0], found[1]
+    return None
+
+
+def _returned(module: str, node: ast.FunctionDef) -> str:
+    kind = ast.unparse(node.returns) if node.returns is not None else "None"
+    found = _result_class(module, node)
+    if found is None:
+        return "nothing" if kind == "None" else f"`{kind}`"
+    fields = [ast.unparse(one.target) for one in found[1].body if isinstance(one, ast.AnnAssign)]
+    fields += [
+        one.name
+        for one in found[1].body
+        if isinstance(one, ast.FunctionDef) and any(ast.unparse(mark) == "property" for mark in one.decorator_list)
+    ]
+    return f"`{kind}`: " + ", ".join(f"`{name}`" for name in fields if not name.startswith("_"))
+
+
+def _functions_page() -> str:
+    """Every function of `flowrl`, each with the class of its result below it."""
+    out = ["# `flowrl`", markdown(ast.get_docstring(tree_of("flowrl")) or "")]
+    for name, module in functions().items():
+        node = _function(module, name)
+        out += [f"## `{name}`", f"```python\n{_signature(node)}\n```", markdown(ast.get_docstring(node) or "")]
+        found = _result_class(module, node)
+        if found is not None and f"### `{found[1].name}`" not in out:
+            out += [f"### `{found[1].name}`", markdown(ast.get_docstring(found[1]) or ""), *_members(found[1])]
+    return "\n\n".join(part for part in out if part) + "\n"
 
 
 @cache

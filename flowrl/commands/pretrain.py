@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Makes what was named, and says where it lies."""
-    from flowrl.pretrain.pretrain import pretrain
+    import flowrl
 
     words: list[str] = parsed.arguments
     named = bool(words) and "=" not in words[0]
-    print(f"wrote {pretrain(*(words if named else ['sd3', *words]))}")
+    print(f"wrote {flowrl.pretrain(*(words if named else ['sd3', *words]))}")
     return 0

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Trains a head, prints how well it predicts pairs held out; returns 0."""
-    from flowrl.pretrain.train_head import head_config, summary, train_head
+    from flowrl.pretraining.train_head import head_config, summary, train_head
 
     config = head_config(parsed.overrides)
     print(summary(train_head(parsed.pairs, config)))

@@ -51,11 +51,11 @@ class MethodScore:
     """One method of a comparison.
 
     Attributes:
-        name: of its configuration.
-        score: at the end, over seeds and prompts.
-        seed_scores: of each seed.
-        difference: to the baseline; unknown of the baseline itself.
-        p: of the difference over seeds, after Holm's correction; NaN where it cannot be tested.
+        name: the name of its configuration.
+        score: the score at the end, over seeds and prompts.
+        seed_scores: the score of each seed.
+        difference: the difference to the baseline; unknown for the baseline itself.
+        p: p of the difference over seeds, after Holm's correction; NaN if it cannot be tested.
         spent: mean "nfe", "images", "seconds" and "iterations".
     """
 
@@ -72,13 +72,13 @@ class MethodComparison:
     """Methods at one budget, from the highest score to the lowest.
 
     Attributes:
-        metric: that was compared.
-        baseline: what differences are taken to.
-        methods: those with a finished run.
-        missing: runs without a result -> why.
+        metric: the compared metric.
+        baseline: the method that differences are taken to.
+        methods: methods with a finished run.
+        missing: run without a result -> why.
         failed: runs whose training failed in this call.
         notes: what the numbers leave out.
-        folder: with `compare.html`, `compare.md`, `results.json` and the run folders.
+        folder: holds `compare.html`, `compare.md`, `results.json` and the run folders.
         text: all tables, as `flowrl compare` prints them.
     """
 
@@ -125,31 +125,31 @@ def compare(
     page: Callable[..., object] | None = None,
     **settings: Any,
 ) -> MethodComparison:
-    """Trains several methods to one budget and compares them, as `flowrl compare` does.
+    """Trains several methods to one budget and compares them.
 
     Each run is a process of its own, so that configurations are files or names of shipped ones, not mappings. The same
     call continues where it stopped; methods and seeds may be added.
 
     Args:
-        configs: YAML files, or names of those that ship; `key=value` texts among them are settings. None continues with
-            those that the folder holds.
+        configs: YAML files, or names of those that ship; `key=value` texts among them are settings. Without any, the
+            comparison in the folder continues.
         out: folder of the comparison.
-        budget: of each run, such as "nfe=200000", "seconds=600" or "images=5000".
+        budget: what each run may spend, such as "nfe=200000", "seconds=600" or "images=5000".
         num_seeds: training seeds of each method; None is 5.
         evals: evaluations spread over the budget; None is 2.
         jobs: trainings side by side.
-        baseline: one of the methods; None is the first.
-        metric: of the evaluations; None is the GenEval score, else the first reward.
+        baseline: the method that the others are compared to; None is the first.
+        metric: a metric of the evaluations; None is the GenEval score, else the first reward.
         targets: scores whose cost is tabulated, such as "0.6,0.7"; None takes thirds of the baseline's gain.
-        report_only: read and write the report again, train nothing.
-        show: show notes and how the trainings stand.
+        report_only: write the report of what is finished; train and measure nothing.
+        show: show notes and the state of the trainings.
         page: writes `compare.html`; see `flowrl.pages.comparison_page.write_page`.
         **settings: replace those of every configuration, as in `train`.
 
     Raises:
-        ValueError: something is wrong, or the folder holds another comparison.
+        ValueError: an argument is wrong, or the folder holds another comparison.
         NothingFinishedError: no run has finished.
-        KeyboardInterrupt: it was stopped; the trainings are saved, and the same call continues them.
+        KeyboardInterrupt: you stopped it; the trainings are saved, and the same call continues them.
     """
     if any(isinstance(one, Mapping) for one in several(configs)):
         raise ValueError("compare trains in processes of their own: give files or names of configurations")

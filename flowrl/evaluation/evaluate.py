@@ -63,17 +63,17 @@ SHOWN = 8  # images in a notebook
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evaluation:
-    """What a benchmark found.
+    """The result of a benchmark.
 
     Attributes:
         benchmark: its name.
         headline: the result in a sentence or two.
-        metrics: `eval/<benchmark>/<metric>` -> number; over several models their mean.
+        metrics: `eval/<benchmark>/<metric>` -> number; for several models their mean.
         scores: the main ones with 95 % intervals.
-        differences: to the baseline, paired by prompts; empty without one.
-        claim: what the intervals speak of.
-        notes: without which the numbers mislead.
-        rows: one mapping per image, with its prompt and verdict; empty over several models.
+        differences: those to the baseline, paired by prompts; empty without one.
+        claim: what the intervals cover.
+        notes: what you have to know to read the numbers.
+        rows: one mapping per image, with its prompt and verdict; empty for several models.
         folder: with `page.html`, `result.json` and the images.
         text: headline, tables and notes for a terminal.
     """
@@ -89,7 +89,7 @@ class Evaluation:
     folder: Path
     text: str = field(repr=False)
     files: tuple[Path, ...] = field(repr=False)
-    """Images of the model that were judged, in their order; empty of videos and over several models."""
+    """The judged images of the model, in their order; empty for videos and for several models."""
 
     @property
     def images(self) -> list[Image.Image]:
@@ -121,28 +121,28 @@ def evaluate(
 
     Args:
         models: run folder or what `train` returned, LoRA or model folder, hub id or `asset:NAME`; several count as
-            trainings of one method. None at all is the embedded model that the benchmark takes.
+            trainings of one method. Without any, the benchmark takes the embedded model that fits it.
         benchmark: its name (docs/benchmarks.md).
-        baseline: what the model is compared to; "base" is the run's model before training.
-        images: a folder of images or clips to judge instead of `models`.
+        baseline: the model to compare with; "base" is the run's model before training.
+        images: a folder of images or clips to judge in place of `models`.
         out: folder to write; None is `evaluations/BENCHMARK-MODEL`.
         lora: folder of a LoRA to add.
         prompts: file of prompts, or "published" or "world"; None is the benchmark's.
-        num_prompts: spread evenly over the file.
+        num_prompts: how many prompts to take, spread evenly over the file.
         samples: images per prompt; None is the published number.
-        judge: one that the benchmark knows by name, a mapping, or a YAML file with one.
-        options: of the benchmark, its judge or a reward.
+        judge: a name that the benchmark knows, a mapping, or a YAML file with one.
+        options: options of the benchmark, its judge or a reward.
         train_prompts: training prompts to check for overlap; None is the run's.
-        dry_run: estimate what judging would take, draw nothing (unigenbench).
-        seed: of all random draws.
-        steps, guidance, height, width, dtype, max_sequence_length: how models are sampled (`SamplingOptions`).
+        dry_run: only estimate what judging would take (unigenbench).
+        seed: the seed of every random draw.
+        steps, guidance, height, width, dtype, max_sequence_length: how to sample the models (`SamplingOptions`).
         batch_size: images drawn or scored at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show progress.
         page: writes the page of a result.
 
     Raises:
-        FlowrlError: before weights load for what can be known then.
+        FlowrlError: an argument is wrong; whatever can be known before weights load is refused before.
 
     >>> flowrl.evaluate(benchmark="genevil", show=False)
     Traceback (most recent call last):

@@ -38,10 +38,10 @@ def realism(runs: str | Path | Sequence[str | Path]) -> list[Realism]:
     """Measures the distance of runs' images to drawn scenes of the embedded world, before and after training.
 
     Args:
-        runs: folders whose configuration keeps every evaluation image (`eval.num_images` at least their number).
+        runs: run folders that keep every evaluation image (`eval.num_images` is at least their number).
 
     Raises:
-        FlowrlError: a folder is not such a run.
+        FlowrlError: a folder is no such run.
     """
     found = []
     for folder in map(Path, [runs] if isinstance(runs, str | Path) else runs):

@@ -24,21 +24,23 @@ def rubric(
     pairs: str | Path, *, judge: str | Mapping[str, Any], out: str | Path = "rubric.json", top: int = 20,
     penalty: float = 0.01, rounds: int = 3, seed: int = 0, device: str | None = None, show: bool = True,
 ) -> TrainedRubric:  # fmt: skip
-    """Lets a judge propose rules that explain pairs of images; keeps those a regression needs (AutoRubric-T2I).
+    """Lets a judge propose rules that explain pairs of images, and keeps those that a regression needs.
+
+    The method is AutoRubric-T2I's.
 
     Args:
-        pairs: file of lines with prompt, winner and loser (paths of images).
-        judge: who proposes and answers: a mapping such as {"server": URL, "model": NAME}, or a YAML file with one.
-        out: rubric to write.
-        top: rules to keep at most.
-        penalty: of the l1 norm; higher keeps fewer rules.
-        rounds: of proposing, later ones for hard pairs.
-        seed: of all random draws.
-        device: where a judge of this process runs.
+        pairs: file with a prompt and the paths of winner and loser on each line.
+        judge: what proposes and answers: a mapping such as {"server": URL, "model": NAME}, or a YAML file with one.
+        out: the file to write.
+        top: the most rules to keep.
+        penalty: weight of the l1 norm; a higher one keeps fewer rules.
+        rounds: rounds of proposing; later ones are about hard pairs.
+        seed: the seed of every random draw.
+        device: where a judge in this process runs.
         show: show progress.
 
     Raises:
-        FlowrlError: bad pairs or settings, a judge that cannot be asked, or no rule that helps.
+        FlowrlError: the pairs or a setting are wrong, the judge does not answer, or no rule helps.
     """
     asked = read_judge(judge_text(judge), {}, owner="reward rubric")
     options = RubricTraining(judge=asked, rounds=rounds, penalty=penalty, top=top, seed=seed)

@@ -33,13 +33,13 @@ _SCORES = re.compile(r'\Afile,prompt,[^\n]*,error\n|\A\{"file": [^\n]*, "values"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FolderScores:
-    """What rewards say of the images of a folder.
+    """The scores of a folder's images.
 
     Attributes:
-        images: in their order, with prompts and records.
+        images: the images in order, with prompts and records.
         scores: reward -> values, parts and errors of all images.
-        file: that was written, if any.
-        text: mean, spread and failures, best and worst files, for a terminal.
+        file: the written file, if any.
+        text: mean, spread, failures, best and worst files, for a terminal.
     """
 
     images: tuple[ImageFile, ...] = field(repr=False)
@@ -62,19 +62,19 @@ def score(
     """Scores the images of a folder.
 
     Args:
-        rewards: by name, or a YAML file with a list of them.
-        folder: of images, in any layout or GenEval's.
-        options: of the reward, with several rewards by `NAME.KEY`.
-        prompt: of all images.
+        rewards: names of rewards, or a YAML file with a list of them.
+        folder: a folder of images, in any layout; GenEval's is read as such.
+        options: options of the reward; with several rewards, keys are `NAME.KEY`.
+        prompt: the prompt of all images.
         prompts: .txt with one line per image, in the order of their names, 2.png before 10.png; .jsonl with file,
             prompt and metadata.
         out: .csv or .jsonl file to write; None writes none.
-        batch_size: images at once.
+        batch_size: images scored at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show progress.
 
     Raises:
-        FlowrlError: before weights load for what can be known then: names, options, folder, prompts, file to write.
+        FlowrlError: an argument is wrong; names, options, folder, prompts and file are checked before weights load.
     """
     check_counts(batch_size=batch_size)
     names = str(rewards) if isinstance(rewards, str | Path) else ",".join(rewards)

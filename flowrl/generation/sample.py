@@ -59,17 +59,17 @@ Track = tuple[Tensor, int] | None
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Samples:
-    """Images that were drawn, prompt by prompt and seed by seed.
+    """The drawn images, prompt by prompt and seed by seed.
 
     Attributes:
-        prompts: of each image.
-        seeds: of the start noise of each image.
-        images: one PIL image each; empty of videos.
-        videos: the frames of each video as PIL images; empty of images.
-        fps: frames per second of videos, 0 of images.
+        prompts: the prompt of each image.
+        seeds: the seed of each image's start noise.
+        images: PIL images; empty if the model draws videos.
+        videos: the frames of each video as PIL images; empty if the model draws images.
+        fps: frames per second of the videos; 0 for images.
         sound: whether any video has sound.
-        grid: all of them with captions.
-        folder: where files were written; None where none were.
+        grid: one image of them all, with captions.
+        folder: where the files are; None if none were written.
     """
 
     prompts: tuple[str, ...]
@@ -114,24 +114,24 @@ def sample(
     device: str | None = None,
     show: bool = True,
 ) -> Samples:
-    """Draws every prompt with every seed, as `flowrl sample` does.
+    """Draws every prompt with every seed.
 
     Args:
         model: run folder or what `train` returned, LoRA or model folder, hub id or `asset:NAME`.
         prompts: one text or several.
         prompt_file: .txt, .jsonl or .csv, or `asset:NAME`; beside or instead of `prompts`.
-        seeds: of the start noise: a number, several, or a text such as "0-3,7". A seed's noise is the same for all
-            models and prompts.
+        seeds: the seeds of the start noise: a number, several, or a text such as "0-3,7". A seed gives all models and
+            prompts the same noise.
         out: folder of `<prompt>_seed<seed>.png` or `.mp4` and `grid.png`; None writes none.
         source: images that `prompts` edit or animate.
         lora: folders of LoRAs to add to the model; several with `rlg`.
         before_training: draw with the run's model before training.
         rlg: guidance from the base to the tuned model, a scale per LoRA: 0 is the base, 1 the tuned model.
-        rlg_from: leave so many first steps to the tuned model alone.
-        rlg_interval: leave noise levels outside of these two to the tuned model alone.
+        rlg_from: so many first steps have no such guidance.
+        rlg_interval: noise levels outside of these two have no such guidance.
         base_guidance: guidance scale of the base model under `rlg`; None takes that of the tuned model.
-        steps, guidance, height, width, dtype, max_sequence_length: how it is sampled (`SamplingOptions`).
-        batch_size: images at once.
+        steps, guidance, height, width, dtype, max_sequence_length: how to sample the model (`SamplingOptions`).
+        batch_size: images drawn at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show notes and progress.
 

@@ -21,7 +21,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """Everything that was looked at of one thing, in order, below a line that says what it is about."""
+    """The checks of one thing, in order, and a line that says what they are about."""
 
     about: str
     checks: tuple[Check, ...]
@@ -34,11 +34,11 @@ class Examination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What `flowrl.doctor` found.
+    """The findings of `flowrl.doctor`.
 
     Attributes:
-        examinations: of the machine and of a configuration, or of a run.
-        of_run: whether a run was looked at.
+        examinations: that of the machine and that of the configuration, or that of the run.
+        of_run: whether it is about a run.
     """
 
     examinations: tuple[Examination, ...]
@@ -46,7 +46,7 @@ class Diagnosis:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """Everything that was looked at."""
+        """All checks, in order."""
         return tuple(check for one in self.examinations for check in one.checks)
 
     @property

@@ -25,19 +25,19 @@ def doctor(
     show: bool = True,
     **settings: Any,
 ) -> Diagnosis:
-    """Looks at this machine, and at a configuration where one is given; or at a run, finished or not.
+    """Looks at this machine and at a configuration, or at a run, finished or not.
 
     Args:
         config_or_run: a YAML file, the name of one that ships, or a mapping of settings; or a run folder, or what
             `train` returned.
-        step: of a configuration, train two iterations.
+        step: train two iterations of the configuration.
         offline: do not ask the hub.
-        on_examination: is given each part of the diagnosis as soon as it is there.
+        on_examination: a function that gets each part of the diagnosis as soon as it is ready.
         show: show progress.
         **settings: replace those of the configuration, as in `train`.
 
     Raises:
-        FlowrlError: settings beside a run, or without a configuration; or a folder that is no run.
+        FlowrlError: there are settings beside a run or without a configuration, or the folder is no run.
     """
     subject = getattr(config_or_run, "folder", config_or_run)
     folder = Path(subject).expanduser() if isinstance(subject, str | Path) else None

@@ -20,13 +20,13 @@ from flowrl.runtime.public import public
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstConfig:
-    """A configuration that was written.
+    """The written configuration.
 
     Attributes:
-        path: of the YAML file.
+        path: the YAML file.
         base: the configuration that it builds on.
-        notes: what became of the wish or of another toolkit's keys, and what has to be put in place, each some lines.
-        card: GB of the card that it is for; None where none was named.
+        notes: what became of your arguments or of another toolkit's keys, and what you have to put in place.
+        card: memory of the card in GB; None if you named none.
     """
 
     path: Path
@@ -36,12 +36,12 @@ class FirstConfig:
 
     @property
     def text(self) -> str:
-        """The file."""
+        """The text of the file."""
         return self.path.read_text(encoding="utf-8")
 
     @property
     def next_commands(self) -> tuple[str, str]:
-        """What plans and what trains it."""
+        """The commands that plan it and train it."""
         quoted = shlex.quote(str(self.path))
         return f"flowrl plan {quoted}{f' --card {self.card}' if self.card else ''}", f"flowrl train {quoted}"
 
@@ -56,15 +56,15 @@ def init(
     Args:
         model: a published checkpoint, a diffusers folder or asset:tiny-sd3.
         card: memory of one card in GB.
-        reward: one that ships, or FILE.py:FUNCTION of yours; None is that of the configuration that is built on.
+        reward: one that ships, or your FILE.py:FUNCTION; None keeps that of the configuration it builds on.
         prompts: file of training prompts, a line each, or JSON lines.
-        eval_prompts: held-out prompts; without them there is no evaluation of own prompts.
-        source: a configuration of flow_grpo (FILE.py:FUNCTION), Flow-Factory (YAML), verl-omni or DanceGRPO (shell
-            script), which is translated.
+        eval_prompts: file of held-out prompts; without it the run does not evaluate on prompts of yours.
+        source: a configuration to translate, of flow_grpo (FILE.py:FUNCTION), Flow-Factory (YAML), verl-omni or
+            DanceGRPO (shell script).
         out: file to write.
 
     Raises:
-        FlowrlError: the file exists, nothing ships for the model, no setting fits the card, or the settings contradict
+        FlowrlError: the file exists, nothing ships for the model, no setting fits the card, or the arguments contradict
             each other. Nothing was written.
     """
     path = Path(out)

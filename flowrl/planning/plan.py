@@ -36,13 +36,13 @@ class RunPlan:
     """What a run will do and need; estimates from counted tensors and operations, not measurements.
 
     Attributes:
-        name: of the configuration.
+        name: the name of the configuration.
         text: the whole plan, as `flowrl plan` prints it.
-        verdict: whether it fits a card, and with which settings.
-        peak_bytes: memory of a process at most; None where the model's dimensions are not known.
-        flops: of the whole run, evaluations included; None likewise.
-        iterations: of the run.
-        missing: what has to be put in place before the run starts.
+        verdict: whether the run fits a card, and with which settings.
+        peak_bytes: the most memory of a process; None if the model's dimensions are not known.
+        flops: FLOPs of the whole run, evaluations included; None likewise.
+        iterations: iterations of the run.
+        missing: what you have to put in place before the run starts.
     """
 
     name: str
@@ -73,14 +73,14 @@ def plan(
     bench: str | Path | None = None,
     **settings: Any,
 ) -> RunPlan:
-    """Says what a run will do and need, as `flowrl plan` does; no weight is loaded, nothing is downloaded.
+    """Says what a run will do and need; loads no weights and downloads nothing.
 
     Args:
         config: a YAML file, the name of one that ships, or a mapping of settings.
-        card: GB of the card that is to hold the run; None takes the smallest usual one that holds it as it is.
-        processes: GPUs of the run; None takes those of `parallel.replicate` copies of the model, or of one.
-        tflops: sustained TFLOP/s of one GPU, for the hours.
-        bench: a bench.json of `flowrl bench`, or its folder, for the hours.
+        card: memory of the card in GB; None takes the smallest usual card that holds the run as it is.
+        processes: number of GPUs; None takes what `parallel.replicate` copies of the model need, or one copy.
+        tflops: sustained TFLOP/s of one GPU, to tell the hours.
+        bench: a bench.json of `flowrl bench`, or its folder, to tell the hours.
         **settings: replace those of the configuration, as in `train`.
 
     Raises:

@@ -44,23 +44,23 @@ def bench(
 ) -> Bench:
     """Times the phases of a training iteration on this machine, beside what the machine could reach.
 
-    A published checkpoint that is not in the hub's cache is built on random weights of its real dimensions. Ctrl-C
-    keeps what was measured until then (`finished` is False).
+    A published checkpoint that is not in the hub's cache gets random weights of its real dimensions. Ctrl-C keeps what
+    was measured until then (`finished` is False).
 
     Args:
         config: a YAML file, the name of one that ships, or a mapping of settings; None takes the embedded model.
-        random_weights: even where the checkpoint is here.
-        layers: random weights with at most so many blocks of each kind.
-        repeats: of a phase.
-        minutes: phases that would begin after them are left out and named.
-        phases: only these sections, separated by commas; None takes all.
+        random_weights: take random weights even if the checkpoint is here.
+        layers: random weights of at most so many blocks of each kind.
+        repeats: repeats of a phase.
+        minutes: after so many minutes no further phase begins; those left out are named.
+        phases: sections to time, separated by commas; None takes all.
         out: folder of `bench.json`; None takes a free one in `runs`.
         show: print a line for each phase.
-        page: writes the page of what was measured.
+        page: writes the page of the result.
         **settings: replace those of the configuration, as in `train`.
 
     Raises:
-        ValueError: a setting that cannot be, or a folder that is taken.
+        ValueError: a setting is wrong, or the folder is taken.
     """
     path, name = named_config(DEFAULT_CONFIG if config is None else str(config) if isinstance(config, Path) else config)
     loaded = load_config(path, settings)

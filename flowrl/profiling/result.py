@@ -92,16 +92,16 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """Everything that was measured.
+    """The measurements of a bench.
 
     Attributes:
-        name: of the configuration.
-        facts: of the machine, the software, and what was measured.
-        config: what was measured, as YAML.
-        phases: in order.
-        notes: what a reader has to know first.
-        finished: whether nothing cut it off.
-        folder: that it is kept in.
+        name: the name of the configuration.
+        facts: facts of the machine, the software and the configuration.
+        config: the measured configuration, as YAML.
+        phases: the phases in order.
+        notes: what you have to know to read the numbers.
+        finished: False if something cut the bench off.
+        folder: where it is kept.
     """
 
     name: str

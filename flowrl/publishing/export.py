@@ -43,11 +43,11 @@ Content = tuple[dict[str, Tensor], dict[str, str]] | str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedLora:
-    """A LoRA that was written for another program.
+    """A LoRA in the form of another program.
 
     Attributes:
-        folder: where it lies.
-        files: those with tensors, and how many each holds.
+        folder: where it is.
+        files: file with tensors -> number of tensors.
     """
 
     folder: Path
@@ -63,12 +63,12 @@ def export(
     Args:
         model: run folder or what `train` returned, or folder of a LoRA.
         form: "diffusers", "comfyui", "kohya" or "peft".
-        out: where to; None is `RUN/export-FORM`.
-        dtype: of the tensors: "float32", "bfloat16" or "float16".
-        show: nothing is shown either way.
+        out: folder to write; None is `RUN/export-FORM`.
+        dtype: dtype of the tensors: "float32", "bfloat16" or "float16".
+        show: has no effect.
 
     Raises:
-        ValueError: the run has no LoRA, the form cannot hold it, or a file is there that holds something else.
+        ValueError: the run has no LoRA, the form cannot hold it, or a file of that name holds something else.
     """
     if form not in FORMS:
         raise ValueError(unknown_name("form", form, FORMS))

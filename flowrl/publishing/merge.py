@@ -19,17 +19,17 @@ from flowrl.training.model_files import model_location
 def merge(
     model: Model, out: str | Path, *, base: str | Path | None = None, unquantised: bool = False, show: bool = True
 ) -> MergedModel:
-    """Writes a stock folder whose weights have the LoRA of a run in them.
+    """Merges the LoRA of a run into the weights of its base model, as a stock folder.
 
     Args:
         model: run folder or what `train` returned, or folder of a LoRA.
-        out: folder of the merged model, which is not there yet.
+        out: folder of the merged model; it must not exist yet.
         base: stock folder to merge into; None takes the files of the run's own base.
-        unquantised: of a run over quantised weights: merge into the base as it is on disk.
-        show: nothing is shown either way.
+        unquantised: if the run trained over quantised weights, merge into the base as it is on disk.
+        show: has no effect.
 
     Raises:
-        ValueError: there is no LoRA, the base is quantised or of another layout, or the folder is taken.
+        ValueError: the run has no LoRA, the base is quantised or of another layout, or the folder is taken.
     """
     name, out = place_of(model), Path(out)
     source = find_source(name)

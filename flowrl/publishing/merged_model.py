@@ -31,14 +31,14 @@ PARTS = ("transformer", "unet")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergedModel:
-    """What became of a merge.
+    """A merged model.
 
     Attributes:
-        layers: that were changed.
-        dtypes: of their weights, in alphabetical order.
-        folder: where it lies.
+        layers: number of changed layers.
+        dtypes: dtypes of their weights, in alphabetical order.
+        folder: where the model is.
         variant: ending of its files, as the base has it.
-        lost: length of what rounding took, relative to the change: ||W' - (W + dW)|| / ||dW||.
+        lost: length of what rounding took away, relative to the change: ||W' - (W + dW)|| / ||dW||.
     """
 
     folder: Path

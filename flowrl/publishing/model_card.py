@@ -241,9 +241,9 @@ class WrittenCard:
     """A README.md with evaluations in its metadata.
 
     Attributes:
-        path: of the file.
-        block: its model-index as it stands now.
-        text: the block, and what was written.
+        path: the file.
+        block: its model-index as it is now.
+        text: the block, and a line on what was written.
     """
 
     path: Path
@@ -256,11 +256,11 @@ def model_card(results: Sequence[str | Path], *, out: str | Path | None = None) 
     """Adds finished evaluations of one model to the front matter of a README.md.
 
     Args:
-        results: folders that are or hold results, or `NAME=FOLDER,FOLDER` for trainings of one method.
+        results: result folders, folders that hold some, or `NAME=FOLDER,FOLDER` for trainings of one method.
         out: the README.md or its folder; None is the folder of the first result.
 
     Raises:
-        FlowrlError: results of several models, or a README.md that cannot be changed without loss.
+        FlowrlError: the results are of several models, or the README.md cannot be changed without loss.
     """
     name, entries = of_one_model(results)
     place = entries[0].folder if out is None else Path(out)

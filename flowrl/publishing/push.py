@@ -31,12 +31,12 @@ from flowrl.runtime.scrubbing import say as print
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedRun:
-    """What was shared of a run.
+    """The shared files of a run.
 
     Attributes:
-        files: their names, and bytes of each.
-        folder: where they were written; None where nothing was.
-        address: of the repository; None where nothing was uploaded.
+        files: file name -> bytes.
+        folder: where the files are; None if none were written.
+        address: address of the repository; None if nothing was uploaded.
     """
 
     files: dict[str, int]
@@ -59,23 +59,23 @@ def push(
     update: bool = False,
     show: bool = True,
 ) -> SharedRun:
-    """Lists what would be shared of a run, writes it into a folder, and uploads it where that was said.
+    """Lists what you would share of a run, writes it into a folder, and uploads it if you say where to.
 
     Args:
-        run: its folder, or what `train` returned.
+        run: run folder, or what `train` returned.
         folder: where card, LoRA and images go; None is `RUN/share`.
-        dry_run: list alone; write and send nothing.
+        dry_run: only list; write and send nothing.
         results: finished evaluations of this model, for the card's numbers.
-        base: hub id of the base model, where the run names a folder.
-        licence: of the LoRA, as the hub calls it; None is what the base demands.
-        pairs: of images before and after.
+        base: hub id of the base model, if the run names a folder.
+        licence: licence of the LoRA, as the hub calls it; None is what the base demands.
+        pairs: pairs of images before and after.
         to: OWNER/NAME of a repository to upload to, private unless `public`.
         public: let everybody see the repository.
-        update: add to a repository that is there already.
+        update: add to a repository that exists.
         show: print the list.
 
     Raises:
-        ValueError: there is no LoRA, an option is bad, the folder holds something else, or the hub cannot be used.
+        ValueError: the run has no LoRA, an argument is wrong, the folder holds something else, or the hub refuses.
     """
     check_counts(pairs=pairs)
     place = Path(place_of(run))

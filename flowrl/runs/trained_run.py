@@ -36,16 +36,16 @@ class TrainedRun:
     """A run folder in numbers and images.
 
     Attributes:
-        folder: of the run.
-        finished: whether it came to its end; False where it was stopped, which `resume` continues.
+        folder: the run folder.
+        finished: whether the run came to its end; `resume` continues one that did not.
         config: every setting of the run.
-        metrics: columns of the iterations, "iteration" among them (docs/methods.md names the others).
+        metrics: columns of the iterations, "iteration" among them; `flowrl.runs.metric_names` explains the others.
         evaluations: columns of the evaluations, likewise.
-        scores: of a finished run that was evaluated before and after: "geneval" and each reward.
+        scores: "geneval" and each reward before and after training, of a finished run that evaluated at both.
         warnings: kind -> iterations at which the run warned of it.
-        report: the page; None where it was not written.
-        lora: folder for stock diffusers; None where all weights were trained, or nothing is saved yet.
-        summary: what came of a training, as `flowrl train` prints it; empty of a run that was only read.
+        report: the page; None if none was written.
+        lora: folder for stock diffusers; None if the run trains all weights, or has saved nothing yet.
+        summary: the outcome of a training, as `flowrl train` prints it; empty if the run was only read.
     """
 
     folder: Path
@@ -90,7 +90,7 @@ class TrainedRun:
 
 @public
 def read_run(folder: str | Path) -> TrainedRun:
-    """Reads a run folder, finished or not, also while the run is at work.
+    """Reads a run folder; the run may be finished, stopped, or still at work.
 
     Raises:
         FlowrlError: there is no such folder, or it holds no run.

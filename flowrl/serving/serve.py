@@ -28,15 +28,15 @@ from flowrl.serving.served import Rows, ServerSettings, load_app
 
 @public
 def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -> None:
-    """Loads rewards and serves them until a signal; returns after a graceful stop.
+    """Loads rewards and serves them over HTTP until a signal, then stops gracefully and returns.
 
     Args:
         rewards: names, or one YAML file with a list `rewards:`.
-        show: say where it serves what.
+        show: print its addresses and rewards.
         **settings: fields of `flowrl.serving.served.ServerSettings`: `port=8000`, `replicas=2`.
 
     Raises:
-        ValueError: before any weights load for what can be known then: names, options, token, port, a missing package.
+        ValueError: names, options, token or port are wrong, or a package is missing; no weights were loaded then.
     """
     asked = build_options(ServerSettings, settings, owner="serve")
     specs = reward_list(several(rewards))

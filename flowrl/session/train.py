@@ -50,18 +50,18 @@ def train(
     on_iteration: Watcher | None = None, show: bool = True, page: Page | None = None, fit: Fit | None = None,
     **settings: Any,
 ) -> TrainedRun:  # fmt: skip
-    """Trains a model, as `flowrl train` does, and returns what came out.
+    """Trains a model and returns its run.
 
     Args:
         config: a YAML file, the name of one that ships, or a mapping of settings; None trains the embedded model, and
             is what `resume` needs.
-        card: GB of the cards that are to hold the run: what `flowrl.plan` would change for them is set, printed, and
-            kept in the run's configuration.
-        on_iteration: called after each iteration with its number and its row of metrics (those of `metrics.jsonl`, None
-            for what is not finite), on the main process, once the row is written. False from it stops the run as Ctrl-C
-            does: it is saved, and `resume` continues it. What it raises ends the run the same way, saved, and is the
-            cause of the FlowrlError that comes out.
-        show: print what goes on, and show progress.
+        card: memory of a card in GB. The run takes what `flowrl.plan` would change for such cards, prints it, and keeps
+            it in its configuration.
+        on_iteration: a function that the main process calls after each iteration with the iteration's number and its
+            row of metrics, once the row is in `metrics.jsonl` (None for a number that is not finite). If it returns
+            False, the run is saved and stops, as after Ctrl-C, and `resume` continues it. If it raises an error, the
+            run is saved and stops too, and the error is the cause of the FlowrlError that you get.
+        show: print notes and show progress.
         page: writes the report of a run folder; None writes none.
         fit: finds what a card changes (`flowrl.planning.plan.for_card`).
         **settings: replace those of the configuration: `num_iterations=10`, `optim={"lr": 1e-4}` (the other keys of
@@ -69,8 +69,8 @@ def train(
 
     Raises:
         FlowrlError: the configuration, a file that it names or the folder is wrong, and nothing was overwritten; or the
-            run failed, and how it goes on is said; or its processes were given different things, or one of them did
-            not come.
+            run failed, and the message says how to continue it; or its processes have different settings or files, or
+            one of them did not come.
 
     >>> flowrl.train("tiny_g2rp")
     Traceback (most recent call last):

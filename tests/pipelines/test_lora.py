@@ -17,7 +17,7 @@ from torch import Tensor
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION, Policy, add_saved_lora, check_targets
 from flowrl.pipelines.weights.lora_files import read_lora
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

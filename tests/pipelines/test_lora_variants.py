@@ -22,7 +22,7 @@ from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION, Policy, add_saved_lora
 from flowrl.pipelines.weights.lora_files import read_lora
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving
 
 VARIANTS = ("rslora", "dora")

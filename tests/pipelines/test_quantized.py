@@ -22,7 +22,7 @@ from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.quantize import LIBRARIES, check_quantize, large_layers, quantize_blocks, quantize_layer
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 
 ROUNDED = ("int8", "fp8", "nf4")
 """Forms whose layers compute as plain ones do with the rounded weight."""

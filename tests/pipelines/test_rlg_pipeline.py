@@ -36,7 +36,7 @@ from flowrl.pipelines import rlg_pipeline as module
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, add_adapter, slot_network
 from flowrl.pipelines.rlg_pipeline import rlg_pipeline
 from flowrl.pipelines.weights.lora import Policy
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.guidance import conditioned, rl_first, rl_outside, rlg

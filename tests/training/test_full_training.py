@@ -23,7 +23,7 @@ from flowrl.generation.models import check_source, find_source, fingerprint, loa
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.shared.saved_model import put_back
 from flowrl.pipelines.weights.full_weights import FullWeights
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.training.watchdog import keep_good, put_back_good
 
 FULL = {"train": "full"}

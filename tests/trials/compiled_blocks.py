@@ -25,7 +25,7 @@ from torch import Tensor
 from flowrl.pipelines.arithmetic.compiling import compile_blocks, repeated_blocks
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.weights.lora import Policy
-from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
+from flowrl.pretraining.tiny_sd3 import CONTEXT, build_tiny_sd3
 from flowrl.runtime.randomness import counter_normal
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -82,7 +82,7 @@ def sweep(
     show: bool = True,
     page: Page | None = None,
 ) -> Sweep:
-    """Measures a tuned model at several scales of guidance, as `flowrl sweep` does; the same call resumes.
+    """Measures a tuned model at several scales of guidance; the same call continues where it stopped.
 
     Args:
         model: run folder or what `train` returned, or a LoRA folder.
@@ -90,27 +90,27 @@ def sweep(
         rlg: scales: 0 is the base, 1 the tuned model, beyond 1 further, below 0 away.
         best_of: numbers of images to choose from, such as "2,4,8".
         prune: searches that prune N images after some steps, such as "8@3,6".
-        keep: share that each pruning keeps.
-        select: reward that search goes by, NAME[:PART]; None is the first target.
-        search_rlg: scales that search draws at.
+        keep: the share of images that each pruning keeps.
+        select: the reward that a search goes by, NAME[:PART]; None is the first target.
+        search_rlg: scales at which a search draws.
         also: other tuned models of the same base, drawn at scale 1.
         prompts: file of prompts, or `asset:NAME`; None takes the run's held-out prompts.
-        num_prompts: spread evenly over the file.
+        num_prompts: how many prompts to take, spread evenly over the file.
         samples: images per prompt.
-        rewards: by role, "target=NAME[:PART],heldout=NAME[:PART]"; None is for embedded models.
-        options: of rewards, as {"NAME.KEY": value} or "NAME.KEY=VALUE" texts.
+        rewards: rewards by role, "target=NAME[:PART],heldout=NAME[:PART]"; None takes those of the embedded models.
+        options: options of rewards, as {"NAME.KEY": value} or "NAME.KEY=VALUE" texts.
         features: what diversity compares beside pixels: "attributes", "clip", "dinov2" or "none".
         out: folder to write; None is `RUN/sweep` or `sweep-LORA`.
-        steps, guidance, height, width, dtype, max_sequence_length: how it is sampled (`SamplingOptions`).
+        steps, guidance, height, width, dtype, max_sequence_length: how to sample the model (`SamplingOptions`).
         base_guidance: guidance scale of the base model; None is that of the tuned model.
-        seed: of the start noise.
-        batch_size: images at once.
+        seed: the seed of the start noise.
+        batch_size: images drawn at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show progress.
         page: writes `sweep.html`; see `flowrl.pages.sweep_page.write_page`.
 
     Raises:
-        ValueError: says what was given, what is allowed and what to change; nothing was overwritten.
+        ValueError: an argument is wrong; nothing was overwritten.
     """
     sampling = SamplingOptions(
         steps=steps, guidance=guidance, height=height, width=width, dtype=dtype, max_sequence_length=max_sequence_length

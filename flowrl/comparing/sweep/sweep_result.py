@@ -70,14 +70,14 @@ class Sweep:
 
     Attributes:
         settings: scales in ascending order, then searches, then other runs.
-        measures: in the order they were given.
+        measures: the rewards, in the given order.
         judge: the measure by which the best scale is told: the first that is held out, else the first target.
-        diversity: name of the diversity that is drawn.
-        peak: the scale that is best by the judge.
+        diversity: the name of the diversity in charts.
+        peak: the best scale by the judge.
         level: other scales that may be the best one: their difference to it is not established at a level that allows
             for the number of scales. The best of the scales tried is the peak or among these in 95 of 100 sweeps.
-        notes: what a reader should know.
-        folder: with `sweep.json`, `sweep.html` and the journals of the settings.
+        notes: what you have to know to read the numbers.
+        folder: holds `sweep.json`, `sweep.html` and the journals of the settings.
     """
 
     settings: tuple[SettingResult, ...]

@@ -29,7 +29,7 @@ class Leaderboard:
 
     Attributes:
         rankings: a table for each benchmark, metric and set of conditions.
-        folder: with leaderboard.json, .md and .html.
+        folder: holds leaderboard.json, .md and .html.
         text: all tables for a terminal.
     """
 
@@ -43,17 +43,17 @@ def leaderboard(
     results: Sequence[str | Path], *, across: Sequence[str] = (), out: str | Path | None = None, show: bool = True,
     page: Callable[..., str] | None = None,
 ) -> Leaderboard:  # fmt: skip
-    """Compares finished evaluations: scores with intervals, ranks with what they may be, differences to the first.
+    """Ranks finished evaluations: scores with intervals, the ranks that each may have, differences to the first.
 
     Args:
-        results: folders that are or hold results, or `NAME=FOLDER,FOLDER` for trainings of one method.
-        across: conditions that may differ among results, such as "num_steps".
+        results: result folders, folders that hold some, or `NAME=FOLDER,FOLDER` for trainings of one method.
+        across: conditions that may differ from result to result, such as "num_steps".
         out: folder to write; None is `evaluations/leaderboard`.
         show: show notes.
         page: writes the page of the rankings.
 
     Raises:
-        FlowrlError: nothing to compare, with why.
+        FlowrlError: nothing can be compared; the message says why.
     """
     entries = tell_apart(find_entries([str(one) for one in results]))
     if len(entries) < 2:

@@ -42,11 +42,11 @@ DRAWN_AT_ONCE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardCard:
-    """A reward's card.
+    """The card of a reward.
 
     Attributes:
         card: everything that was measured.
-        folder: with card.json, card.html and images that were drawn.
+        folder: holds card.json, card.html and drawn images.
         text: verdicts and numbers for a terminal.
     """
 
@@ -65,29 +65,29 @@ def reward_card(
     max_sequence_length: int | None = None, batch_size: int = 16, device: str | None = None, show: bool = True,
     page: Callable[[CardMeasures], str] | None = None,
 ) -> RewardCard:  # fmt: skip
-    """Measures a reward on images that exist, or that a model draws.
+    """Measures a reward on images of a folder, or on images that a model draws.
 
     Args:
         reward: its name, or a YAML file with a list of one reward.
-        folder: of images, several per prompt.
-        options: of the reward.
-        prompt: of all images.
-        prompts: a file with those of each image, or those that are drawn.
+        folder: a folder of images, several per prompt.
+        options: options of the reward.
+        prompt: the prompt of all images.
+        prompts: a file with the prompt of each image, or with the prompts to draw.
         others: rewards to compare with.
-        perturb: changes of images to test, "all" or "none".
+        perturb: changes of the images to test; "all" or "none".
         out: folder to write; None is `reward-card-NAME`.
-        model: draws the images instead: run folder, LoRA or model folder, hub id or `asset:NAME`.
-        num_prompts: that are drawn, spread evenly over the file.
-        samples: images per prompt that are drawn.
-        seed: of the start noise.
-        steps, guidance, height, width, dtype, max_sequence_length: how it is sampled (`SamplingOptions`).
+        model: draws the images in place of `folder`: run folder, LoRA or model folder, hub id or `asset:NAME`.
+        num_prompts: how many prompts to draw, spread evenly over the file.
+        samples: images to draw per prompt.
+        seed: the seed of the start noise.
+        steps, guidance, height, width, dtype, max_sequence_length: how to sample the model (`SamplingOptions`).
         batch_size: images scored at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show progress.
         page: writes the page of a card.
 
     Raises:
-        FlowrlError: before weights load for what can be known then.
+        FlowrlError: an argument is wrong; whatever can be known before weights load is refused before.
     """
     sampling = SamplingOptions(
         steps=steps, guidance=guidance, dtype=dtype, max_sequence_length=max_sequence_length, height=height, width=width

@@ -9,7 +9,7 @@ import torch
 from diffusers import AutoencoderKLCogVideoX, CogVideoXDDIMScheduler, CogVideoXPipeline, CogVideoXTransformer3DModel
 from transformers import T5Config, T5EncoderModel
 
-from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
+from flowrl.pretraining.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
 
 OPTIONS: dict[str, Any] = {"height": 16, "width": 32, "num_frames": 9, "max_sequence_length": CONTEXT}
 WIDTH = 32

@@ -26,7 +26,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from flowrl.pipelines import ModelFamily, Pipeline
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.lora import Policy
-from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
+from flowrl.pretraining.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import Velocity
 from flowrl.trajectory import Conditioning

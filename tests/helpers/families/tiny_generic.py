@@ -12,7 +12,7 @@ from tiny_qwen_image import qwen_tokenizer, text_config
 from tiny_sana import PUBLISHED as SANA_LEVELS
 from tiny_sana import gemma
 
-from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
+from flowrl.pretraining.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
 
 WIDTH = 16
 

@@ -11,7 +11,7 @@ import transformers
 from tiny_generic import TINY_GENERIC, WIDTH, denoiser, flow, image_vae
 from tiny_qwen_image import qwen_tokenizer, text_config, vision_language_model
 
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 
 _TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 

@@ -16,7 +16,7 @@ from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PRO
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
-from flowrl.pretrain.tiny_sd3 import _WORDS, clip_tokenizer
+from flowrl.pretraining.tiny_sd3 import _WORDS, clip_tokenizer
 
 OPTIONS: dict[str, Any] = {"height": 16, "width": 32, "num_frames": 5, "fps": 8.0, "max_sequence_length": 16}
 WIDTH = 24

@@ -23,7 +23,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from flowrl.pretrain.tiny_sd3 import _WORDS
+from flowrl.pretraining.tiny_sd3 import _WORDS
 
 OPTIONS: dict[str, Any] = {"height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": 16}
 WIDTH, GLYPH_WIDTH, CHANNELS = 24, 16, 4

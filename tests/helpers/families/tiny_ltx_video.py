@@ -14,7 +14,7 @@ from diffusers import (
 )
 from transformers import T5Config, T5EncoderModel
 
-from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
+from flowrl.pretraining.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
 
 OPTIONS: dict[str, Any] = {"height": 64, "width": 32, "num_frames": 9, "fps": 8.0, "max_sequence_length": CONTEXT}
 WIDTH, CHANNELS = 32, 8

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.lora import Policy
-from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
+from flowrl.pretraining.tiny_sd3 import CONTEXT, build_tiny_sd3
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Kernel, Velocity, rollout
 from flowrl.samplers.guidance import classifier_free_guidance

@@ -24,7 +24,7 @@ from flowrl.pipelines import ModelFamily, Pipeline
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.lora_files import read_lora
-from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer
+from flowrl.pretraining.tiny_sd3 import CONTEXT, clip_tokenizer
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import Velocity
 from flowrl.trajectory import Schedule

@@ -17,7 +17,7 @@ from diffusers import (
 )
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
 
-from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_tokenizer
+from flowrl.pretraining.tiny_sd3 import CONTEXT, t5_tokenizer
 
 Kind = Literal["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b", "vace", "vace-a14b"]
 OPTIONS: dict[str, Any] = {

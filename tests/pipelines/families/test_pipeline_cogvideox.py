@@ -20,7 +20,7 @@ from flowrl.pipelines.families.cogvideox import FAMILY
 from flowrl.pipelines.shared import stock_schedules
 from flowrl.pipelines.shared.cards import Size
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.samplers.flow_coordinates import alpha_bars, flow_sigma
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from flowrl.pipelines.families.flux import FAMILY, token_ids
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 
 DEV, SCHNELL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"
 

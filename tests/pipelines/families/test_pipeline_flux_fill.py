@@ -28,7 +28,7 @@ from torch import Tensor
 from flowrl.pipelines.families import flux
 from flowrl.pipelines.families.flux_fill import FAMILY, mark_drawn
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 
 MODEL = "black-forest-labs/FLUX.1-Fill-dev"
 

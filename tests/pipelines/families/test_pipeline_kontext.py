@@ -26,8 +26,8 @@ from flowrl.pipelines.families import flux
 from flowrl.pipelines.families.kontext import FAMILY
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.pretrain.tiny_families import build_tiny_kontext
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_families import build_tiny_kontext
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 
 MODEL = "black-forest-labs/FLUX.1-Kontext-dev"
 

@@ -23,7 +23,7 @@ from flowrl.pipelines import family
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.lora import Policy
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.recipes import grpo
 from flowrl.samplers import Velocity, gaussian_log_prob
 from flowrl.samplers.completion import sample_trajectories

@@ -18,7 +18,7 @@ from torch import Tensor
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.places.known_checkpoints import usual_sampling
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
+from flowrl.pretraining.tiny_sd3 import CONTEXT, build_tiny_sd3
 
 MEDIUM, LARGE = "stabilityai/stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-3.5-large"
 TURBO = "stabilityai/stable-diffusion-3.5-large-turbo"

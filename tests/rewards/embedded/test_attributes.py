@@ -14,9 +14,9 @@ from torch import Tensor
 
 from flowrl.benchmarks.geneval import wording as prompts
 from flowrl.cli import main
-from flowrl.pretrain import make_scorer as scorer
-from flowrl.pretrain.make_scorer import ScorerConfig, accuracy, roc_auc, train
-from flowrl.pretrain.scorer_data import corrupt, labels_of, signed_distance, training_scene
+from flowrl.pretraining import make_scorer as scorer
+from flowrl.pretraining.make_scorer import ScorerConfig, accuracy, roc_auc, train
+from flowrl.pretraining.scorer_data import corrupt, labels_of, signed_distance, training_scene
 from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
 from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.compose import weighted_sum

@@ -17,8 +17,8 @@ from torch import Tensor
 from flowrl.config.train import resolve_path
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.stock_loading import quiet_libraries
-from flowrl.pretrain.label_head import LabelHead
-from flowrl.pretrain.network_training import WrongCaptions, in_low_precision, save_atomically, train_denoiser
+from flowrl.pretraining.label_head import LabelHead
+from flowrl.pretraining.network_training import WrongCaptions, in_low_precision, save_atomically, train_denoiser
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt, eval_items, read_prompts
 from flowrl.rewards import Reward
@@ -163,7 +163,7 @@ def _share(found: Interval) -> str:
 
 def readme_text(name: str) -> str:
     """The README of an asset, with {fields} for what is measured."""
-    return (resources.files("flowrl.pretrain") / "readmes" / f"{name}.md").read_text(encoding="utf-8")
+    return (resources.files("flowrl.pretraining") / "readmes" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def write_readme(folder: Path, config: Any, seconds: float, facts: Mapping[str, Any]) -> Path:

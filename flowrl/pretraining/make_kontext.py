@@ -25,8 +25,8 @@ from torch import Tensor
 from flowrl.pipelines.families.flux import token_ids
 from flowrl.pipelines.families.kontext import FAMILY
 from flowrl.pipelines.shared.common import pack, unpack
-from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
-from flowrl.pretrain.making import (
+from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
+from flowrl.pretraining.making import (
     autoencoder_of,
     describe,
     encode_once,
@@ -35,9 +35,9 @@ from flowrl.pretrain.making import (
     scaled_latents,
     write_asset,
 )
-from flowrl.pretrain.network_training import Noised, WrongCaptions, velocity_error
-from flowrl.pretrain.tiny_families import build_tiny_kontext
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.network_training import Noised, WrongCaptions, velocity_error
+from flowrl.pretraining.tiny_families import build_tiny_kontext
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.rewards import build_reward
 from flowrl.runtime.randomness import counter_seed
 from flowrl.world.edits import FAILED, WORDS, edited_scene, failed_scene, random_edit, source_scene
@@ -72,8 +72,8 @@ def edit_row(config: KontextConfig, stage: str, number: int, wrong: float) -> tu
 
 
 def edit_examples(vae: Any, config: KontextConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
-    """Examples for `flowrl.pretrain.making.learn`: latents [8, 8, 8] in float16 of edited images and of their sources,
-    labels of the former, and instructions."""
+    """Examples for `making.learn`: latents [8, 8, 8] in float16 of edited images and of their sources, labels of the
+    former, and instructions."""
 
     def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
         def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:

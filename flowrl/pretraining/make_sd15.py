@@ -16,12 +16,12 @@ from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
 from flowrl.pipelines.families.sd import FAMILY
-from flowrl.pretrain.label_head import LabelHead
-from flowrl.pretrain.make_sd3 import scene_examples
-from flowrl.pretrain.making import autoencoder_of, describe, learn, prepare, write_asset
-from flowrl.pretrain.network_training import WrongCaptions, in_low_precision, some_empty
-from flowrl.pretrain.tiny_families import build_tiny_sd15
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.label_head import LabelHead
+from flowrl.pretraining.make_sd3 import scene_examples
+from flowrl.pretraining.making import autoencoder_of, describe, learn, prepare, write_asset
+from flowrl.pretraining.network_training import WrongCaptions, in_low_precision, some_empty
+from flowrl.pretraining.tiny_families import build_tiny_sd15
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.rewards import build_reward
 from flowrl.runtime.randomness import counter_seed
 from flowrl.world.captions import WRONG

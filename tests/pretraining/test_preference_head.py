@@ -18,8 +18,8 @@ from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, w
 
 from flowrl.cli import main
 from flowrl.config.train import ConfigError
-from flowrl.pretrain.head_data import Split, pair_features, split_pairs
-from flowrl.pretrain.train_head import (
+from flowrl.pretraining.head_data import Split, pair_features, split_pairs
+from flowrl.pretraining.train_head import (
     HeadConfig,
     bradley_terry_loss,
     calibration_error,

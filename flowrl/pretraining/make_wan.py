@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from flowrl.config.train import resolve_path
 from flowrl.pipelines.families.wan import FAMILY
-from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
-from flowrl.pretrain.making import describe, encode_once, learn, prepare, write_asset
-from flowrl.pretrain.network_training import (
+from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
+from flowrl.pretraining.making import describe, encode_once, learn, prepare, write_asset
+from flowrl.pretraining.network_training import (
     Noised,
     WrongCaptions,
     in_low_precision,
@@ -39,8 +39,8 @@ from flowrl.pretrain.network_training import (
     train_autoencoder,
     velocity_error,
 )
-from flowrl.pretrain.tiny_families import build_tiny_wan
-from flowrl.pretrain.tiny_sd3 import CONTEXT
+from flowrl.pretraining.tiny_families import build_tiny_wan
+from flowrl.pretraining.tiny_sd3 import CONTEXT
 from flowrl.rewards import build_reward
 from flowrl.runtime.randomness import counter_seed
 from flowrl.world.clips import FPS, FRAMES, OPPOSITE_WAY, WORDS, clip_shapes, draw_clip, motion_records
@@ -140,7 +140,7 @@ def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
 
 
 def clip_examples(vae: Any, config: WanConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
-    """Examples for `flowrl.pretrain.making.learn`: latents [16, 3, 8, 8] in float16, as the transformer sees them,
+    """Examples for `flowrl.pretraining.making.learn`: latents [16, 3, 8, 8] in float16, as the transformer sees them,
     labels of the last frame of each latent one, and prompts, of which a share names the opposite of the clip's way."""
     mean, std = (
         torch.tensor(values)[:, None, None, None] for values in (vae.config.latents_mean, vae.config.latents_std)

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowrl.config.building import build_settings
-from flowrl.pretrain.head_data import Split, pair_features, split_pairs
+from flowrl.pretraining.head_data import Split, pair_features, split_pairs
 from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards.networks.preference_features import build_features, check_backbone
 from flowrl.rewards.preference_head import (

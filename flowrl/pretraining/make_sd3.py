@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
-from flowrl.pretrain.making import (
+from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
+from flowrl.pretraining.making import (
     autoencoder_of,
     describe,
     encode_once,
@@ -37,14 +37,14 @@ from flowrl.pretrain.making import (
     scaled_latents,
     write_asset,
 )
-from flowrl.pretrain.network_training import (
+from flowrl.pretraining.network_training import (
     Noised,
     WrongCaptions,
     reconstructed,
     train_autoencoder,
     velocity_error,
 )
-from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
+from flowrl.pretraining.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
 from flowrl.rewards import build_reward
 from flowrl.runtime.randomness import counter_seed
 from flowrl.world.captions import WRONG, neighbour
@@ -133,7 +133,7 @@ def set_latent_statistics(vae: Any, seed: int) -> None:
 
 
 def scene_examples(vae: Any, config: WrongCaptions, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
-    """Examples for `flowrl.pretrain.making.learn`: latents [8, 8, 8] in float16, scaled, and labels of drawn scenes."""
+    """Examples for `making.learn`: latents [8, 8, 8] in float16, scaled, and labels of drawn scenes."""
 
     def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
         def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:

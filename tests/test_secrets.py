@@ -195,7 +195,7 @@ def test_what_a_reward_calls_its_parts_and_errors_is_bounded() -> None:
 
 def test_whatever_is_printed_goes_through_one_function() -> None:
     """`print` of a module that talks to users is `say`; the others print what is theirs, or to be read by programs."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     own = {
         "scrubbing",
         "failures",

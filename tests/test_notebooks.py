@@ -17,7 +17,7 @@ import flowrl
 from flowrl.media.terminal_images import protocol_here, show
 from flowrl.runtime import progress
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 

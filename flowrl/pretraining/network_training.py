@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.wide_products import has_products
-from flowrl.pretrain.muon import optimizers
+from flowrl.pretraining.muon import optimizers
 from flowrl.runtime.files import replacing
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed

@@ -21,18 +21,18 @@ from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.cli import main
 from flowrl.config.train import resolve_path
 from flowrl.pipelines import STOCK, family, family_of
-from flowrl.pretrain import make_kontext as pretrain_kontext
-from flowrl.pretrain import make_sd3 as pretrain
-from flowrl.pretrain import make_sd15 as pretrain_sd15
-from flowrl.pretrain import make_wan as pretrain_wan
-from flowrl.pretrain import making
-from flowrl.pretrain.make_kontext import KontextConfig, edit_row
-from flowrl.pretrain.make_sd3 import PretrainConfig, scene_batch
-from flowrl.pretrain.make_wan import clip_batch
-from flowrl.pretrain.network_training import learning_rate
-from flowrl.pretrain.pretrain import MODELS
-from flowrl.pretrain.pretrain import pretrain as make
-from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
+from flowrl.pretraining import make_kontext as pretrain_kontext
+from flowrl.pretraining import make_sd3 as pretrain
+from flowrl.pretraining import make_sd15 as pretrain_sd15
+from flowrl.pretraining import make_wan as pretrain_wan
+from flowrl.pretraining import making
+from flowrl.pretraining.make_kontext import KontextConfig, edit_row
+from flowrl.pretraining.make_sd3 import PretrainConfig, scene_batch
+from flowrl.pretraining.make_wan import clip_batch
+from flowrl.pretraining.network_training import learning_rate
+from flowrl.pretraining.pretrain import MODELS
+from flowrl.pretraining.pretrain import pretrain as make
+from flowrl.pretraining.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
 from flowrl.prompts.loading import read_prompts
 from flowrl.world.captions import WRONG
 from flowrl.world.clips import motion_records, motion_verdict
@@ -108,7 +108,7 @@ def test_every_prompt_of_the_world_fits_the_context_and_every_word_is_one_token(
 
 def test_tokenizers_are_the_same_in_every_process() -> None:
     """Pre-training resumes in a new process: ids that move there would swap the words' meanings."""
-    code = "from flowrl.pretrain.tiny_sd3 import *; print(sorted(clip_tokenizer().get_vocab().items())[300:])"
+    code = "from flowrl.pretraining.tiny_sd3 import *; print(sorted(clip_tokenizer().get_vocab().items())[300:])"
     other = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, check=True
     ).stdout

@@ -1,6 +1,6 @@
 """Builds the other embedded models' parts, untrained: complete stock pipelines of their families, made small.
 
-All read the world's words through the tokenizers of `flowrl.pretrain.tiny_sd3`; context is 16 tokens.
+All read the world's words through the tokenizers of `flowrl.pretraining.tiny_sd3`; context is 16 tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from diffusers import (
 )
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
-from flowrl.pretrain.tiny_sd3 import clip_config, clip_tokenizer, t5_settings, t5_tokenizer
+from flowrl.pretraining.tiny_sd3 import clip_config, clip_tokenizer, t5_settings, t5_tokenizer
 
 
 def build_tiny_sd15(

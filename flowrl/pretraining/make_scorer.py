@@ -30,9 +30,9 @@ from torch.nn import functional as F
 from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
 from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.benchmarks.geneval.wording import position
-from flowrl.pretrain.making import draw, readme_text
-from flowrl.pretrain.network_training import average_weights
-from flowrl.pretrain.scorer_data import corrupt, labels_of, training_scene
+from flowrl.pretraining.making import draw, readme_text
+from flowrl.pretraining.network_training import average_weights
+from flowrl.pretraining.scorer_data import corrupt, labels_of, training_scene
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS, AttributeNet, attribute_scores, load_net
 from flowrl.runtime.files import parse_json, replacing, write_atomically
@@ -206,7 +206,7 @@ def agreement(net: AttributeNet, count: int, seed: int) -> dict[str, float]:
     `mean`; `correct` is the number of correct images.
     """
     from flowrl.pipelines.families.sd3 import FAMILY
-    from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
+    from flowrl.pretraining.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
 
     folder = Path(str(resources.files("flowrl") / "assets" / "tiny-sd3"))
     pipeline = FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24)

@@ -13,12 +13,12 @@ from flowrl.config.options import entry_of
 from flowrl.runtime.public import public
 
 MODELS: dict[str, tuple[str, str]] = {
-    "kontext": ("flowrl.pretrain.make_kontext", "KontextConfig"),
-    "prompts": ("flowrl.pretrain.make_prompts", "PromptsConfig"),
-    "scorer": ("flowrl.pretrain.make_scorer", "ScorerConfig"),
-    "sd15": ("flowrl.pretrain.make_sd15", "Sd15Config"),
-    "sd3": ("flowrl.pretrain.make_sd3", "PretrainConfig"),
-    "wan": ("flowrl.pretrain.make_wan", "WanConfig"),
+    "kontext": ("flowrl.pretraining.make_kontext", "KontextConfig"),
+    "prompts": ("flowrl.pretraining.make_prompts", "PromptsConfig"),
+    "scorer": ("flowrl.pretraining.make_scorer", "ScorerConfig"),
+    "sd15": ("flowrl.pretraining.make_sd15", "Sd15Config"),
+    "sd3": ("flowrl.pretraining.make_sd3", "PretrainConfig"),
+    "wan": ("flowrl.pretraining.make_wan", "WanConfig"),
 }
 """Name -> module with `main(config) -> Path`, and its settings."""
 MOST_THREADS = 256
@@ -29,19 +29,21 @@ _MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
 
 @public
 def pretrain(what: str = "sd3", *words: str, show: bool = True, **settings: Any) -> Path:
-    """Makes what is named, in tens of minutes on two cores; the same call resumes where it stopped.
+    """Makes an embedded model, its scorer or its prompts from scratch, in tens of minutes on two cores.
+
+    The same call continues where it stopped.
 
     Args:
         what: "sd3", "sd15", "wan", "kontext", "scorer" or "prompts".
         *words: settings as `key=value` texts.
         show: show progress.
-        **settings: the same as values; they are the fields of the settings in `MODELS`.
+        **settings: settings as values. They are the fields of the class that `MODELS` names.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: there is no such model; an unknown key, a wrong type, or a number that cannot be meant.
+        ValueError: there is no such model, a key is unknown, a type is wrong, or a number is out of its range.
     """
     module_name, kind = entry_of(MODELS, what, "model", owner="pretrain")
     module = importlib.import_module(module_name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from flowrl.pretrain.muon import Muon, optimizers, orthogonalized
+from flowrl.pretraining.muon import Muon, optimizers, orthogonalized
 
 
 def random_matrix(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
