@@ -159,8 +159,6 @@ def read_results(
         raise NothingFinishedError(folder, failed)
     baseline = baseline or next(iter(question.methods))
     metric = metric or main_metric(runs[0].data.evaluations[-1]) or SCORE
-    for run in runs:
-        check_metric(metric, run.data.evaluations[-1], run.data.name)
     runs, left_out = _with_shared_images(runs, metric)
     by_method: dict[str, list[RunResult]] = {}
     for run in runs:
@@ -200,8 +198,10 @@ def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[Ru
     """The runs with those images that all their evaluations have a score for, and a note on the others.
 
     Raises:
-        ValueError: there is no such image.
+        ValueError: there is no such image, or an evaluation does not have the metric.
     """
+    for run in runs:
+        check_metric(metric, run.data.evaluations[-1], run.data.name)
     found = [
         (
             score_rows(run.start.image_rows[0], metric) if run.start and 0 in run.start.image_rows else None,
@@ -297,23 +297,18 @@ def _method(
     name: str, runs: Sequence[RunResult], reference: Sequence[RunResult], metric: str, targets: Sequence[float]
 ) -> MethodResult:
     by_task = metric == SCORE
-    pairs = [(run.before, run.after) for run in runs if run.before is not None]
-    others = {run.seed: run.after for run in reference}
-    common = [run for run in runs if run.seed in others]
     own = bool(reference) and reference[0].method == name
+    befores = {run.seed: run.before for run in runs if run.before is not None}
+    others = {} if own else {run.seed: run.after for run in reference}
     each = {cost: _curves(runs, cost, metric) for cost in COSTS}
     curves = {cost: mean_curve(found) for cost, found in each.items()}
-    reach = {cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS}
-    others_curves = {cost: _curves(reference, cost, metric) for cost in COSTS}
-    speeds = {cost: speed_up(others_curves[cost], found) if reference else UNKNOWN for cost, found in each.items()}
     # The baseline shares every seed with itself: its ratio has no bounds.
+    ratios = {cost: speed_up(_curves(reference, cost, metric), each[cost]) if reference else UNKNOWN for cost in COSTS}
     return MethodResult(
         name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
         seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
-        gain=crossed_difference([a for a, _ in pairs], [b for _, b in pairs], by_task=by_task) if pairs else None,
-        difference=crossed_difference(
-            [others[run.seed] for run in common], [run.after for run in common], by_task=by_task
-        ) if common and not own else None,
+        gain=_difference(befores, runs, by_task=by_task),
+        difference=_difference(others, runs, by_task=by_task),
         holm=math.nan,
         spent={
             "nfe": _mean(runs, lambda run: run.spent("nfe/total")),
@@ -321,11 +316,22 @@ def _method(
             "seconds": _mean(runs, lambda run: run.spent("seconds/total")),
             "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
         },
-        curves=curves, reach=reach,
-        speed={cost: point(found.mean) if own else found for cost, found in speeds.items()},
+        curves=curves,
+        reach={cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS},
+        speed={cost: point(ratio.mean) if own else ratio for cost, ratio in ratios.items()},
         kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
         diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
     )  # fmt: skip
+
+
+def _difference(
+    others: Mapping[int, Sequence[ScoreRow]], runs: Sequence[RunResult], *, by_task: bool
+) -> Estimate | None:
+    """Of the last evaluations to others by seed, over the seeds that both have; None without any."""
+    common = [run for run in runs if run.seed in others]
+    if not common:
+        return None
+    return crossed_difference([others[run.seed] for run in common], [run.after for run in common], by_task=by_task)
 
 
 def _mean(runs: Sequence[RunResult], value: Callable[[RunResult], float]) -> float:

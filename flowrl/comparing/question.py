@@ -79,6 +79,16 @@ def ask(
     seeds, evals = num_seeds or (asked.seeds if asked else SEEDS), evals or (asked.evals if asked else 2)
     if asked is not None and not files and not overrides:  # the folder says it all, but for more seeds
         return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=unit, limit=limit))
+    methods = _find_methods(files, overrides)
+    question = Question(
+        methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
+        seeds=seeds, budget=unit, limit=limit, evals=evals, overrides=overrides,
+    )  # fmt: skip
+    return question if asked is None else _joined(asked, question)
+
+
+def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
+    """The configurations by name; refuses settings that a comparison makes itself, and two files of one name."""
     if not files:
         raise ValueError("give the configurations to compare, for instance: flowrl compare A.yaml B.yaml ...")
     for text in overrides:
@@ -90,11 +100,7 @@ def ask(
         if path.stem in methods:
             raise ValueError(f"{methods[path.stem]} and {name} are both called {path.stem}: copy one to another name")
         methods[path.stem] = name
-    question = Question(
-        methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
-        seeds=seeds, budget=unit, limit=limit, evals=evals, overrides=overrides,
-    )  # fmt: skip
-    return question if asked is None else _joined(asked, question)
+    return methods
 
 
 def parse_budget(text: str) -> tuple[str, float]:

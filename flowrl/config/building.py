@@ -86,10 +86,10 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
     except ConfigError as error:
         found = error
     wrong = [said for said in found.faults if said not in found.refused]
+    given = {dotted for dotted, _ in dotted_items(data, prefix)}
+    doubtful = _keys(said for _, said in keys) - given | _keys(wrong)
     # A contradiction of a key that is itself wrong, or of the one that was meant, may follow from that alone; so may
     # all contradictions of an item of a list that has such a key.
-    given = {dotted for dotted, _ in dotted_items(data, prefix)}
-    doubtful = {name for _, said in keys for name in _keys(said)} - given | {n for said in wrong for n in _keys(said)}
     doubtful |= {item for name in doubtful if (item := name.rpartition(".")[0]).rpartition(".")[2].isdecimal()}
     wrong += [said for said in found.refused if not _mentions(said, doubtful)]
     told = [*(f"{place}: {said}" for place, said in keys), *wrong]
@@ -104,9 +104,9 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
 _KEY = re.compile(r"'([a-z_][\w.]*)'|: ([a-z_][\w.]*) (?:must be|is) ")
 
 
-def _keys(said: str) -> list[str]:
-    """The keys that a sentence about a key names, the one that was meant among them."""
-    return [name for pair in _KEY.findall(said) for name in pair if name]
+def _keys(sentences: Iterable[str]) -> set[str]:
+    """The keys that sentences about keys name, those that were meant among them."""
+    return {name for said in sentences for pair in _KEY.findall(said) for name in pair if name}
 
 
 def _mentions(said: str, keys: Iterable[str]) -> bool:
@@ -150,32 +150,43 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str)
     """
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
     values, kept, faults, refused = dict[str, Any](), dict[str, Any](), list[str](), list[str]()
-    for name in [name for name in data if name in fields]:
+    present = [name for name in data if name in fields]
+    for name in present:
         try:
             values[name] = _convert(data[name], hints[name], f"{prefix}{name}", source)
         except ConfigError as error:
             faults += error.faults
             refused += error.refused
             kept |= {} if error.made is None else {name: error.made}
-    made, failed = None, [f"{prefix}{name}" for name in data if name in fields and name not in values]
-    if all(name in values or name in kept or _has_default(field) for name, field in fields.items()):
+    made, failed = None, [f"{prefix}{name}" for name in present if name not in values]
+    given = values | kept
+    if all(name in given or _has_default(field) for name, field in fields.items()):
         try:
-            made = cls(**values, **kept)
+            made = cls(**given)
         except ValueError as error:
-            # Sections have one place each and name their keys in full; only an item of a list needs its index said.
-            item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
-            own = [f"{source.file}:{item} {said}" for said in faults_of(error)]
-            refused += [said for said in own if not _mentions(said, failed)]
+            place = _place(source, prefix)
+            refused += [f"{place} {said}" for said in faults_of(error) if not _mentions(f"{place} {said}", failed)]
     if made is not None and not failed:
         return made
     raised = ConfigError(*faults, *refused)
     raised.refused, raised.made = tuple(refused), made
-    raised.rest = values | {
-        name: field.default_factory() if callable(field.default_factory) else field.default
-        for name, field in fields.items()
-        if name not in data and _has_default(field)
-    }
+    raised.rest = values | _defaults([field for name, field in fields.items() if name not in data])
     raise raised
+
+
+def _defaults(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
+    """The defaults of those fields that have one."""
+    return {
+        field.name: field.default_factory() if callable(field.default_factory) else field.default
+        for field in fields
+        if _has_default(field)
+    }
+
+
+def _place(source: Source, prefix: str) -> str:
+    """Where a section's own sentences are of: it names its keys in full, only an item of a list needs its index."""
+    listed = any(part.isdecimal() for part in prefix.split("."))
+    return f"{source.file}: {prefix.rstrip('.')}:" if listed else f"{source.file}:"
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
@@ -220,27 +231,23 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
         if not isinstance(value, (list, tuple)):
             return _MISFIT
         whole = origin is not tuple or arguments[-1] is Ellipsis
-        kinds = [arguments[0]] * len(value) if whole else list(arguments)
-        if len(kinds) != len(value):
-            return _MISFIT
-        return _convert_items(list(zip(value, kinds, strict=True)), dotted, source)
+        return _convert_items(value, arguments[:1] * len(value) if whole else arguments, dotted, source)
     if origin in (dict, Mapping):
         return _plain(value, dotted, source) if isinstance(value, Mapping) else _MISFIT
-    if hint is float:
-        return _finite(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _MISFIT
-    if hint is int and type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(
-            f"{source.of(dotted)}: {dotted} is {write_value(value)}, and integers lie below 2^63 = {2**63:,}"
-        )
-    if hint in (int, bool, str):
-        return value if type(value) is hint else _MISFIT
+    if hint in (float, int, bool, str):
+        return _convert_scalar(value, hint, dotted, source)
     return _plain(value, dotted, source)  # a type that YAML knows nothing of: the owner judges it
 
 
-def _convert_items(items: Sequence[tuple[Any, Any]], dotted: str, source: Source) -> tuple[Any, ...]:
-    """The items of a list, each with its annotation; what is wrong with any of them is told together."""
+def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, source: Source) -> Any:
+    """The items of a list, each with its annotation, as a tuple; what is wrong with any of them is told together.
+
+    `_MISFIT` where there are not as many items as annotations.
+    """
+    if len(items) != len(hints):
+        return _MISFIT
     made, faults, refused = list[Any](), list[str](), list[str]()
-    for index, (value, hint) in enumerate(items):
+    for index, (value, hint) in enumerate(zip(items, hints, strict=True)):
         try:
             made.append(_convert(value, hint, f"{dotted}.{index}", source))
         except ConfigError as error:
@@ -253,12 +260,18 @@ def _convert_items(items: Sequence[tuple[Any, Any]], dotted: str, source: Source
     raise raised
 
 
-def _finite(value: float) -> Any:
-    """The number as a float; `_MISFIT` where it is not finite (an integer may be too large for a float)."""
-    try:
-        return float(value) if math.isfinite(value) else _MISFIT
-    except OverflowError:
-        return _MISFIT
+def _convert_scalar(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+    """A number, truth value or text of just this type, but that an integer may stand for a float; `_MISFIT` else."""
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value) if math.isfinite(value) else _MISFIT
+        except OverflowError:  # an integer too large for a float
+            return _MISFIT
+    if hint is int and type(value) is int and abs(value) >= 2**63:
+        raise ConfigError(
+            f"{source.of(dotted)}: {dotted} is {write_value(value)}, and integers lie below 2^63 = {2**63:,}"
+        )
+    return value if type(value) is hint and hint is not float else _MISFIT
 
 
 def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:

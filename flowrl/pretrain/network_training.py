@@ -254,7 +254,6 @@ def train_network(
     Returns:
         The seconds that training took, earlier sessions included.
     """
-    parameters = [p for p in network.parameters() if p.requires_grad]
     average = {key: value.detach().clone() for key, value in network.state_dict().items()} if course.ema_decay else {}
     learners = optimizers(network, lr=course.lr, betas=course.betas, weight_decay=course.weight_decay, muon=course.muon)
     start, spent = 0, 0.0
@@ -267,14 +266,8 @@ def train_network(
     recent, begun = 0.0, time.monotonic()
     with progress(name, course.steps, start) as advance:
         for step in range(start, course.steps):
-            for group in (group for optimizer in learners for group in optimizer.param_groups):
-                group["lr"] = learning_rate(step, course.lr_steps or course.steps, course.lr)
             loss = loss_of(step)
-            network.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            for optimizer in learners:
-                optimizer.step()
+            _descend(network, loss, learners, learning_rate(step, course.lr_steps or course.steps, course.lr))
             average_weights(network, average, min(course.ema_decay, (1 + step) / (10 + step)))
             recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
             advance(f"loss {recent:.4f}")
@@ -291,6 +284,17 @@ def train_network(
     if average:
         network.load_state_dict(average)
     return spent + time.monotonic() - begun
+
+
+def _descend(network: nn.Module, loss: Tensor, learners: Sequence[torch.optim.Optimizer], lr: float) -> None:
+    """One step of all optimizers down the clipped gradient of a loss."""
+    network.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_([p for p in network.parameters() if p.requires_grad], 1.0)
+    for optimizer in learners:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
 
 
 @torch.no_grad()

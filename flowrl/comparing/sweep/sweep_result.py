@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,9 @@ def results_of(
         SettingResult(
             setting=setting,
             evaluations=evaluations[setting],
-            drift=_drift(setting, drifts),
+            drift={"run": drifts.get(setting.run, math.nan), "rlg": setting.scale**2 * drifts.get("", math.nan)}.get(
+                setting.kind, math.nan
+            ),
             columns=dict(given),
             means={name: mean_of(values) for name, values in given.items()},
         )
@@ -232,9 +234,24 @@ def results_of(
                     f"reward {measure.name} failed on every image of {one.setting.label}: do the prompts have what it "
                     f"reads (GenEval's records for geneval and attributes), and does it work (flowrl reward score)?"
                 )
+    found = _compare_to_ends(plain)
+    judge = next((measure for measure in measures if measure.role == "heldout"), None)
+    judge = judge or next(measure for measure in measures if measure.role == "target")
+    rlg = [one for one in found if one.setting.kind == "rlg"]
+    peak = max(rlg, key=lambda one: one.means[judge.name].mean)
+    level = may_be_best(rlg, peak, judge.name)
+    return Sweep(
+        settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
+        diversity=FEATURES if FEATURES in peak.columns else PIXELS, folder=folder,
+        notes=(*notes, *_notes(found, measures, judge, peak)),
+    )  # fmt: skip
+
+
+def _compare_to_ends(plain: Sequence[SettingResult]) -> list[SettingResult]:
+    """The settings with their differences to the tuned and the base model, where those were drawn."""
     scales = [one for one in plain if one.setting.kind == "rlg"]
     base, tuned = (next((one for one in scales if one.setting.scale == scale), None) for scale in (0.0, 1.0))
-    found = [
+    return [
         replace(
             one,
             to_tuned={} if tuned is None or tuned is one else differences(one, tuned),
@@ -242,28 +259,19 @@ def results_of(
         )
         for one in plain
     ]
-    judge = next((measure for measure in measures if measure.role == "heldout"), None)
-    judge = judge or next(measure for measure in measures if measure.role == "target")
-    rlg = [one for one in found if one.setting.kind == "rlg"]
-    peak = max(rlg, key=lambda one: one.means[judge.name].mean)
-    level = may_be_best(rlg, peak, judge.name)
-    notes = list(notes)
+
+
+def _notes(
+    found: Sequence[SettingResult], measures: Sequence[Measure], judge: Measure, peak: SettingResult
+) -> Iterator[str]:
+    """What the numbers themselves call for: rewards that failed, and a peak at the end of the scales."""
     for measure in measures:
         values = np.concatenate([one.columns[measure.name].ravel() for one in found])
         if failed := int(np.isnan(values).sum()):
-            notes.append(f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere.")
-    if len(rlg) > 1 and peak is rlg[-1]:
-        notes.append(f"{judge.name} is highest at the largest scale tried: larger ones may be better still.")
-    return Sweep(
-        settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
-        diversity=FEATURES if FEATURES in peak.columns else PIXELS, folder=folder, notes=tuple(notes),
-    )  # fmt: skip
-
-
-def _drift(setting: Setting, drifts: Mapping[str, float]) -> float:
-    if setting.kind == "run":
-        return drifts.get(setting.run, math.nan)
-    return setting.scale**2 * drifts.get("", math.nan) if setting.kind == "rlg" else math.nan
+            yield f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere."
+    scales = [one for one in found if one.setting.kind == "rlg"]
+    if len(scales) > 1 and peak is scales[-1]:
+        yield f"{judge.name} is highest at the largest scale tried: larger ones may be better still."
 
 
 def sentence(results: Sweep) -> str:
