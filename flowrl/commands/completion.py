@@ -50,17 +50,13 @@ def run(parsed: argparse.Namespace) -> int:
             second.setdefault(name.split()[0], []).append(name.split()[1])
     keys = [f"{key}=" for key in dotted_keys(TrainConfig)]
     configs = list(config_files())
-    script = (
-        _fish(commands, configs, keys) if parsed.shell == "fish" else _bash(parsed.shell, first, second, configs, keys)
-    )
-    print(script, end="")
-    return 0
-
-
-def _bash(shell: str, first: list[str], second: dict[str, list[str]], configs: list[str], keys: list[str]) -> str:
+    if parsed.shell == "fish":
+        print(_fish(commands, configs, keys), end="")
+        return 0
     groups = "\n".join(
         f'        {name}) COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")) ;;' for name, words in second.items()
     )
+    zsh = "autoload -Uz compinit bashcompinit\ncompinit\nbashcompinit\n" if parsed.shell == "zsh" else ""
     script = _BASH.format(
         commands=" ".join(first),
         configured="|".join(CONFIGURED),
@@ -68,8 +64,8 @@ def _bash(shell: str, first: list[str], second: dict[str, list[str]], configs: l
         configs=" ".join(configs),
         keys=" ".join(keys),
     )
-    zsh = "autoload -Uz compinit bashcompinit\ncompinit\nbashcompinit\n"
-    return script if shell == "bash" else zsh + script
+    print(zsh + script, end="")
+    return 0
 
 
 def _fish(commands: dict[str, str], configs: list[str], keys: list[str]) -> str:

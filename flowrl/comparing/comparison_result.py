@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.comparing.question import Question, is_finished, run_name
+from flowrl.comparing.question import ComparisonQuestion, is_finished, run_name
 from flowrl.config.spelling import closest
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
 from flowrl.runs.run_data import RunData, read_run
@@ -109,7 +109,7 @@ class MethodResult:
 class Results:
     """A comparison in numbers; methods from the highest score to the lowest."""
 
-    question: Question
+    question: ComparisonQuestion
     journal: Mapping[str, Any]
     metric: str
     baseline: str
@@ -136,7 +136,7 @@ class NothingFinishedError(ValueError):
 
 
 def read_results(
-    folder: Path, question: Question, *, baseline: str | None = None, metric: str | None = None,
+    folder: Path, question: ComparisonQuestion, *, baseline: str | None = None, metric: str | None = None,
     targets: str | None = None, failed: Sequence[str] = (),
 ) -> Results:  # fmt: skip
     """Reads what a comparison has finished.
@@ -154,7 +154,7 @@ def read_results(
         ValueError: the metric is unknown, or no image has a score in all evaluations.
     """
     journal = read_json(folder / "compare.json")
-    runs, missing = _finished(folder, question, journal)
+    runs, missing = _read_finished(folder, question, journal)
     if not runs:
         raise NothingFinishedError(folder, failed)
     baseline = baseline or next(iter(question.methods))
@@ -237,8 +237,8 @@ def short_names(methods: Sequence[str]) -> dict[str, str]:
     return {name: name[cut:] or name for name in methods}
 
 
-def _finished(
-    folder: Path, question: Question, journal: Mapping[str, Any]
+def _read_finished(
+    folder: Path, question: ComparisonQuestion, journal: Mapping[str, Any]
 ) -> tuple[list[RunResult], list[tuple[str, str]]]:
     read: dict[str, RunData] = {}
     missing: list[tuple[str, str]] = []

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from flowrl.config.spelling import closest, edit_distance
 from flowrl.config.strict_yaml import (
     ConfigError,
+    ConfigSource,
     Override,
-    Source,
     apply_override,
     describe_type,
     dotted_items,
@@ -44,7 +44,7 @@ def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str
     data: dict[str, Any] = {}
     for text in overrides:
         apply_override(data, text)
-    made: Setting = build(cls, data, Source(file=command, own_keys=tuple(dotted_keys(cls))))
+    made: Setting = build(cls, data, ConfigSource(file=command, own_keys=tuple(dotted_keys(cls))))
     return made
 
 
@@ -69,7 +69,7 @@ def setting_words(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str = "") -> Any:
+def build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str = "") -> Any:
     """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way.
 
     Raises:
@@ -114,7 +114,9 @@ def _mentions(said: str, keys: Iterable[str]) -> bool:
     return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", said) for key in keys)
 
 
-def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Iterator[tuple[str, str]]:
+def _wrong_keys(
+    cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str
+) -> Iterator[tuple[str, str]]:
     """Where each unknown or missing key of a mapping and of the mappings in it comes from, and what is said of it."""
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
     for key, value in data.items():
@@ -142,7 +144,7 @@ def _mappings(value: Any, dotted: str, *, listed: bool) -> Iterator[tuple[str, M
         yield dotted, value
 
 
-def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Any:
+def _build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str) -> Any:
     """An instance of those keys of a mapping that there are.
 
     Raises:
@@ -183,7 +185,7 @@ def _defaults(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
     }
 
 
-def _place(source: Source, prefix: str) -> str:
+def _place(source: ConfigSource, prefix: str) -> str:
     """Where a section's own sentences are of: it names its keys in full, only an item of a list needs its index."""
     listed = any(part.isdecimal() for part in prefix.split("."))
     return f"{source.file}: {prefix.rstrip('.')}:" if listed else f"{source.file}:"
@@ -193,7 +195,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
-def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+def _convert(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
     """Turn a YAML value into what the annotation says, or raise."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     union = arguments if origin in (types.UnionType, typing.Union) else (hint,)
@@ -217,7 +219,7 @@ def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
 _MISFIT = object()  # what `_convert_one` says of a value that is of another type
 
 
-def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+def _convert_one(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
     """Convert to a type that is not a union; `_MISFIT` where the value does not fit."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -239,7 +241,7 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
     return _plain(value, dotted, source)  # a type that YAML knows nothing of: the owner judges it
 
 
-def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, source: Source) -> Any:
+def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, source: ConfigSource) -> Any:
     """The items of a list, each with its annotation, as a tuple; what is wrong with any of them is told together.
 
     `_MISFIT` where there are not as many items as annotations.
@@ -260,7 +262,7 @@ def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, sour
     raise raised
 
 
-def _convert_scalar(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+def _convert_scalar(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
     """A number, truth value or text of just this type, but that an integer may stand for a float; `_MISFIT` else."""
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
@@ -274,7 +276,7 @@ def _convert_scalar(value: Any, hint: Any, dotted: str, source: Source) -> Any:
     return value if type(value) is hint and hint is not float else _MISFIT
 
 
-def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
+def _plain(value: Any, dotted: str, source: ConfigSource, depth: int = 0) -> Any:
     """Free-form options: mappings, lists and scalars only, so that they can be written back and hashed."""
     value = value.value if isinstance(value, Override) else value
     if depth > 20:
@@ -293,7 +295,7 @@ def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
     )
 
 
-def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, prefix: str) -> str:
+def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: ConfigSource, prefix: str) -> str:
     """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
     start = f"unknown key '{prefix}{key}'"
     elsewhere = source.elsewhere()
@@ -313,14 +315,14 @@ def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, 
     return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings) or 'none'}"
 
 
-def _ours(key: str, source: Source) -> str | None:
+def _ours(key: str, source: ConfigSource) -> str | None:
     """Our own key that was written in the wrong section, and what we call a term that another toolkit uses."""
     own = next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
     found = [name for name in (own, source.elsewhere().keys.get(key)) if name is not None]
     return "' or '".join(found) or None
 
 
-def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
+def _wrong_type(value: Any, hint: Any, dotted: str, source: ConfigSource) -> str:
     start = f"{source.of(dotted)}: {dotted} must be {describe_type(hint)}, got {write_value(value)}"
     if not isinstance(value, (dict, list)):
         ours = source.elsewhere().values.get(dotted, {}).get(str(value))

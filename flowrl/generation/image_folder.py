@@ -48,7 +48,7 @@ Change = Callable[[Image.Image], Image.Image]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scores:
+class ItemScores:
     """What a reward said of N items.
 
     Attributes:
@@ -93,7 +93,7 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path |
             for path in images_in(record.parent / "samples")
         ]
     elif file is not None and file.suffix == ".jsonl":
-        rows = _listed(folder, file)
+        rows = _read_listed(folder, file)
     else:
         rows = _in_order(folder, prompt, file)
     if not rows:
@@ -142,7 +142,7 @@ def _in_order(folder: Path, prompt: str | None, prompts: Path | None) -> list[_R
             names = [one.relative_to(folder).as_posix() for one in (path, letters)]
             _say(f"prompts of {prompts} go to the images of {folder} by their numbers: {names[0]} before {names[1]}")
             break
-    return [(path, row, _asked(row)) for path, row in zip(files, rows, strict=True)]
+    return [(path, row, _group_of(row)) for path, row in zip(files, rows, strict=True)]
 
 
 @cache  # a check and a run read the same folder
@@ -150,19 +150,19 @@ def _say(text: str) -> None:
     print(f"flowrl: {text}", file=sys.stderr, flush=True)
 
 
-def _asked(row: Prompt) -> Hashable:
+def _group_of(row: Prompt) -> Hashable:
     """What images of one group share: text, negative prompt, and the content of what the prompt is about."""
     return drawn_by(row), *contents(row.references)
 
 
-def _listed(folder: Path, prompts: Path) -> list[_Row]:
+def _read_listed(folder: Path, prompts: Path) -> list[_Row]:
     rows: list[_Row] = []
     for number, row in enumerate(read_prompts(prompts), start=1):
         name = row.metadata.get("file")
         if not isinstance(name, str) or not (folder / name).is_file():
             what = "has no text under 'file'" if not isinstance(name, str) else f"names {name!r}, which is not there"
             raise ValueError(f"{prompts}, entry {number}: {what}; give the image's path relative to {folder}.")
-        rows.append((folder / name, row, _asked(row)))
+        rows.append((folder / name, row, _group_of(row)))
     return rows
 
 
@@ -195,7 +195,7 @@ def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts
 def score_items(
     reward: Reward, items: Sequence[ImageFile], *, key: str, batch_size: int, iteration: int = 0,
     change: Change | None = None, label: str | None = None,
-) -> Scores:  # fmt: skip
+) -> ItemScores:  # fmt: skip
     """Scores every item. Items of a batch have one size; a groupwise or pairwise reward gets whole groups.
 
     Args:
@@ -215,7 +215,7 @@ def score_items(
     sizes = [_size(item.path, heard=_hears(reward)) for item in items]
     for place, size in enumerate(sizes):
         errors[place] = "unreadable" if size is None else None
-    batches = batched(items, sizes, whole_groups=reward.kind not in POINTWISE, batch_size=batch_size)
+    batches = make_batches(items, sizes, whole_groups=reward.kind not in POINTWISE, batch_size=batch_size)
     with progress(label or f"scoring {key}", len(batches)) as advance:
         failed = errors.count("unreadable")
         for index, places in enumerate(batches):
@@ -236,7 +236,7 @@ def score_items(
                     errors[place] = said if np.isnan(values[place]) else None
             failed += sum(errors[place] is not None for place in places)
             advance(f"{failed} failed" if failed else "")
-    return Scores(values=values, parts=parts, errors=errors, seconds=seconds, batches=number)
+    return ItemScores(values=values, parts=parts, errors=errors, seconds=seconds, batches=number)
 
 
 def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs | None:
@@ -246,7 +246,7 @@ def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs
     return _inputs(items, readable, [images[place] for place in readable], 0) if readable else None
 
 
-def batched(
+def make_batches(
     items: Sequence[ImageFile], sizes: Sequence[tuple[float, ...] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
     """Places of the items by batch, of one size each; an item without a size is in none.

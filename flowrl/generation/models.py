@@ -308,7 +308,7 @@ def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
     return pipeline.schedule(source.num_steps, source.grid, source.shift)
 
 
-class InFolder(Protocol):
+class HasFolder(Protocol):
     """What lies in a folder, such as a run that `flowrl.train` returned."""
 
     @property
@@ -316,7 +316,7 @@ class InFolder(Protocol):
         """Where."""
 
 
-Model = str | Path | InFolder
+Model = str | Path | HasFolder
 """A run folder or what `flowrl.train` returned, a LoRA or model folder, a hub id or `asset:NAME`."""
 Words = str | Path | Sequence[str | Path]
 """One or several."""

@@ -108,7 +108,7 @@ class Noised:
     generator: torch.Generator
 
 
-def noised(
+def add_noise(
     clean: Tensor, prompts: Sequence[str], *, seed: int, step: int, shift: float, prompt_dropout: float
 ) -> Noised:
     """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform.
@@ -136,7 +136,7 @@ def velocity_error(
 
     `predict` gives the velocity of a batch; of `config` seed, shift and prompt_dropout are read.
     """
-    batch = noised(
+    batch = add_noise(
         clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
     )
     with in_low_precision(), torch.random.fork_rng(devices=[]):
@@ -145,7 +145,7 @@ def velocity_error(
     return nn.functional.mse_loss(velocity.float(), batch.velocity)
 
 
-def reconstructed(vae: Any, images: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
+def reconstruct(vae: Any, images: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Images through an autoencoder and a sample of its posterior (in bfloat16), and the posterior's mean KL term."""
     noise = torch.Generator().manual_seed(counter_seed(seed, "vae noise", step))
     with in_low_precision():

@@ -20,7 +20,7 @@ from flowrl.publishing.export import Content, files_of_form
 from flowrl.publishing.hub_upload import check_target, upload
 from flowrl.publishing.lora_exports import SavedLora, finite_loras
 from flowrl.publishing.model_card import add_to_card
-from flowrl.publishing.model_card_text import Card, card_text, task_of_run
+from flowrl.publishing.model_card_text import ModelCard, task_of_run
 from flowrl.publishing.places import settings_without_places
 from flowrl.publishing.shared_files import README, Shared, image_files, list_files, write_files
 from flowrl.runs.held_out_result import held_out
@@ -96,13 +96,13 @@ def push(
     images, sampled = image_files(data, pairs)
     entries = _entries(list(map(str, several(results))))
     base = base or hub_id(source.model)
-    card = Card(
+    card = ModelCard(
         name=name, run=data, source=source, base=base, terms=terms_of(base or source.model, licence),
         held=held_out(data), images=images, comfyui=comfyui, task=task_of_run(data),
     )  # fmt: skip
     config = yaml.safe_dump(settings_without_places(dict(data.config)), sort_keys=False, allow_unicode=True)
     files = [
-        Shared(name=README, content=_with_benchmarks(card_text(card), name, entries).encode()),
+        Shared(name=README, content=_with_benchmarks(card.text(), name, entries).encode()),
         *_tensor_files(files_of_form(loras, "diffusers", source, "")),
         *extra,
         Shared(name="config.yaml", content=config.encode()),

@@ -40,7 +40,11 @@ def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -
     """
     asked = build_options(ServerSettings, settings, owner="serve")
     specs = reward_list(several(rewards))
-    token = _token(asked.token_env)
+    token = os.environ.get(asked.token_env or "", "").strip() or None
+    if asked.token_env is not None and token is None:
+        raise ValueError(f"`token_env`: the environment variable {asked.token_env} is not set: put the token there.")
+    if token is not None:
+        remember_secret(token)
     server.check_extra()
     devices = devices_of(asked)
     if has_places(specs):
@@ -126,13 +130,3 @@ def _listen(asked: ServerSettings, bound: socket.socket, rows: Rows, seconds: fl
     asks = f", token_env: {asked.token_env}" if asked.token_env else ""
     which = f", reward: {rows[0][0]}" if len(rows) > 1 else ""
     print(f"In a configuration: {{name: remote, options: {{url: '{at}'{which}{asks}}}}}", flush=True)
-
-
-def _token(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    token = os.environ.get(variable, "").strip()
-    if not token:
-        raise ValueError(f"`token_env`: the environment variable {variable} is not set: put the token there.")
-    remember_secret(token)
-    return token

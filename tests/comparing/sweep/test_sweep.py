@@ -22,7 +22,7 @@ import flowrl
 import flowrl.comparing.sweep.sweep as sweep_run
 from flowrl import cli
 from flowrl.cli import main
-from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, judged, load_features
+from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, judge, load_features
 from flowrl.comparing.sweep.sweep_prepare import SweepPlan
 from flowrl.comparing.sweep.sweep_result import columns_of, difference_of, mean_of, results_of, sentence
 from flowrl.comparing.sweep.sweep_settings import Measure, Setting, trained_on
@@ -180,7 +180,7 @@ def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         found = embed(images).double()
         assert found.shape == (3, width)
         pipeline: Any = Toy()
-        row = judged(pipeline, Judges(rewards={}, features=embed), [prompt], images, 3)[0]
+        row = judge(pipeline, Judges(rewards={}, features=embed), [prompt], images, 3)[0]
         # Of the three pairs one is an image with itself, and the other two are alike.
         cosine = float(torch.nn.functional.cosine_similarity(found[0], found[1], dim=0))
         assert row["diversity"]["features"] == pytest.approx(2 * (1 - cosine) / 3, rel=1e-5, abs=1e-7)
