@@ -51,7 +51,17 @@ def run(parsed: argparse.Namespace) -> int:
     keys = [f"{key}=" for key in dotted_keys(TrainConfig)]
     configs = list(config_files())
     if parsed.shell == "fish":
-        print(_fish(commands, configs, keys), end="")
+        lines = []
+        for name, said in commands.items():
+            group, _, word = name.partition(" ")
+            seen = f"__fish_seen_subcommand_from {group}" if word else "__fish_use_subcommand"
+            quoted = said.replace("'", "\\'")
+            lines.append(f"complete -c flowrl -n '{seen}' -a '{word or group}' -d '{quoted}'")
+        for words in (configs, keys):
+            lines.append(
+                f"complete -c flowrl -n '__fish_seen_subcommand_from {' '.join(CONFIGURED)}' -a '{' '.join(words)}'"
+            )
+        print("\n".join(lines))
         return 0
     groups = "\n".join(
         f'        {name}) COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")) ;;' for name, words in second.items()
@@ -66,17 +76,3 @@ def run(parsed: argparse.Namespace) -> int:
     )
     print(zsh + script, end="")
     return 0
-
-
-def _fish(commands: dict[str, str], configs: list[str], keys: list[str]) -> str:
-    lines = []
-    for name, said in commands.items():
-        group, _, word = name.partition(" ")
-        seen = f"__fish_seen_subcommand_from {group}" if word else "__fish_use_subcommand"
-        quoted = said.replace("'", "\\'")
-        lines.append(f"complete -c flowrl -n '{seen}' -a '{word or group}' -d '{quoted}'")
-    for words in (configs, keys):
-        lines.append(
-            f"complete -c flowrl -n '__fish_seen_subcommand_from {' '.join(CONFIGURED)}' -a '{' '.join(words)}'"
-        )
-    return "\n".join(lines) + "\n"

@@ -104,6 +104,40 @@ class MethodResult:
     kl: float
     diversity: float
 
+    @staticmethod
+    def of(
+        name: str, runs: Sequence[RunResult], reference: Sequence[RunResult], metric: str, targets: Sequence[float]
+    ) -> MethodResult:
+        """A row of the tables from a method's finished runs; `reference` are those of the baseline."""
+        by_task = metric == SCORE
+        own = bool(reference) and reference[0].method == name
+        befores = {run.seed: run.before for run in runs if run.before is not None}
+        others = {} if own else {run.seed: run.after for run in reference}
+        each = {cost: _curves(runs, cost, metric) for cost in COSTS}
+        curves = {cost: mean_curve(found) for cost, found in each.items()}
+        # The baseline shares every seed with itself: its ratio has no bounds.
+        ratios = {
+            cost: speed_up(_curves(reference, cost, metric), each[cost]) if reference else UNKNOWN for cost in COSTS
+        }
+        return MethodResult(
+            name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
+            seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
+            gain=_difference(befores, runs, by_task=by_task),
+            difference=_difference(others, runs, by_task=by_task),
+            holm=math.nan,
+            spent={
+                "nfe": _mean(runs, lambda run: run.spent("nfe/total")),
+                "images": _mean(runs, lambda run: run.spent("images")),
+                "seconds": _mean(runs, lambda run: run.spent("seconds/total")),
+                "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
+            },
+            curves=curves,
+            reach={cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS},
+            speed={cost: point(ratio.mean) if own else ratio for cost, ratio in ratios.items()},
+            kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
+            diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Results:
@@ -168,7 +202,7 @@ def read_results(
     starts = [run.before for run in reference if run.before is not None]
     base = crossed_estimate(starts[:1], by_task=metric == SCORE) if starts else None
     wanted = _targets(targets, base, reference, metric)
-    methods = [_method(name, own, reference, metric, wanted) for name, own in by_method.items()]
+    methods = [MethodResult.of(name, own, reference, metric, wanted) for name, own in by_method.items()]
     adjusted = holm({row.name: row.difference.p for row in methods if row.difference is not None})
     order = sorted(methods, key=lambda row: -row.score.mean)
     diversities = [run.measured["base_diversity"] for run in runs if "base_diversity" in run.measured]
@@ -291,37 +325,6 @@ def _curves(runs: Sequence[RunResult], cost: str, metric: str) -> list[Curve]:
         curves.append(([0.0 if row["iteration"] == 0 else float(row[COSTS[cost]]) for row in rows],
                        [float(row[metric]) for row in rows]))  # fmt: skip
     return curves
-
-
-def _method(
-    name: str, runs: Sequence[RunResult], reference: Sequence[RunResult], metric: str, targets: Sequence[float]
-) -> MethodResult:
-    by_task = metric == SCORE
-    own = bool(reference) and reference[0].method == name
-    befores = {run.seed: run.before for run in runs if run.before is not None}
-    others = {} if own else {run.seed: run.after for run in reference}
-    each = {cost: _curves(runs, cost, metric) for cost in COSTS}
-    curves = {cost: mean_curve(found) for cost, found in each.items()}
-    # The baseline shares every seed with itself: its ratio has no bounds.
-    ratios = {cost: speed_up(_curves(reference, cost, metric), each[cost]) if reference else UNKNOWN for cost in COSTS}
-    return MethodResult(
-        name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
-        seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
-        gain=_difference(befores, runs, by_task=by_task),
-        difference=_difference(others, runs, by_task=by_task),
-        holm=math.nan,
-        spent={
-            "nfe": _mean(runs, lambda run: run.spent("nfe/total")),
-            "images": _mean(runs, lambda run: run.spent("images")),
-            "seconds": _mean(runs, lambda run: run.spent("seconds/total")),
-            "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
-        },
-        curves=curves,
-        reach={cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS},
-        speed={cost: point(ratio.mean) if own else ratio for cost, ratio in ratios.items()},
-        kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
-        diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
-    )  # fmt: skip
 
 
 def _difference(

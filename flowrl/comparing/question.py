@@ -195,9 +195,9 @@ def command(question: ComparisonQuestion, folder: Path, jobs: int = 1) -> str:
     limit = f"{question.budget}={question.limit:g}"
     if float(limit.partition("=")[2]) != question.limit:
         limit = f"{question.budget}={question.limit!r}"
-    words = ["flowrl", "compare", *question.methods.values(), "--num-seeds", str(question.seeds), "--budget", limit]
-    words += ["--evals", str(question.evals), "--jobs", str(jobs), "--out", str(folder), *question.overrides]
-    return shlex.join(words)
+    flags = {"num-seeds": question.seeds, "budget": limit, "evals": question.evals, "jobs": jobs, "out": folder}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return shlex.join(["flowrl", "compare", *question.methods.values(), *words, *question.overrides])
 
 
 def _join(asked: ComparisonQuestion, given: ComparisonQuestion) -> ComparisonQuestion:

@@ -53,7 +53,7 @@ which drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelCard:
+class RunCard:
     """What a card is made of; `text` is its README.md.
 
     Attributes:
@@ -151,6 +151,8 @@ class ModelCard:
     def _use(self) -> str:
         source, base = self.source, self.base or "BASE"
         guidance = "true_cfg_scale" if source.family in _TRUE_GUIDANCE else "guidance_scale"
+        # Of a family that has several stock classes, the one that finds the right one by itself.
+        stock = tables()["families"].get(source.family, {}).get("stock", [])
         size = "".join(
             f", {name}={value}" for name in ("height", "width", "num_frames") if (value := source.options.get(name))
         )
@@ -168,8 +170,8 @@ class ModelCard:
         missing = "" if self.base else "`BASE` is the base model that is named above. "
         drawn = f"--steps {source.num_steps} --guidance {source.guidance_scale:g}"
         return _USE.format(
-            stock=_stock_class(source), base=base, dtype=source.dtype, file=LORA_FILE, experts=experts if two else "",
-            call=call, missing=missing, drawn=drawn, comfyui=self.comfyui,
+            stock=stock[0] if len(stock) == 1 else "DiffusionPipeline", base=base, dtype=source.dtype, file=LORA_FILE,
+            experts=experts if two else "", call=call, missing=missing, drawn=drawn, comfyui=self.comfyui,
         )  # fmt: skip
 
     def _scores(self) -> str:
@@ -261,12 +263,6 @@ def _cell(text: str) -> str:
     """Text that breaks no row and starts no markup."""
     flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return flat.replace("|", "\\|").replace("`", "\\`")
-
-
-def _stock_class(source: Source) -> str:
-    """The stock class of a family; of one that has several, the class that finds the right one by itself."""
-    stock = tables()["families"].get(source.family, {}).get("stock", [])
-    return str(stock[0]) if len(stock) == 1 else "DiffusionPipeline"
 
 
 def _reward(reward: Mapping[str, Any], own: str, versions: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from flowrl.config.bounds import check_counts
 from flowrl.config.locations import hub_id
-from flowrl.evaluation.board.finished import Entry, find_entries
+from flowrl.evaluation.board.finished import find_entries
 from flowrl.generation.models import Model, Source, Words, check_source, find_source, lora_of, place_of, several
 from flowrl.pipelines import stock_of
 from flowrl.publishing.base_licences import terms_of
@@ -20,7 +20,7 @@ from flowrl.publishing.export import Content, files_of_form
 from flowrl.publishing.hub_upload import check_target, upload
 from flowrl.publishing.lora_exports import SavedLora, finite_loras
 from flowrl.publishing.model_card import add_to_card
-from flowrl.publishing.model_card_text import ModelCard, task_of_run
+from flowrl.publishing.model_card_text import RunCard, task_of_run
 from flowrl.publishing.places import settings_without_places
 from flowrl.publishing.shared_files import README, Shared, image_files, list_files, write_files
 from flowrl.runs.held_out_result import held_out
@@ -94,15 +94,15 @@ def push(
     loras = finite_loras(lora, stock_of(source.family, source.model))
     comfyui, extra = _comfyui(loras, source, name)
     images, sampled = image_files(data, pairs)
-    entries = _entries(list(map(str, several(results))))
     base = base or hub_id(source.model)
-    card = ModelCard(
+    card = RunCard(
         name=name, run=data, source=source, base=base, terms=terms_of(base or source.model, licence),
         held=held_out(data), images=images, comfyui=comfyui, task=task_of_run(data),
     )  # fmt: skip
+    text = _add_benchmarks(card.text(), name, list(map(str, several(results))))
     config = yaml.safe_dump(settings_without_places(dict(data.config)), sort_keys=False, allow_unicode=True)
     files = [
-        Shared(name=README, content=_with_benchmarks(card.text(), name, entries).encode()),
+        Shared(name=README, content=text.encode()),
         *_tensor_files(files_of_form(loras, "diffusers", source, "")),
         *extra,
         Shared(name="config.yaml", content=config.encode()),
@@ -158,18 +158,14 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
     ), files
 
 
-def _entries(given: Sequence[str]) -> list[Entry]:
-    entries = [entry for entry in find_entries(given) if entry.side == "model"]
+def _add_benchmarks(text: str, name: str, results: Sequence[str]) -> str:
+    """The card with finished evaluations, which must be of one model, in its metadata."""
+    entries = [entry for entry in find_entries(results) if entry.side == "model"]
     labels = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
     if len(labels) > 1:
         raise ValueError(
             f"`results`: the results are of {', '.join(labels)}, and a card is of one model: give those of one"
         )
-    return entries
-
-
-def _with_benchmarks(text: str, name: str, entries: Sequence[Entry]) -> str:
-    """The card with finished evaluations in its metadata."""
     if not entries:
         return text
     with tempfile.TemporaryDirectory() as folder:
