@@ -130,11 +130,6 @@ def draw_folder(
             (path.parent / "samples").mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(prompt.record) + "\n")
     items = [(index, sample) for index in range(len(prompts)) for sample in range(samples)]
-    seen, numbers = Counter[str](), dict[Item, int]()  # the sample, unless rows of the list share the name of a noise
-    for item in items:
-        name = prompts[item[0]].noise_name
-        numbers[item] = seen[name]
-        seen[name] += 1
     batches = [items[first : first + batch_size] for first in range(0, len(items), batch_size)]
     missing = [batch for batch in batches if not all(_place(folder, item, suffix).is_file() for item in batch)]
     if not missing:
@@ -142,7 +137,7 @@ def draw_folder(
     pipeline = pipeline or load_source(source, device)
     done = len(batches) - len(missing)
     bar = progress(f"drawing {label}", len(batches), done, enabled=show)
-    _draw(pipeline, source, prompts, numbers, missing, folder, seed, suffix, bar)
+    _draw(pipeline, source, prompts, _numbers(prompts, items), missing, folder, seed, suffix, bar)
 
 
 def _draw(
@@ -174,6 +169,16 @@ def _draw(
             advance("")
         for future in written:
             future.result()
+
+
+def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int]:
+    """The number of each image among those whose noise has one name: the sample, unless rows of the list share it."""
+    seen, numbers = Counter[str](), dict[Item, int]()
+    for item in items:
+        name = prompts[item[0]].noise_name
+        numbers[item] = seen[name]
+        seen[name] += 1
+    return numbers
 
 
 def _place(folder: Path, item: Item, suffix: str) -> Path:

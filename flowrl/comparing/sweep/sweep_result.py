@@ -101,7 +101,7 @@ class Sweep:
             for one in self.settings
         ]
         heads = [cut(name, 16) for name in names]
-        return f"{textwrap.fill(sentence(self), COLUMNS)}\n\n{aligned(['setting', 'evaluations', *heads], rows)}"
+        return f"{textwrap.fill(self.sentence, COLUMNS)}\n\n{aligned(['setting', 'evaluations', *heads], rows)}"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -113,7 +113,7 @@ class Sweep:
             for one in self.settings
         ]
         page = f"page: {self.folder / 'sweep.html'}"
-        return heading(sentence(self), page) + rows_table(("setting", "evaluations", *self._shown), rows)
+        return heading(self.sentence, page) + rows_table(("setting", "evaluations", *self._shown), rows)
 
     @property
     def _shown(self) -> list[str]:
@@ -136,6 +136,59 @@ class Sweep:
 
     def of_kind(self, *kinds: str) -> tuple[SettingResult, ...]:
         return tuple(one for one in self.settings if one.setting.kind in kinds)
+
+    @property
+    def sentence(self) -> str:
+        """At which scale the judge peaks, which scales cannot be told apart from it, and what diversity costs there."""
+        peak, judge = self.peak, self.judge
+        scales = [one.setting.scale for one in self.of_kind("rlg")]
+        top, digits = peak.means[judge.name], self.digits(judge.name)
+        kind = "held-out score" if self.held_out else "target score (no held-out reward was given)"
+        said = f"The {kind}, {judge.name}, is highest at {scale_text(peak)}: {number(top.mean, digits)}"
+        said += f" (95 % interval {number(top.low, digits)} to {number(top.high, digits)})" if top.known else ""
+        if len(scales) > 1:
+            said += f"; {self._level_text}"
+        return f"{said}; {self._diversity_text}."
+
+    @property
+    def _level_text(self) -> str:
+        level = [_scale(one.setting.scale) for one in self.level]
+        if not level:
+            return "all other scales tried are ruled out as the best one, at 95 % with allowance for the choice"
+        if len(level) == len(self.of_kind("rlg")) - 1:
+            return "none of the other scales tried is ruled out as the best one"
+        listed = " and ".join([", ".join(level[:-1]), level[-1]] if len(level) > 1 else level)
+        return (
+            f"{'scales' if len(level) > 1 else 'scale'} {listed} may be the best one as well, the others not (95 %, "
+            "with allowance for the choice)"
+        )
+
+    @property
+    def _diversity_text(self) -> str:
+        """The loss of diversity at the peak, against the base model, else against the lowest scale."""
+        peak, name = self.peak, self.diversity
+        lowest = self.of_kind("rlg")[0]
+        reference = next((one for one in self.of_kind("rlg") if one.setting.scale == 0), lowest)
+        than = (
+            "the base model's" if reference.setting.scale == 0 else f"those at scale {_scale(reference.setting.scale)}"
+        )
+        if reference is peak:
+            return "what diversity other scales cost stands in the table"
+        change = differences(peak, reference)[name]
+        whole = reference.means[name].mean
+        if not change.known or whole <= 0:
+            return "what diversity costs is not known"
+        low, mean, high = (100 * value / whole for value in (change.low, change.mean, change.high))
+        if low <= 0 <= high:
+            return (
+                f"images of one prompt differ there about as much as {than} (change {_percent(mean)} %, "
+                f"95 % interval {_percent(low)} to {_percent(high)} %)"
+            )
+        word, ends = ("less", (-high, -low)) if mean < 0 else ("more", (low, high))
+        return (
+            f"images of one prompt differ there {abs(mean):.0f} % {word} from each other than {than} "
+            f"({ends[0]:.0f} to {ends[1]:.0f} %)"
+        )
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, Column]:
@@ -274,19 +327,6 @@ def _notes(
         yield f"{judge.name} is highest at the largest scale tried: larger ones may be better still."
 
 
-def sentence(results: Sweep) -> str:
-    """At which scale the judge peaks, which scales cannot be told apart from it, and what diversity costs there."""
-    peak, judge = results.peak, results.judge
-    scales = [one.setting.scale for one in results.of_kind("rlg")]
-    top, digits = peak.means[judge.name], results.digits(judge.name)
-    kind = "held-out score" if results.held_out else "target score (no held-out reward was given)"
-    said = f"The {kind}, {judge.name}, is highest at {scale_text(peak)}: {number(top.mean, digits)}"
-    said += f" (95 % interval {number(top.low, digits)} to {number(top.high, digits)})" if top.known else ""
-    if len(scales) > 1:
-        said += f"; {_level_text(results)}"
-    return f"{said}; {_diversity_text(results)}."
-
-
 def scale_text(one: SettingResult) -> str:
     """ "scale 1.5", with what scales 0 and 1 are."""
     scale = one.setting.scale
@@ -296,44 +336,6 @@ def scale_text(one: SettingResult) -> str:
 
 def _scale(scale: float) -> str:
     return f"{scale:g}".replace("-", "\u2212")
-
-
-def _level_text(results: Sweep) -> str:
-    level = [_scale(one.setting.scale) for one in results.level]
-    if not level:
-        return "all other scales tried are ruled out as the best one, at 95 % with allowance for the choice"
-    if len(level) == len(results.of_kind("rlg")) - 1:
-        return "none of the other scales tried is ruled out as the best one"
-    listed = " and ".join([", ".join(level[:-1]), level[-1]] if len(level) > 1 else level)
-    return (
-        f"{'scales' if len(level) > 1 else 'scale'} {listed} may be the best one as well, the others not (95 %, with "
-        "allowance for the choice)"
-    )
-
-
-def _diversity_text(results: Sweep) -> str:
-    """The loss of diversity at the peak, against the base model, else against the lowest scale."""
-    peak, name = results.peak, results.diversity
-    lowest = results.of_kind("rlg")[0]
-    reference = next((one for one in results.of_kind("rlg") if one.setting.scale == 0), lowest)
-    than = "the base model's" if reference.setting.scale == 0 else f"those at scale {_scale(reference.setting.scale)}"
-    if reference is peak:
-        return "what diversity other scales cost stands in the table"
-    change = differences(peak, reference)[name]
-    whole = reference.means[name].mean
-    if not change.known or whole <= 0:
-        return "what diversity costs is not known"
-    low, mean, high = (100 * value / whole for value in (change.low, change.mean, change.high))
-    if low <= 0 <= high:
-        return (
-            f"images of one prompt differ there about as much as {than} (change {_percent(mean)} %, "
-            f"95 % interval {_percent(low)} to {_percent(high)} %)"
-        )
-    word, ends = ("less", (-high, -low)) if mean < 0 else ("more", (low, high))
-    return (
-        f"images of one prompt differ there {abs(mean):.0f} % {word} from each other than {than} "
-        f"({ends[0]:.0f} to {ends[1]:.0f} %)"
-    )
 
 
 def _percent(value: float) -> str:
@@ -357,7 +359,7 @@ def at_same_cost(results: Sweep) -> tuple[SettingResult, tuple[SettingResult, ..
 def as_json(results: Sweep) -> dict[str, Any]:
     """Everything as plain numbers, null where unknown."""
     found: dict[str, Any] = plain({
-        "sentence": sentence(results), "judge": results.judge.name, "target": results.target.name,
+        "sentence": results.sentence, "judge": results.judge.name, "target": results.target.name,
         "peak": results.peak.setting.scale, "not_told_apart": [one.setting.scale for one in results.level],
         "settings": [
             {
