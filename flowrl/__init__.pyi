@@ -23,3 +23,4 @@ from flowrl.serving.serve import serve as serve
 from flowrl.session.train import train as train
 
 __version__: str
+_PLACES: dict[str, str]

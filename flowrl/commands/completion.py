@@ -50,17 +50,23 @@ def run(parsed: argparse.Namespace) -> int:
             second.setdefault(name.split()[0], []).append(name.split()[1])
     keys = [f"{key}=" for key in dotted_keys(TrainConfig)]
     configs = list(config_files())
-    script = (
-        _fish(commands, configs, keys) if parsed.shell == "fish" else _bash(parsed.shell, first, second, configs, keys)
-    )
-    print(script, end="")
-    return 0
-
-
-def _bash(shell: str, first: list[str], second: dict[str, list[str]], configs: list[str], keys: list[str]) -> str:
+    if parsed.shell == "fish":
+        lines = []
+        for name, said in commands.items():
+            group, _, word = name.partition(" ")
+            seen = f"__fish_seen_subcommand_from {group}" if word else "__fish_use_subcommand"
+            quoted = said.replace("'", "\\'")
+            lines.append(f"complete -c flowrl -n '{seen}' -a '{word or group}' -d '{quoted}'")
+        for words in (configs, keys):
+            lines.append(
+                f"complete -c flowrl -n '__fish_seen_subcommand_from {' '.join(CONFIGURED)}' -a '{' '.join(words)}'"
+            )
+        print("\n".join(lines))
+        return 0
     groups = "\n".join(
         f'        {name}) COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")) ;;' for name, words in second.items()
     )
+    zsh = "autoload -Uz compinit bashcompinit\ncompinit\nbashcompinit\n" if parsed.shell == "zsh" else ""
     script = _BASH.format(
         commands=" ".join(first),
         configured="|".join(CONFIGURED),
@@ -68,19 +74,5 @@ def _bash(shell: str, first: list[str], second: dict[str, list[str]], configs: l
         configs=" ".join(configs),
         keys=" ".join(keys),
     )
-    zsh = "autoload -Uz compinit bashcompinit\ncompinit\nbashcompinit\n"
-    return script if shell == "bash" else zsh + script
-
-
-def _fish(commands: dict[str, str], configs: list[str], keys: list[str]) -> str:
-    lines = []
-    for name, said in commands.items():
-        group, _, word = name.partition(" ")
-        seen = f"__fish_seen_subcommand_from {group}" if word else "__fish_use_subcommand"
-        quoted = said.replace("'", "\\'")
-        lines.append(f"complete -c flowrl -n '{seen}' -a '{word or group}' -d '{quoted}'")
-    for words in (configs, keys):
-        lines.append(
-            f"complete -c flowrl -n '__fish_seen_subcommand_from {' '.join(CONFIGURED)}' -a '{' '.join(words)}'"
-        )
-    return "\n".join(lines) + "\n"
+    print(zsh + script, end="")
+    return 0

@@ -14,7 +14,7 @@ from flowrl.runtime.scrubbing import say as print
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class InitQuestion:
     """A question, what an empty answer means, and what is wrong with an answer (None: nothing)."""
 
     text: str
@@ -83,10 +83,10 @@ def _place_fault(answer: str) -> str | None:
 
 
 QUESTIONS = {
-    "model": Question(text="Model (hub id or folder)", usual="stabilityai/stable-diffusion-3.5-medium",
+    "model": InitQuestion(text="Model (hub id or folder)", usual="stabilityai/stable-diffusion-3.5-medium",
                       fault=_model_fault),
-    "card": Question(text="Memory of one card in GB", usual="24", fault=card_fault),
-    "reward": Question(text="Reward ('flowrl list rewards'; empty: the configuration's own)", fault=_reward_fault),
-    "prompts": Question(text="Prompt file (empty: the configuration's own)", fault=_place_fault),
+    "card": InitQuestion(text="Memory of one card in GB", usual="24", fault=card_fault),
+    "reward": InitQuestion(text="Reward ('flowrl list rewards'; empty: the configuration's own)", fault=_reward_fault),
+    "prompts": InitQuestion(text="Prompt file (empty: the configuration's own)", fault=_place_fault),
 }  # fmt: skip
 """What is asked, by the name of the flag that says it too."""

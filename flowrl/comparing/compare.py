@@ -22,7 +22,7 @@ from flowrl.comparing.comparison_table import amount_text, markdown, text
 from flowrl.comparing.measure import measure
 from flowrl.comparing.question import (
     JOURNAL,
-    Question,
+    ComparisonQuestion,
     ask,
     command,
     evaluated_rewards,
@@ -32,7 +32,7 @@ from flowrl.comparing.question import (
     settings_of,
 )
 from flowrl.comparing.results_file import numbers
-from flowrl.comparing.trainings import Comparison
+from flowrl.comparing.trainings import ComparisonRuns
 from flowrl.config.bounds import check_counts
 from flowrl.config.building import setting_words
 from flowrl.generation.models import Words, several
@@ -182,7 +182,7 @@ def compare(
         }
         journal["jobs"] = jobs
         journal |= {"question": asdict(question), "view": view, "command": command(question, folder, jobs)}
-        failed = Comparison(folder, question, journal).run(jobs)
+        failed = ComparisonRuns(folder, question, journal).run(jobs)
         measure_new(folder, question)
     results = read_results(folder, question, failed=failed, **view)
     asked, facts = command(question, folder, int(results.journal.get("jobs", 1))), provenance(results)
@@ -207,7 +207,7 @@ def compare(
     )  # fmt: skip
 
 
-def check_same_metric(question: Question, metric: str | None) -> None:
+def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
     """Refuses methods whose evaluations have no common number to compare them by, which a table would find at its end.
 
     Args:
@@ -235,7 +235,7 @@ def check_same_metric(question: Question, metric: str | None) -> None:
         )
 
 
-def check_methods(folder: Path, question: Question) -> None:
+def check_methods(folder: Path, question: ComparisonQuestion) -> None:
     """Refuses before hours are spent what the training of a method that is still to come would refuse.
 
     Raises:
@@ -273,7 +273,7 @@ def provenance(results: Results) -> list[str]:
     return lines
 
 
-def measure_new(folder: Path, question: Question) -> None:
+def measure_new(folder: Path, question: ComparisonQuestion) -> None:
     """Measures finished runs that are new; those that made the evaluation before training also measure the base."""
     finished = [run for pair in question.runs if is_finished(run := folder / run_name(*pair))]
     todo = [run for run in finished if not (run / "measure.json").is_file()]

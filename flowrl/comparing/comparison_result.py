@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.comparing.question import Question, is_finished, run_name
+from flowrl.comparing.question import ComparisonQuestion, is_finished, run_name
 from flowrl.config.spelling import closest
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
 from flowrl.runs.run_data import RunData, read_run
@@ -104,12 +104,46 @@ class MethodResult:
     kl: float
     diversity: float
 
+    @staticmethod
+    def of(
+        name: str, runs: Sequence[RunResult], reference: Sequence[RunResult], metric: str, targets: Sequence[float]
+    ) -> MethodResult:
+        """A row of the tables from a method's finished runs; `reference` are those of the baseline."""
+        by_task = metric == SCORE
+        own = bool(reference) and reference[0].method == name
+        befores = {run.seed: run.before for run in runs if run.before is not None}
+        others = {} if own else {run.seed: run.after for run in reference}
+        each = {cost: _curves(runs, cost, metric) for cost in COSTS}
+        curves = {cost: mean_curve(found) for cost, found in each.items()}
+        # The baseline shares every seed with itself: its ratio has no bounds.
+        ratios = {
+            cost: speed_up(_curves(reference, cost, metric), each[cost]) if reference else UNKNOWN for cost in COSTS
+        }
+        return MethodResult(
+            name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
+            seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
+            gain=_difference(befores, runs, by_task=by_task),
+            difference=_difference(others, runs, by_task=by_task),
+            holm=math.nan,
+            spent={
+                "nfe": _mean(runs, lambda run: run.spent("nfe/total")),
+                "images": _mean(runs, lambda run: run.spent("images")),
+                "seconds": _mean(runs, lambda run: run.spent("seconds/total")),
+                "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
+            },
+            curves=curves,
+            reach={cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS},
+            speed={cost: point(ratio.mean) if own else ratio for cost, ratio in ratios.items()},
+            kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
+            diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Results:
     """A comparison in numbers; methods from the highest score to the lowest."""
 
-    question: Question
+    question: ComparisonQuestion
     journal: Mapping[str, Any]
     metric: str
     baseline: str
@@ -136,7 +170,7 @@ class NothingFinishedError(ValueError):
 
 
 def read_results(
-    folder: Path, question: Question, *, baseline: str | None = None, metric: str | None = None,
+    folder: Path, question: ComparisonQuestion, *, baseline: str | None = None, metric: str | None = None,
     targets: str | None = None, failed: Sequence[str] = (),
 ) -> Results:  # fmt: skip
     """Reads what a comparison has finished.
@@ -154,13 +188,11 @@ def read_results(
         ValueError: the metric is unknown, or no image has a score in all evaluations.
     """
     journal = read_json(folder / "compare.json")
-    runs, missing = _finished(folder, question, journal)
+    runs, missing = _read_finished(folder, question, journal)
     if not runs:
         raise NothingFinishedError(folder, failed)
     baseline = baseline or next(iter(question.methods))
     metric = metric or main_metric(runs[0].data.evaluations[-1]) or SCORE
-    for run in runs:
-        check_metric(metric, run.data.evaluations[-1], run.data.name)
     runs, left_out = _with_shared_images(runs, metric)
     by_method: dict[str, list[RunResult]] = {}
     for run in runs:
@@ -170,7 +202,7 @@ def read_results(
     starts = [run.before for run in reference if run.before is not None]
     base = crossed_estimate(starts[:1], by_task=metric == SCORE) if starts else None
     wanted = _targets(targets, base, reference, metric)
-    methods = [_method(name, own, reference, metric, wanted) for name, own in by_method.items()]
+    methods = [MethodResult.of(name, own, reference, metric, wanted) for name, own in by_method.items()]
     adjusted = holm({row.name: row.difference.p for row in methods if row.difference is not None})
     order = sorted(methods, key=lambda row: -row.score.mean)
     diversities = [run.measured["base_diversity"] for run in runs if "base_diversity" in run.measured]
@@ -200,8 +232,10 @@ def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[Ru
     """The runs with those images that all their evaluations have a score for, and a note on the others.
 
     Raises:
-        ValueError: there is no such image.
+        ValueError: there is no such image, or an evaluation does not have the metric.
     """
+    for run in runs:
+        check_metric(metric, run.data.evaluations[-1], run.data.name)
     found = [
         (
             score_rows(run.start.image_rows[0], metric) if run.start and 0 in run.start.image_rows else None,
@@ -237,8 +271,8 @@ def short_names(methods: Sequence[str]) -> dict[str, str]:
     return {name: name[cut:] or name for name in methods}
 
 
-def _finished(
-    folder: Path, question: Question, journal: Mapping[str, Any]
+def _read_finished(
+    folder: Path, question: ComparisonQuestion, journal: Mapping[str, Any]
 ) -> tuple[list[RunResult], list[tuple[str, str]]]:
     read: dict[str, RunData] = {}
     missing: list[tuple[str, str]] = []
@@ -293,39 +327,14 @@ def _curves(runs: Sequence[RunResult], cost: str, metric: str) -> list[Curve]:
     return curves
 
 
-def _method(
-    name: str, runs: Sequence[RunResult], reference: Sequence[RunResult], metric: str, targets: Sequence[float]
-) -> MethodResult:
-    by_task = metric == SCORE
-    pairs = [(run.before, run.after) for run in runs if run.before is not None]
-    others = {run.seed: run.after for run in reference}
+def _difference(
+    others: Mapping[int, Sequence[ScoreRow]], runs: Sequence[RunResult], *, by_task: bool
+) -> Estimate | None:
+    """Of the last evaluations to others by seed, over the seeds that both have; None without any."""
     common = [run for run in runs if run.seed in others]
-    own = bool(reference) and reference[0].method == name
-    each = {cost: _curves(runs, cost, metric) for cost in COSTS}
-    curves = {cost: mean_curve(found) for cost, found in each.items()}
-    reach = {cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS}
-    others_curves = {cost: _curves(reference, cost, metric) for cost in COSTS}
-    speeds = {cost: speed_up(others_curves[cost], found) if reference else UNKNOWN for cost, found in each.items()}
-    # The baseline shares every seed with itself: its ratio has no bounds.
-    return MethodResult(
-        name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
-        seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
-        gain=crossed_difference([a for a, _ in pairs], [b for _, b in pairs], by_task=by_task) if pairs else None,
-        difference=crossed_difference(
-            [others[run.seed] for run in common], [run.after for run in common], by_task=by_task
-        ) if common and not own else None,
-        holm=math.nan,
-        spent={
-            "nfe": _mean(runs, lambda run: run.spent("nfe/total")),
-            "images": _mean(runs, lambda run: run.spent("images")),
-            "seconds": _mean(runs, lambda run: run.spent("seconds/total")),
-            "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
-        },
-        curves=curves, reach=reach,
-        speed={cost: point(found.mean) if own else found for cost, found in speeds.items()},
-        kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
-        diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
-    )  # fmt: skip
+    if not common:
+        return None
+    return crossed_difference([others[run.seed] for run in common], [run.after for run in common], by_task=by_task)
 
 
 def _mean(runs: Sequence[RunResult], value: Callable[[RunResult], float]) -> float:

@@ -10,7 +10,6 @@ from flowrl.comparing.comparison_result import MethodResult, Results
 from flowrl.comparing.measure import DIVERSITY_TEXT
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
 from flowrl.runs.evaluation_rows import SCORE
-from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import Estimate
 from flowrl.training.drift import KL_TEXT
 
@@ -208,7 +207,10 @@ def _reach(results: Results) -> Table | None:
             f"{amount_text(nfe)} {time_text(seconds)}" if math.isfinite(nfe) else "not reached"
             for nfe, seconds in zip(row.reach["nfe"], row.reach["seconds"], strict=True)
         ]
-        rows.append((_name(results, row), *cells, *(_speed(row.speed[cost]) for cost in ("nfe", "seconds"))))
+        for found in (row.speed["nfe"], row.speed["seconds"]):
+            bounds = f" ({found.low:.1f} to {found.high:.1f})" if found.known else ""
+            cells.append(_NO if math.isnan(found.mean) else f"{found.mean:.2f}x{bounds}")
+        rows.append((_name(results, row), *cells))
     return Table(
         title="Network evaluations and time to reach a score",
         head=("method", *(f"to {write(target)}" for target in results.targets), "fewer", "faster"),
@@ -217,14 +219,6 @@ def _reach(results: Results) -> Table | None:
         f"{results.label(results.baseline)} takes to its own final score, over those of the method; faster: seconds; "
         "with 95 % intervals over seeds where the mean without any one of them gets there too.",
     )
-
-
-def _speed(found: Interval) -> str:
-    """A ratio with its bounds where they are known."""
-    if math.isnan(found.mean):
-        return _NO
-    bounds = f" ({found.low:.1f} to {found.high:.1f})" if found.known else ""
-    return f"{found.mean:.2f}x{bounds}"
 
 
 def _models(results: Results) -> Table | None:

@@ -23,7 +23,7 @@ OWN_KEYS = ("out", "seed", "resume", "budget", "progress", "eval.initial")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class ComparisonQuestion:
     """What is compared.
 
     Attributes:
@@ -52,7 +52,7 @@ class Question:
 
 def ask(
     words: Sequence[str], known: Mapping[str, Any], *, budget: str | None, num_seeds: int | None, evals: int | None
-) -> Question:
+) -> ComparisonQuestion:
     """The question of a call, joined with the one that the folder holds.
 
     Args:
@@ -69,7 +69,7 @@ def ask(
     files = [text for text in words if "=" not in text]
     asked = known.get("question")
     if asked is not None:
-        asked = Question(**{**asked, "overrides": tuple(asked["overrides"])})
+        asked = ComparisonQuestion(**{**asked, "overrides": tuple(asked["overrides"])})
     if budget is not None:
         unit, limit = parse_budget(budget)
     elif asked is not None:
@@ -78,7 +78,17 @@ def ask(
         raise ValueError("give a budget: `budget` nfe=200000, `budget` seconds=600 or `budget` images=5000")
     seeds, evals = num_seeds or (asked.seeds if asked else SEEDS), evals or (asked.evals if asked else 2)
     if asked is not None and not files and not overrides:  # the folder says it all, but for more seeds
-        return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=unit, limit=limit))
+        return _join(asked, replace(asked, seeds=seeds, evals=evals, budget=unit, limit=limit))
+    methods = _find_methods(files, overrides)
+    question = ComparisonQuestion(
+        methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
+        seeds=seeds, budget=unit, limit=limit, evals=evals, overrides=overrides,
+    )  # fmt: skip
+    return question if asked is None else _join(asked, question)
+
+
+def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
+    """The configurations by name; refuses settings that a comparison makes itself, and two files of one name."""
     if not files:
         raise ValueError("give the configurations to compare, for instance: flowrl compare A.yaml B.yaml ...")
     for text in overrides:
@@ -90,11 +100,7 @@ def ask(
         if path.stem in methods:
             raise ValueError(f"{methods[path.stem]} and {name} are both called {path.stem}: copy one to another name")
         methods[path.stem] = name
-    question = Question(
-        methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
-        seeds=seeds, budget=unit, limit=limit, evals=evals, overrides=overrides,
-    )  # fmt: skip
-    return question if asked is None else _joined(asked, question)
+    return methods
 
 
 def parse_budget(text: str) -> tuple[str, float]:
@@ -113,7 +119,7 @@ def parse_budget(text: str) -> tuple[str, float]:
     return kind, limit
 
 
-def overrides_of(question: Question, seed: int, threads: int = 1) -> list[str]:
+def overrides_of(question: ComparisonQuestion, seed: int, threads: int = 1) -> list[str]:
     """The settings that `flowrl train` gets beside the configuration; the user's come last and win."""
     amount = f"{question.limit:g}" if question.budget == "seconds" else f"{round(question.limit)}"
     return [
@@ -123,7 +129,7 @@ def overrides_of(question: Question, seed: int, threads: int = 1) -> list[str]:
     ]  # fmt: skip
 
 
-def settings_of(question: Question, method: str, seed: int) -> TrainConfig:
+def settings_of(question: ComparisonQuestion, method: str, seed: int) -> TrainConfig:
     """The resolved configuration of a run."""
     return load_config(find_config(question.methods[method]), overrides_of(question, seed))
 
@@ -178,23 +184,23 @@ def read_journal(folder: Path) -> dict[str, Any]:
         return {}
     try:
         journal = read_json(path)
-        Question(**journal["question"])
+        ComparisonQuestion(**journal["question"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): restore it, or give `out` another folder") from error
     return journal
 
 
-def command(question: Question, folder: Path, jobs: int = 1) -> str:
+def command(question: ComparisonQuestion, folder: Path, jobs: int = 1) -> str:
     """The command that asks this question."""
     limit = f"{question.budget}={question.limit:g}"
     if float(limit.partition("=")[2]) != question.limit:
         limit = f"{question.budget}={question.limit!r}"
-    words = ["flowrl", "compare", *question.methods.values(), "--num-seeds", str(question.seeds), "--budget", limit]
-    words += ["--evals", str(question.evals), "--jobs", str(jobs), "--out", str(folder), *question.overrides]
-    return shlex.join(words)
+    flags = {"num-seeds": question.seeds, "budget": limit, "evals": question.evals, "jobs": jobs, "out": folder}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return shlex.join(["flowrl", "compare", *question.methods.values(), *words, *question.overrides])
 
 
-def _joined(asked: Question, given: Question) -> Question:
+def _join(asked: ComparisonQuestion, given: ComparisonQuestion) -> ComparisonQuestion:
     """The question with added methods and seeds.
 
     Raises:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.comparing.comparison_result import MethodResult, Results
+from flowrl.comparing.comparison_result import Results
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import Estimate
 
@@ -30,23 +30,21 @@ def numbers(results: Results, provenance: Sequence[str] = ()) -> dict[str, Any]:
         "intervals": results.claim,
         "before": _estimate(results.base),
         "missing": [name for name, _ in results.missing],
-        "methods": {row.name: _method(row) for row in sorted(results.methods, key=lambda row: row.name)},
-    }
-
-
-def _method(row: MethodResult) -> dict[str, Any]:
-    nfe, score = row.curves["nfe"]
-    return {
-        "score": _estimate(row.score),
-        "each_seed": {run.seed: value for run, value in zip(row.runs, row.seed_scores, strict=True)},
-        "gain": _estimate(row.gain),
-        "difference": _estimate(row.difference),
-        "holm": _known(row.holm),
-        "spent": {name: _known(value) for name, value in row.spent.items()},
-        "curve": [[float(x), float(y)] for x, y in zip(nfe, score, strict=True)],
-        "speed": {cost: ratio_numbers(found) for cost, found in row.speed.items()},
-        "distance": _known(row.kl),
-        "diversity": _known(row.diversity),
+        "methods": {
+            row.name: {
+                "score": _estimate(row.score),
+                "each_seed": {run.seed: value for run, value in zip(row.runs, row.seed_scores, strict=True)},
+                "gain": _estimate(row.gain),
+                "difference": _estimate(row.difference),
+                "holm": _known(row.holm),
+                "spent": {name: _known(value) for name, value in row.spent.items()},
+                "curve": [[float(x), float(y)] for x, y in zip(*row.curves["nfe"], strict=True)],
+                "speed": {cost: ratio_numbers(found) for cost, found in row.speed.items()},
+                "distance": _known(row.kl),
+                "diversity": _known(row.diversity),
+            }
+            for row in sorted(results.methods, key=lambda row: row.name)
+        },
     }
 
 

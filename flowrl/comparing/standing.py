@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flowrl.comparing.question import Question
+from flowrl.comparing.question import ComparisonQuestion
 from flowrl.runtime.call import shown
 from flowrl.runtime.progress import clock
 from flowrl.runtime.scrubbing import say as print
@@ -37,7 +37,7 @@ class Working(Protocol):
 class Display:
     """Says how runs stand, on standard error; a context, so that a terminal is left in order."""
 
-    def __init__(self, folder: Path, question: Question) -> None:
+    def __init__(self, folder: Path, question: ComparisonQuestion) -> None:
         """Watches the runs of a question in a folder."""
         self.folder, self.question = folder, question
         self.live: Live | None = None
@@ -61,7 +61,7 @@ class Display:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def ended(self, name: str, entry: Mapping[str, Any]) -> None:
+    def tell_end(self, name: str, entry: Mapping[str, Any]) -> None:
         """Says how a run ended."""
         error = f": {entry['error']}" if "error" in entry else ""
         self.say(f"{entry['state']:<9} {name}  {clock(entry['wall_seconds'])}{error}")
@@ -107,7 +107,7 @@ def standing(runs: Mapping[str, Mapping[str, Any]], working: Sequence[tuple[str,
     return [*lines, ", ".join([f"{count['finished']} of {len(runs)} finished", *known]) + total]
 
 
-def spent_share(run: Path, question: Question) -> float:
+def spent_share(run: Path, question: ComparisonQuestion) -> float:
     """Share of the budget that a run has spent, from the newest whole line of its metrics."""
     path, key = run / "metrics.jsonl", SPENT_KEYS[question.budget]
     if not path.is_file():

@@ -21,7 +21,7 @@ import torch
 
 from flowrl.comparing.question import (
     JOURNAL,
-    Question,
+    ComparisonQuestion,
     base_key,
     is_finished,
     overrides_of,
@@ -48,10 +48,10 @@ class Training:
     share: float
 
 
-class Comparison:
+class ComparisonRuns:
     """The runs of a question in a folder."""
 
-    def __init__(self, folder: Path, question: Question, journal: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, question: ComparisonQuestion, journal: dict[str, Any]) -> None:
         """Takes the journal, which is written at once and after every event."""
         self.folder, self.question, self.journal = folder, question, journal
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -86,16 +86,24 @@ class Comparison:
             while self.working or (waiting and not self.interrupts):
                 while waiting and len(self.working) < jobs and not self.interrupts:
                     slot = min(set(range(jobs)) - {training.slot for training in self.working})
-                    place = Place.of(slot, jobs, gpus, os.cpu_count() or 1)
+                    place = TrainingPlace.of(slot, jobs, gpus, os.cpu_count() or 1)
                     self._start(waiting.pop(0), slot, place, lock, display)
                 for training in list(self.working):
                     code = training.process.poll()
                     if code is not None:
                         self.working.remove(training)
-                        self._ended(training, code, display)
+                        self._record_end(training, code, display)
                 display.update(self._runs(), self.working)
                 if self.working:
                     time.sleep(_LOOK_EVERY)
+        return self._tell()
+
+    def _tell(self) -> tuple[str, ...]:
+        """Prints what is finished and what failed, and returns the latter.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+        """
         states = {name: entry["state"] for name, entry in self._runs().items()}
         failed = tuple(name for name, state in states.items() if state == "failed")
         done = sum(state == "finished" for state in states.values())
@@ -110,7 +118,7 @@ class Comparison:
         runs: dict[str, Any] = self.journal["runs"]
         return runs
 
-    def _start(self, name: str, slot: int, place: Place, lock: IO[Any], display: Display) -> None:
+    def _start(self, name: str, slot: int, place: TrainingPlace, lock: IO[Any], display: Display) -> None:
         entry, folder = self._runs()[name], self.folder / name
         config = settings_of(self.question, entry["method"], entry["seed"])
         if (folder / "config.yaml").is_file():
@@ -148,7 +156,7 @@ class Comparison:
             if other != name
         )
 
-    def _ended(self, training: Training, code: int, display: Display) -> None:
+    def _record_end(self, training: Training, code: int, display: Display) -> None:
         entry, name = self._runs()[training.name], training.name
         seconds = time.monotonic() - training.begun
         entry["wall_seconds"] = round(entry["wall_seconds"] + seconds, 1)
@@ -159,7 +167,7 @@ class Comparison:
         else:
             entry["state"] = "failed"
             entry["error"] = last_line(self.folder / "logs" / f"{name}.log") or f"exit code {code}"
-        display.ended(name, entry)
+        display.tell_end(name, entry)
         self._write()
 
     def _write(self) -> None:
@@ -176,17 +184,17 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class TrainingPlace:
     """Where a training runs: its threads, and the variables that show it its GPU."""
 
     threads: int
     environment: Mapping[str, str]
 
     @staticmethod
-    def of(slot: int, jobs: int, gpus: Sequence[str], cores: int) -> Place:
+    def of(slot: int, jobs: int, gpus: Sequence[str], cores: int) -> TrainingPlace:
         """The place of one of `jobs` slots: GPUs are dealt out in turn, cores are divided."""
         environment = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if jobs > 1 and len(gpus) > 1 else {}
-        return Place(threads=max(1, cores // jobs), environment=environment)
+        return TrainingPlace(threads=max(1, cores // jobs), environment=environment)
 
 
 def visible_gpus(variable: str | None, count: int) -> list[str]:

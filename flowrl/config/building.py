@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from flowrl.config.spelling import closest, edit_distance
 from flowrl.config.strict_yaml import (
     ConfigError,
+    ConfigSource,
     Override,
-    Source,
     apply_override,
     describe_type,
     dotted_items,
@@ -44,7 +44,7 @@ def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str
     data: dict[str, Any] = {}
     for text in overrides:
         apply_override(data, text)
-    made: Setting = build(cls, data, Source(file=command, own_keys=tuple(dotted_keys(cls))))
+    made: Setting = build(cls, data, ConfigSource(file=command, own_keys=tuple(dotted_keys(cls))))
     return made
 
 
@@ -69,7 +69,7 @@ def setting_words(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str = "") -> Any:
+def build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str = "") -> Any:
     """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way.
 
     Raises:
@@ -86,10 +86,10 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
     except ConfigError as error:
         found = error
     wrong = [said for said in found.faults if said not in found.refused]
+    given = {dotted for dotted, _ in dotted_items(data, prefix)}
+    doubtful = _keys(said for _, said in keys) - given | _keys(wrong)
     # A contradiction of a key that is itself wrong, or of the one that was meant, may follow from that alone; so may
     # all contradictions of an item of a list that has such a key.
-    given = {dotted for dotted, _ in dotted_items(data, prefix)}
-    doubtful = {name for _, said in keys for name in _keys(said)} - given | {n for said in wrong for n in _keys(said)}
     doubtful |= {item for name in doubtful if (item := name.rpartition(".")[0]).rpartition(".")[2].isdecimal()}
     wrong += [said for said in found.refused if not _mentions(said, doubtful)]
     told = [*(f"{place}: {said}" for place, said in keys), *wrong]
@@ -104,9 +104,9 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
 _KEY = re.compile(r"'([a-z_][\w.]*)'|: ([a-z_][\w.]*) (?:must be|is) ")
 
 
-def _keys(said: str) -> list[str]:
-    """The keys that a sentence about a key names, the one that was meant among them."""
-    return [name for pair in _KEY.findall(said) for name in pair if name]
+def _keys(sentences: Iterable[str]) -> set[str]:
+    """The keys that sentences about keys name, those that were meant among them."""
+    return {name for said in sentences for pair in _KEY.findall(said) for name in pair if name}
 
 
 def _mentions(said: str, keys: Iterable[str]) -> bool:
@@ -114,7 +114,9 @@ def _mentions(said: str, keys: Iterable[str]) -> bool:
     return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", said) for key in keys)
 
 
-def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Iterator[tuple[str, str]]:
+def _wrong_keys(
+    cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str
+) -> Iterator[tuple[str, str]]:
     """Where each unknown or missing key of a mapping and of the mappings in it comes from, and what is said of it."""
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
     for key, value in data.items():
@@ -142,7 +144,7 @@ def _mappings(value: Any, dotted: str, *, listed: bool) -> Iterator[tuple[str, M
         yield dotted, value
 
 
-def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Any:
+def _build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str) -> Any:
     """An instance of those keys of a mapping that there are.
 
     Raises:
@@ -150,39 +152,50 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str)
     """
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
     values, kept, faults, refused = dict[str, Any](), dict[str, Any](), list[str](), list[str]()
-    for name in [name for name in data if name in fields]:
+    present = [name for name in data if name in fields]
+    for name in present:
         try:
             values[name] = _convert(data[name], hints[name], f"{prefix}{name}", source)
         except ConfigError as error:
             faults += error.faults
             refused += error.refused
             kept |= {} if error.made is None else {name: error.made}
-    made, failed = None, [f"{prefix}{name}" for name in data if name in fields and name not in values]
-    if all(name in values or name in kept or _has_default(field) for name, field in fields.items()):
+    made, failed = None, [f"{prefix}{name}" for name in present if name not in values]
+    given = values | kept
+    if all(name in given or _has_default(field) for name, field in fields.items()):
         try:
-            made = cls(**values, **kept)
+            made = cls(**given)
         except ValueError as error:
-            # Sections have one place each and name their keys in full; only an item of a list needs its index said.
-            item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
-            own = [f"{source.file}:{item} {said}" for said in faults_of(error)]
-            refused += [said for said in own if not _mentions(said, failed)]
+            place = _place(source, prefix)
+            refused += [f"{place} {said}" for said in faults_of(error) if not _mentions(f"{place} {said}", failed)]
     if made is not None and not failed:
         return made
     raised = ConfigError(*faults, *refused)
     raised.refused, raised.made = tuple(refused), made
-    raised.rest = values | {
-        name: field.default_factory() if callable(field.default_factory) else field.default
-        for name, field in fields.items()
-        if name not in data and _has_default(field)
-    }
+    raised.rest = values | _defaults([field for name, field in fields.items() if name not in data])
     raise raised
+
+
+def _defaults(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
+    """The defaults of those fields that have one."""
+    return {
+        field.name: field.default_factory() if callable(field.default_factory) else field.default
+        for field in fields
+        if _has_default(field)
+    }
+
+
+def _place(source: ConfigSource, prefix: str) -> str:
+    """Where a section's own sentences are of: it names its keys in full, only an item of a list needs its index."""
+    listed = any(part.isdecimal() for part in prefix.split("."))
+    return f"{source.file}: {prefix.rstrip('.')}:" if listed else f"{source.file}:"
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
-def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+def _convert(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
     """Turn a YAML value into what the annotation says, or raise."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     union = arguments if origin in (types.UnionType, typing.Union) else (hint,)
@@ -206,7 +219,7 @@ def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
 _MISFIT = object()  # what `_convert_one` says of a value that is of another type
 
 
-def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+def _convert_one(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
     """Convert to a type that is not a union; `_MISFIT` where the value does not fit."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -220,27 +233,23 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
         if not isinstance(value, (list, tuple)):
             return _MISFIT
         whole = origin is not tuple or arguments[-1] is Ellipsis
-        kinds = [arguments[0]] * len(value) if whole else list(arguments)
-        if len(kinds) != len(value):
-            return _MISFIT
-        return _convert_items(list(zip(value, kinds, strict=True)), dotted, source)
+        return _convert_items(value, arguments[:1] * len(value) if whole else arguments, dotted, source)
     if origin in (dict, Mapping):
         return _plain(value, dotted, source) if isinstance(value, Mapping) else _MISFIT
-    if hint is float:
-        return _finite(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _MISFIT
-    if hint is int and type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(
-            f"{source.of(dotted)}: {dotted} is {write_value(value)}, and integers lie below 2^63 = {2**63:,}"
-        )
-    if hint in (int, bool, str):
-        return value if type(value) is hint else _MISFIT
+    if hint in (float, int, bool, str):
+        return _convert_scalar(value, hint, dotted, source)
     return _plain(value, dotted, source)  # a type that YAML knows nothing of: the owner judges it
 
 
-def _convert_items(items: Sequence[tuple[Any, Any]], dotted: str, source: Source) -> tuple[Any, ...]:
-    """The items of a list, each with its annotation; what is wrong with any of them is told together."""
+def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, source: ConfigSource) -> Any:
+    """The items of a list, each with its annotation, as a tuple; what is wrong with any of them is told together.
+
+    `_MISFIT` where there are not as many items as annotations.
+    """
+    if len(items) != len(hints):
+        return _MISFIT
     made, faults, refused = list[Any](), list[str](), list[str]()
-    for index, (value, hint) in enumerate(items):
+    for index, (value, hint) in enumerate(zip(items, hints, strict=True)):
         try:
             made.append(_convert(value, hint, f"{dotted}.{index}", source))
         except ConfigError as error:
@@ -253,15 +262,21 @@ def _convert_items(items: Sequence[tuple[Any, Any]], dotted: str, source: Source
     raise raised
 
 
-def _finite(value: float) -> Any:
-    """The number as a float; `_MISFIT` where it is not finite (an integer may be too large for a float)."""
-    try:
-        return float(value) if math.isfinite(value) else _MISFIT
-    except OverflowError:
-        return _MISFIT
+def _convert_scalar(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
+    """A number, truth value or text of just this type, but that an integer may stand for a float; `_MISFIT` else."""
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value) if math.isfinite(value) else _MISFIT
+        except OverflowError:  # an integer too large for a float
+            return _MISFIT
+    if hint is int and type(value) is int and abs(value) >= 2**63:
+        raise ConfigError(
+            f"{source.of(dotted)}: {dotted} is {write_value(value)}, and integers lie below 2^63 = {2**63:,}"
+        )
+    return value if type(value) is hint and hint is not float else _MISFIT
 
 
-def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
+def _plain(value: Any, dotted: str, source: ConfigSource, depth: int = 0) -> Any:
     """Free-form options: mappings, lists and scalars only, so that they can be written back and hashed."""
     value = value.value if isinstance(value, Override) else value
     if depth > 20:
@@ -280,7 +295,7 @@ def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
     )
 
 
-def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, prefix: str) -> str:
+def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: ConfigSource, prefix: str) -> str:
     """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
     start = f"unknown key '{prefix}{key}'"
     elsewhere = source.elsewhere()
@@ -300,14 +315,14 @@ def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, 
     return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings) or 'none'}"
 
 
-def _ours(key: str, source: Source) -> str | None:
+def _ours(key: str, source: ConfigSource) -> str | None:
     """Our own key that was written in the wrong section, and what we call a term that another toolkit uses."""
     own = next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
     found = [name for name in (own, source.elsewhere().keys.get(key)) if name is not None]
     return "' or '".join(found) or None
 
 
-def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
+def _wrong_type(value: Any, hint: Any, dotted: str, source: ConfigSource) -> str:
     start = f"{source.of(dotted)}: {dotted} must be {describe_type(hint)}, got {write_value(value)}"
     if not isinstance(value, (dict, list)):
         ours = source.elsewhere().values.get(dotted, {}).get(str(value))

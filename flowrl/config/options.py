@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from flowrl.config.building import build
-from flowrl.config.strict_yaml import Source, dotted_keys
+from flowrl.config.strict_yaml import ConfigSource, dotted_keys
 
 Entry = TypeVar("Entry")
 Options = TypeVar("Options")
@@ -60,7 +60,7 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
     Raises:
         ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
     """
-    made: Options = build(cls, options, Source(file=owner, own_keys=tuple(dotted_keys(cls))))
+    made: Options = build(cls, options, ConfigSource(file=owner, own_keys=tuple(dotted_keys(cls))))
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
             words[apply_override(data, value)] = str(value)
             continue
         try:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_path)
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a "
@@ -72,9 +73,3 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
         words[key] = word
         set_value(data, key, Override(text=text, value=json.loads(text)), word)
     return words
-
-
-def _path(value: object) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError

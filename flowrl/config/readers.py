@@ -61,7 +61,7 @@ def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> N
     Raises:
         ValueError: names the first such key and its value.
     """
-    for key, value in _changed(config):
+    for key, value in _changed_settings(config):
         wanted = _readers(key) or _readers(key.rpartition(".")[0])
         if wanted and not wanted & set(readers):
             raise ValueError(f"{key} is set to {value!r}, but {what} does not read it: remove it")
@@ -79,12 +79,12 @@ def _readers(key: str) -> set[str]:
     return {reader for reader, keys in _READ_BY.items() if key in keys.split()}
 
 
-def _changed(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _changed_settings(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Keys whose values are not their defaults, with the values."""
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _changed(value, f"{prefix}{field.name}.")
+            yield from _changed_settings(value, f"{prefix}{field.name}.")
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if default is not dataclasses.MISSING and value != default:

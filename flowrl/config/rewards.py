@@ -86,6 +86,17 @@ class RewardConfig:
             raise ConfigError(
                 f"the label of a reward is at most 40 letters, digits, dots, dashes and underscores, got {self.label!r}"
             )
+        self._check_schedule()
+        low, high = self.bounds
+        if low >= high:
+            raise ConfigError(f"the clip of {self.called} needs lowest < highest, got {list(self.clip or ())}")
+        if self.gate is not None and not low < self.gate <= high:
+            raise ConfigError(
+                f"{self.called}: with clip {list(self.clip or ())} no value, or every one, lies below the gate "
+                f"{self.gate:g}: move one of them"
+            )
+
+    def _check_schedule(self) -> None:
         factors = [self.weight, *(factor for _, factor in self.schedule)]
         if max(map(abs, factors)) > _HEAVIEST:
             raise ConfigError(
@@ -100,14 +111,6 @@ class RewardConfig:
         if self.schedule and self.weight == 0:
             raise ConfigError(
                 f"the schedule of {self.called} multiplies its weight, which is 0: give it a weight, or no schedule"
-            )
-        low, high = self.bounds
-        if low >= high:
-            raise ConfigError(f"the clip of {self.called} needs lowest < highest, got {list(self.clip or ())}")
-        if self.gate is not None and not low < self.gate <= high:
-            raise ConfigError(
-                f"{self.called}: with clip {list(self.clip or ())} no value, or every one, lies below the gate "
-                f"{self.gate:g}: move one of them"
             )
 
     @property

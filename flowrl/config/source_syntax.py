@@ -47,17 +47,15 @@ def find_definition(module: str, name: str) -> tuple[str, ast.AST] | None:
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in (getattr(one, "id", None) for one in targets):
             return module, node
     for inner in ast.walk(tree):
-        if isinstance(inner, ast.ImportFrom) and inner.module is not None and module_path(inner.module) is not None:
+        if isinstance(inner, ast.ImportFrom) and module_path(origin := str(inner.module)) is not None:
             for alias in inner.names:
                 if (alias.asname or alias.name) == name:
-                    whole = f"{inner.module}.{alias.name}"
-                    return (whole, tree_of(whole)) if module_path(whole) else find_definition(inner.module, alias.name)
+                    whole = f"{origin}.{alias.name}"
+                    return (whole, tree_of(whole)) if module_path(whole) else find_definition(origin, alias.name)
     return None
 
 

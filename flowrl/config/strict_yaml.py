@@ -90,7 +90,7 @@ class Elsewhere:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class ConfigSource:
     """Where values come from, for messages, and what other programs call our keys."""
 
     file: str
@@ -162,7 +162,17 @@ def parse_yaml(text: str, where: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{where}: it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
     try:
-        return _construct(_Loader(text))
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if (count := 0 if node is None else _count(node, {})) > MAX_NODES:
+                raise ConfigError(
+                    f"it holds {count:.3g} values once its aliases (*name) are written out, and at most {MAX_NODES:,} "
+                    "are read: repeat fewer of them"
+                )
+            return None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except RecursionError:
@@ -173,22 +183,6 @@ def parse_yaml(text: str, where: str) -> Any:
         problem = getattr(error, "problem", None) or str(error)
         tab = "; indent with spaces, YAML allows no tabs" if "'\\t'" in problem else ""
         raise ConfigError(f"{where}:{line} not valid YAML: {' '.join(problem.split())}{tab}") from None
-
-
-def _construct(loader: _Loader) -> Any:
-    """The value of a loader's document, once its nodes are counted."""
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if (count := _count(node, {})) > MAX_NODES:
-            raise ConfigError(
-                f"it holds {count:.3g} values once its aliases (*name) are written out, and at most {MAX_NODES:,} are "
-                "read: repeat fewer of them"
-            )
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
 
 
 def _count(node: yaml.Node, counts: dict[int, float]) -> float:

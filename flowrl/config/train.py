@@ -45,7 +45,7 @@ from flowrl.config.sections import (
     share,
 )
 from flowrl.config.spelling import closest
-from flowrl.config.strict_yaml import ConfigError, Source, all_at_once, dotted_keys, dump, refuse
+from flowrl.config.strict_yaml import ConfigError, ConfigSource, all_at_once, dotted_keys, dump, refuse
 
 __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
@@ -324,7 +324,7 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) 
     config: TrainConfig = build(
         TrainConfig,
         data,
-        Source(
+        ConfigSource(
             file=SETTINGS if isinstance(path, Mapping) else str(path),
             overrides=origins,
             elsewhere=foreign_words,

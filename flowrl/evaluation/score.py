@@ -17,7 +17,7 @@ import numpy as np
 from flowrl.config.bounds import check_counts
 from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.image_folder import Scores, check_needs, read_items, score_items
+from flowrl.generation.image_folder import ItemScores, check_needs, read_items, score_items
 from flowrl.generation.named_rewards import reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
 from flowrl.rendering.terminal_text import COLUMNS, align, cut
@@ -43,7 +43,7 @@ class FolderScores:
     """
 
     images: tuple[ImageFile, ...] = field(repr=False)
-    scores: Mapping[str, Scores] = field(repr=False)
+    scores: Mapping[str, ItemScores] = field(repr=False)
     file: Path | None
     text: str = field(repr=False)
 
@@ -95,7 +95,7 @@ def score(
     return FolderScores(images=tuple(items), scores=found, file=file, text=summary(items, found))
 
 
-def as_csv(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
+def as_csv(items: Sequence[ImageFile], found: Mapping[str, ItemScores]) -> str:
     """One line per image: file, prompt, each reward, each part as `reward/part`, and errors; empty where it failed."""
     columns = {
         name: numbers
@@ -112,7 +112,7 @@ def as_csv(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
     return stream.getvalue()
 
 
-def as_jsonl(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
+def as_jsonl(items: Sequence[ImageFile], found: Mapping[str, ItemScores]) -> str:
     """One object per image: file, prompt, values by reward, parts by reward, error by reward; null where it failed."""
     lines = []
     for place, item in enumerate(items):
@@ -126,11 +126,11 @@ def as_jsonl(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
     return "".join(lines)
 
 
-def _errors(found: Mapping[str, Scores], place: int) -> dict[str, str]:
+def _errors(found: Mapping[str, ItemScores], place: int) -> dict[str, str]:
     return {key: word for key, scores in found.items() if (word := scores.errors[place]) is not None}
 
 
-def summary(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
+def summary(items: Sequence[ImageFile], found: Mapping[str, ItemScores]) -> str:
     """Mean, standard deviation and failures of each reward, then its best and worst files; 80 columns at most."""
     rows, lines = [], []
     for key, scores in found.items():
@@ -144,7 +144,7 @@ def summary(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
     return "\n".join([align(["reward", "mean", "std", "lowest", "highest", "images", "invalid"], rows), *lines])
 
 
-def _extremes(items: Sequence[ImageFile], key: str, scores: Scores) -> list[str]:
+def _extremes(items: Sequence[ImageFile], key: str, scores: ItemScores) -> list[str]:
     """Files that failed, the best and the worst."""
     lines = []
     if scores.failed:

@@ -27,7 +27,7 @@ from flowrl.trajectory import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Found:
+class KeptImages:
     """The images a search kept.
 
     Attributes:
@@ -87,7 +87,7 @@ def candidates(
 def prune_steps(
     pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " p n *latent"], schedule: Schedule,
     reward: Reward, plan: Pruning, *, part: str | None = None,
-) -> Found:  # fmt: skip
+) -> KeptImages:  # fmt: skip
     """Drops candidates by the reward of the clean image predicted at the plan's cuts, keeps the best at the end.
 
     Arguments as `candidates`, and the plan; without cuts it is best of N. A failed score never wins; of equal ones the
@@ -99,7 +99,7 @@ def prune_steps(
         return _score(pipeline, reward, part, prompts, pipeline.decode(clean).cpu(), rows, count)
 
     found = search(lambda rows: make([prompts[row // count] for row in rows]), x, schedule, plan, score)
-    return Found(
+    return KeptImages(
         images=pipeline.decode(found.final).cpu(),
         chosen=found.chosen,
         scores=found.scores,

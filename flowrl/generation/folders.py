@@ -59,7 +59,7 @@ class ImageFile:
     def read_with(self) -> str:
         """All that a reward may read beside the pixels, as text: prompt, record, and the content of images and clips
         that belong to it."""
-        files = [contents((*given, *_named(self.record, keys))) for given, keys in (
+        files = [contents((*given, *_named_files(self.record, keys))) for given, keys in (
             (self.source_images, (*SOURCES, VIDEO, MASK)), (self.reference_images, REFERENCES),
         )]  # fmt: skip
         return json.dumps([self.prompt, self.record, files], sort_keys=True, default=str)
@@ -67,7 +67,7 @@ class ImageFile:
     @property
     def asked_for(self) -> str:
         """What tells the prompts of images apart: the text, with the content of images and clips that it is about."""
-        files = contents(self.source_images or _named(self.record, (*SOURCES, VIDEO, MASK)))
+        files = contents(self.source_images or _named_files(self.record, (*SOURCES, VIDEO, MASK)))
         return json.dumps([self.prompt, files], ensure_ascii=False) if files else self.prompt
 
     def key_with(self, text: str) -> str:
@@ -83,7 +83,7 @@ class ImageFile:
         return read_image(self.path)
 
 
-def _named(record: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+def _named_files(record: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     """The files that some keys of a record name."""
     found = [record.get(key) or () for key in keys]
     return [str(name) for part in found for name in ([part] if isinstance(part, str) else part)]
@@ -91,7 +91,7 @@ def _named(record: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
 
 def is_folder_of_images(folder: Path) -> bool:
     """Whether a folder has this layout, complete or not."""
-    return folder.is_dir() and any((path / "metadata.jsonl").is_file() for path in _numbered(folder))
+    return folder.is_dir() and any((path / "metadata.jsonl").is_file() for path in _numbered_folders(folder))
 
 
 def read_folder(folder: Path, suffixes: Sequence[str] = IMAGES) -> list[ImageFile]:
@@ -106,7 +106,7 @@ def read_folder(folder: Path, suffixes: Sequence[str] = IMAGES) -> list[ImageFil
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one that holds NNNNN/metadata.jsonl and NNNNN/samples.")
-    places = _numbered(folder)
+    places = _numbered_folders(folder)
     if not places:
         raise ValueError(
             f"{folder} has no sub-folder with a number for a name: GenEval's layout is NNNNN/metadata.jsonl with "
@@ -122,7 +122,7 @@ def read_folder(folder: Path, suffixes: Sequence[str] = IMAGES) -> list[ImageFil
     return images
 
 
-def _numbered(folder: Path) -> list[Path]:
+def _numbered_folders(folder: Path) -> list[Path]:
     found = [path for path in folder.iterdir() if _NUMBER.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: (int(path.name), path.name))
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,20 +125,35 @@ def draw_folder(
     _claim(folder, _settings(source, mark, prompts, samples=samples, seed=seed, suffix=suffix))
     prompts = with_negative(prompts, source)
     for index, prompt in enumerate(prompts):
-        _write_record(folder / f"{index:05d}", prompt)
+        path = folder / f"{index:05d}" / "metadata.jsonl"
+        if not path.is_file():
+            (path.parent / "samples").mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(prompt.record) + "\n")
     items = [(index, sample) for index in range(len(prompts)) for sample in range(samples)]
-    numbers = _numbers(prompts, items)
     batches = [items[first : first + batch_size] for first in range(0, len(items), batch_size)]
     missing = [batch for batch in batches if not all(_place(folder, item, suffix).is_file() for item in batch)]
     if not missing:
         return
     pipeline = pipeline or load_source(source, device)
-    schedule = schedule_of(source, pipeline)
-    _encode_first(pipeline, [prompts[index] for batch in missing for index, _ in batch])
     done = len(batches) - len(missing)
-    with progress(f"drawing {label}", len(batches), done, enabled=show) as advance, ThreadPoolExecutor(1) as writer:
-        written: list[Any] = []
-        for batch in missing:
+    bar = progress(f"drawing {label}", len(batches), done, enabled=show)
+    _draw(pipeline, source, prompts, _numbers(prompts, items), missing, folder, seed, suffix, bar)
+
+
+def _draw(
+    pipeline: Pipeline, source: Source, prompts: Sequence[Prompt], numbers: Mapping[Item, int],
+    batches: Sequence[Sequence[Item]], folder: Path, seed: int, suffix: str,
+    bar: AbstractContextManager[Callable[[str], None]],
+) -> None:  # fmt: skip
+    """Draws batches of items, and writes each while the next is drawn."""
+    schedule = schedule_of(source, pipeline)
+    different = {drawn_by(prompts[index]): prompts[index] for batch in batches for index, _ in batch}
+    if len(different) <= ENCODED_FIRST:
+        encode_all(pipeline, different.values())
+        pipeline.free_text_encoders()  # which may be larger than the network
+    with bar as advance, ThreadPoolExecutor(1) as writer:
+        written: list[Future[Path]] = []
+        for batch in batches:
             rows = [prompts[index] for index, _ in batch]
             keys = [(seed, "eval", row.noise_name, numbers[item]) for row, item in zip(rows, batch, strict=True)]
             x = sample_normals(pipeline.latent_shape, keys)
@@ -157,21 +173,12 @@ def draw_folder(
 
 def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int]:
     """The number of each image among those whose noise has one name: the sample, unless rows of the list share it."""
-    seen: Counter[str] = Counter()
-    numbers = {}
+    seen, numbers = Counter[str](), dict[Item, int]()
     for item in items:
-        key = prompts[item[0]].noise_name
-        numbers[item] = seen[key]
-        seen[key] += 1
+        name = prompts[item[0]].noise_name
+        numbers[item] = seen[name]
+        seen[name] += 1
     return numbers
-
-
-def _encode_first(pipeline: Pipeline, prompts: Sequence[Prompt]) -> None:
-    """Embeds all prompts and drops the text encoders, which may be larger than the network."""
-    different = {drawn_by(prompt): prompt for prompt in prompts}
-    if len(different) <= ENCODED_FIRST:
-        encode_all(pipeline, different.values())
-        pipeline.free_text_encoders()
 
 
 def _place(folder: Path, item: Item, suffix: str) -> Path:
@@ -183,13 +190,6 @@ def _save(drawn: Tensor, place: Path, fps: float | None, track: tuple[Tensor, in
     if fps is None:
         return save_png(drawn, place)
     return (save_lossless if place.suffix == LOSSLESS else save_mp4)(drawn, place, fps, track)
-
-
-def _write_record(place: Path, prompt: Prompt) -> None:
-    path = place / "metadata.jsonl"
-    if not path.is_file():
-        (place / "samples").mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(prompt.record) + "\n")
 
 
 def _settings(

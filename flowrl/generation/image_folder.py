@@ -48,7 +48,7 @@ Change = Callable[[Image.Image], Image.Image]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scores:
+class ItemScores:
     """What a reward said of N items.
 
     Attributes:
@@ -82,18 +82,18 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path |
         raise ValueError("`prompt` gives all images one prompt and `prompts` each its own: give one of them.")
     file = None if prompts is None else resolve_path(str(prompts))
     records = natural_order(folder.glob("*/metadata.jsonl"), folder)
-    if records and (prompt is not None or prompts is not None):
-        raise ValueError(
-            f"{folder} has GenEval's layout, which names its own prompts: leave out `prompt` and `prompts`."
-        )
     if records:
+        if prompt is not None or prompts is not None:
+            raise ValueError(
+                f"{folder} has GenEval's layout, which names its own prompts: leave out `prompt` and `prompts`."
+            )
         rows: list[_Row] = [
             (path, read_prompts(record)[0], record.parent.name)
             for record in records
             for path in images_in(record.parent / "samples")
         ]
     elif file is not None and file.suffix == ".jsonl":
-        rows = _listed(folder, file)
+        rows = _read_listed(folder, file)
     else:
         rows = _in_order(folder, prompt, file)
     if not rows:
@@ -142,7 +142,7 @@ def _in_order(folder: Path, prompt: str | None, prompts: Path | None) -> list[_R
             names = [one.relative_to(folder).as_posix() for one in (path, letters)]
             _say(f"prompts of {prompts} go to the images of {folder} by their numbers: {names[0]} before {names[1]}")
             break
-    return [(path, row, _asked(row)) for path, row in zip(files, rows, strict=True)]
+    return [(path, row, _group_of(row)) for path, row in zip(files, rows, strict=True)]
 
 
 @cache  # a check and a run read the same folder
@@ -150,19 +150,19 @@ def _say(text: str) -> None:
     print(f"flowrl: {text}", file=sys.stderr, flush=True)
 
 
-def _asked(row: Prompt) -> Hashable:
+def _group_of(row: Prompt) -> Hashable:
     """What images of one group share: text, negative prompt, and the content of what the prompt is about."""
     return drawn_by(row), *contents(row.references)
 
 
-def _listed(folder: Path, prompts: Path) -> list[_Row]:
+def _read_listed(folder: Path, prompts: Path) -> list[_Row]:
     rows: list[_Row] = []
     for number, row in enumerate(read_prompts(prompts), start=1):
         name = row.metadata.get("file")
         if not isinstance(name, str) or not (folder / name).is_file():
             what = "has no text under 'file'" if not isinstance(name, str) else f"names {name!r}, which is not there"
             raise ValueError(f"{prompts}, entry {number}: {what}; give the image's path relative to {folder}.")
-        rows.append((folder / name, row, _asked(row)))
+        rows.append((folder / name, row, _group_of(row)))
     return rows
 
 
@@ -195,7 +195,7 @@ def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts
 def score_items(
     reward: Reward, items: Sequence[ImageFile], *, key: str, batch_size: int, iteration: int = 0,
     change: Change | None = None, label: str | None = None,
-) -> Scores:  # fmt: skip
+) -> ItemScores:  # fmt: skip
     """Scores every item. Items of a batch have one size; a groupwise or pairwise reward gets whole groups.
 
     Args:
@@ -215,31 +215,28 @@ def score_items(
     sizes = [_size(item.path, heard=_hears(reward)) for item in items]
     for place, size in enumerate(sizes):
         errors[place] = "unreadable" if size is None else None
-    batches = batched(items, sizes, whole_groups=reward.kind not in POINTWISE, batch_size=batch_size)
+    batches = make_batches(items, sizes, whole_groups=reward.kind not in POINTWISE, batch_size=batch_size)
     with progress(label or f"scoring {key}", len(batches)) as advance:
         failed = errors.count("unreadable")
         for index, places in enumerate(batches):
-            images = {place: _load(items[place].path, change) for place in places}
-            errors_of = {place: "unreadable" for place, image in images.items() if image is None}
-            places = [place for place in places if place not in errors_of]
-            for place, word in errors_of.items():
-                errors[place] = word
-            if places:
-                pixels = [images[place] for place in places]
-                inputs = _inputs(items, places, pixels, iteration, heard=_hears(reward))
+            images = {place: image for place in places if (image := _load(items[place].path, change)) is not None}
+            for place in set(places) - images.keys():
+                errors[place] = "unreadable"
+            if read := list(images):
+                inputs = _inputs(items, read, list(images.values()), iteration, heard=_hears(reward))
                 start = time.perf_counter()
-                output = check_output(reward(inputs), len(places), key)
-                values[places] = output.values.double().cpu().numpy()
-                seconds[places] = (time.perf_counter() - start) / len(places)
-                number[places] = index
+                output = check_output(reward(inputs), len(read), key)
+                values[read] = output.values.double().cpu().numpy()
+                seconds[read] = (time.perf_counter() - start) / len(read)
+                number[read] = index
                 for name, part in output.parts.items():
-                    parts.setdefault(name, np.full(count, np.nan))[places] = part.double().cpu().numpy()
+                    parts.setdefault(name, np.full(count, np.nan))[read] = part.double().cpu().numpy()
                 said = ", ".join(sorted(output.errors)) or "not_finite"
-                for place in places:
+                for place in read:
                     errors[place] = said if np.isnan(values[place]) else None
-            failed += sum(errors[place] is not None for place in images)
+            failed += sum(errors[place] is not None for place in places)
             advance(f"{failed} failed" if failed else "")
-    return Scores(values=values, parts=parts, errors=errors, seconds=seconds, batches=number)
+    return ItemScores(values=values, parts=parts, errors=errors, seconds=seconds, batches=number)
 
 
 def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs | None:
@@ -249,7 +246,7 @@ def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs
     return _inputs(items, readable, [images[place] for place in readable], 0) if readable else None
 
 
-def batched(
+def make_batches(
     items: Sequence[ImageFile], sizes: Sequence[tuple[float, ...] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
     """Places of the items by batch, of one size each; an item without a size is in none.
@@ -320,16 +317,6 @@ def _inputs(
     items: Sequence[ImageFile], places: Sequence[int], images: Sequence[Any], iteration: int, *, heard: bool = False
 ) -> RewardInputs:
     chosen = [items[place] for place in places]
-
-    def others(pick: Callable[[ImageFile], tuple[Path, ...]]) -> list[list[Tensor]] | None:
-        if not any(pick(item) for item in chosen):
-            return None
-        found = [[(path, _load(path)) for path in pick(item)] for item in chosen]
-        for path, image in (pair for row in found for pair in row):
-            if image is None:
-                raise ValueError(f"{path} cannot be read as an image: replace it.")
-        return [[image for _, image in row if image is not None] for row in found]
-
     stacked = torch.stack(list(images))
     clips = stacked.ndim == 5
     sounds = [sound for item in chosen if (sound := read_sound(item.path))] if heard else []
@@ -343,7 +330,16 @@ def _inputs(
         metadata=[item.record for item in chosen],
         group_ids=torch.tensor([item.index for item in chosen]),
         sample_ids=torch.tensor(list(places)),
-        source_images=others(lambda item: item.source_images),
-        reference_images=others(lambda item: item.reference_images),
+        source_images=_load_all([item.source_images for item in chosen]),
+        reference_images=_load_all([item.reference_images for item in chosen]),
         iteration=iteration,
     )
+
+
+def _load_all(places: Sequence[Sequence[Path]]) -> list[list[Tensor]] | None:
+    """The images that each prompt is about; None where no prompt has any."""
+    found = [[(path, _load(path)) for path in row] for row in places]
+    for path, image in (pair for row in found for pair in row):
+        if image is None:
+            raise ValueError(f"{path} cannot be read as an image: replace it.")
+    return [[image for _, image in row if image is not None] for row in found] if any(places) else None

@@ -95,6 +95,44 @@ class Source:
         """Pixels; None is the model's own."""
         return self.options.get("width")
 
+    @staticmethod
+    def of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
+        """What a run draws its evaluations with, or with `base` its model before training."""
+        from flowrl.training.parts import model_family
+
+        config = load_config(config_file)
+        scale, full = config.eval.guidance_scale, config.policy.train == "full"
+        trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
+        elsewhere = config.eval.shift == "training" and evaluated != (None, None)  # at the rollouts' noise levels
+        own = at_revision(config.pipeline.model, config.pipeline.revision)
+        source = Source(
+            model=str(config_file.parent / MODEL) if full else own, trained_from=own if full else None,
+            trained_variant=config.pipeline.variant if full else None,
+            lora=lora if full else lora or config_file.parent / "lora",
+            num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
+            guidance_scale=config.sampler.guidance_scale if scale is None else scale,
+            max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
+            quantize=config.pipeline.quantize, offload=config.pipeline.offload,
+            family=model_family(config.pipeline).name, variant=None if full else config.pipeline.variant,
+            options=_drawn_options(config), train_prompts=config.prompts.train,
+            shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
+            negative=config.prompts.negative, training_size=trained if elsewhere else None,
+        )  # fmt: skip
+        return source.before_training() if base else source
+
+    @staticmethod
+    def of_model(model: str, lora: Path | None) -> Source:
+        """A model with what it is usually sampled with."""
+        from flowrl.pipelines import GENERIC, family_of
+        from flowrl.pipelines.generic.generic_family import FAMILY
+        from flowrl.pipelines.places.known_checkpoints import usual_sampling
+        from flowrl.training.model_files import model_location
+
+        family = family_of(model_location(model))
+        own = FAMILY.sampling(model) if family in GENERIC else usual_sampling(family, model)
+        usual = {"max_sequence_length": None} | own | SHIPPED.get(model, {})
+        return Source(model=model, lora=lora, grid="diffusers", dtype="float32", family=family, **usual)
+
 
 def find_source(
     model: str, *, base: bool = False, lora: Path | None = None, sampling: SamplingOptions | None = None
@@ -119,7 +157,7 @@ def find_source(
         raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {given.dtype!r}")
     model, lora = _owner_of_lora(model, lora)
     config_file = Path(model) / "config.yaml"
-    found = _of_run(config_file, base=base, lora=lora) if config_file.is_file() else _of_model(model, lora)
+    found = Source.of_run(config_file, base=base, lora=lora) if config_file.is_file() else Source.of_model(model, lora)
     wanted: dict[str, Any] = {
         "num_steps": given.steps,
         "guidance_scale": given.guidance,
@@ -134,30 +172,6 @@ def _known(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
-    from flowrl.training.parts import model_family
-
-    config = load_config(config_file)
-    scale, full = config.eval.guidance_scale, config.policy.train == "full"
-    trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
-    elsewhere = config.eval.shift == "training" and evaluated != (None, None)  # at the rollouts' noise levels
-    own = at_revision(config.pipeline.model, config.pipeline.revision)
-    source = Source(
-        model=str(config_file.parent / MODEL) if full else own, trained_from=own if full else None,
-        trained_variant=config.pipeline.variant if full else None,
-        lora=lora if full else lora or config_file.parent / "lora",
-        num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
-        guidance_scale=config.sampler.guidance_scale if scale is None else scale,
-        max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
-        quantize=config.pipeline.quantize, offload=config.pipeline.offload, family=model_family(config.pipeline).name,
-        variant=None if full else config.pipeline.variant,
-        options=_drawn_options(config), train_prompts=config.prompts.train,
-        shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
-        negative=config.prompts.negative, training_size=trained if elsewhere else None,
-    )  # fmt: skip
-    return source.before_training() if base else source
-
-
 def _drawn_options(config: TrainConfig) -> dict[str, Any]:
     """Options of the family with which a run's evaluations draw."""
     settings, evaluated = config.pipeline, config.eval
@@ -165,18 +179,6 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
              "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice,
              "vae_dtype": None if settings.vae_dtype == "float32" else settings.vae_dtype}  # fmt: skip
     return _known(given) | settings.options
-
-
-def _of_model(model: str, lora: Path | None) -> Source:
-    from flowrl.pipelines import GENERIC, family_of
-    from flowrl.pipelines.generic.generic_family import FAMILY
-    from flowrl.pipelines.places.known_checkpoints import usual_sampling
-    from flowrl.training.model_files import model_location
-
-    family = family_of(model_location(model))
-    own = FAMILY.sampling(model) if family in GENERIC else usual_sampling(family, model)
-    usual = {"max_sequence_length": None} | own | SHIPPED.get(model, {})
-    return Source(model=model, lora=lora, grid="diffusers", dtype="float32", family=family, **usual)
 
 
 def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
@@ -244,8 +246,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
             )
         raise ValueError(
             f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that "
-            "makes images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval --benchmark video_panel' "
-            "and by a run's own evaluations (eval.rewards)."
+            "makes images. Videos are drawn by 'flowrl sample' and scored by 'flowrl eval' with `benchmark` "
+            "video_panel and by a run's own evaluations (eval.rewards)."
         )
     if source.lora is not None:
         check_lora(source.lora, source)
@@ -308,7 +310,7 @@ def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
     return pipeline.schedule(source.num_steps, source.grid, source.shift)
 
 
-class InFolder(Protocol):
+class HasFolder(Protocol):
     """What lies in a folder, such as a run that `flowrl.train` returned."""
 
     @property
@@ -316,7 +318,7 @@ class InFolder(Protocol):
         """Where."""
 
 
-Model = str | Path | InFolder
+Model = str | Path | HasFolder
 """A run folder or what `flowrl.train` returned, a LoRA or model folder, a hub id or `asset:NAME`."""
 Words = str | Path | Sequence[str | Path]
 """One or several."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,19 +21,18 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
     """
     if twice := [name for name in given if given.count(name) > 1]:
         raise ValueError(f"reward {twice[0]} is named twice: name it once, or give a YAML file with options and labels")
-    if all(name in REWARDS for name in given):
+    wrong = next((name for name in given if name not in REWARDS), None)
+    if wrong is None:
         return [{"name": name} for name in given]
     if len(given) > 1:
-        wrong = next(name for name in given if name not in REWARDS)
         raise ValueError(unknown_name("reward", wrong, REWARDS) + " A configuration must stand alone.")
     try:
         path = find_config(given[0])
-    except ValueError as error:
-        looks_like_file = given[0].endswith((".yaml", ".yml")) or "/" in given[0]
-        raise (
-            error
-            if looks_like_file
-            else ValueError(unknown_name("reward", given[0], REWARDS) + " Or give a YAML file with a list rewards:.")
+    except ValueError:
+        if re.search(r"/|\.ya?ml$", given[0]):
+            raise
+        raise ValueError(
+            f"{unknown_name('reward', wrong, REWARDS)} Or give a YAML file with a list rewards:."
         ) from None
     rewards = read_with_base(path).get("rewards")
     if not isinstance(rewards, list) or not rewards or not all(isinstance(spec, Mapping) for spec in rewards):

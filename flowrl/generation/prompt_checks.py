@@ -37,13 +37,25 @@ def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -
 def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[int, int] | None) -> list[str]:
     """Prompts whose source images or clips the model does not take, or that lack those it needs.
 
+    Prints which keys name images that are left out, since a row may hold anything.
+
     Args:
         rows: of one file.
         family: of the model.
         allowed: see `sources_taken`.
     """
-    _say_unread(rows)
-    found = [_told(rows, lambda row: _clip_fault(row, family))]
+    unread = {name: row for row in reversed(rows) if not row.sources for name in _unread(row)}
+    for name, row in unread.items():
+        if names := foreign_rows.image_names(row.metadata[name]):
+            _say(
+                f"flowrl: {row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under "
+                "'source'."
+            )
+    clips = (
+        f"names a source_video, which family {family.name} does not take: remove it, give the frame to start from "
+        "under 'source', or take a model of family wan_vace"
+    )
+    found = [_told(rows, lambda row: clips if row.clips and not family.clips else "")]
     if allowed is not None:
         found.append(_told(rows, lambda row: _count_fault(row, family, allowed)))
     return [fault for fault in found if fault]
@@ -99,15 +111,6 @@ def _told(rows: Sequence[Prompt], fault: Callable[[Prompt], str]) -> str:
     return f"{place}prompt {text!r}{more} {said}"
 
 
-def _clip_fault(row: Prompt, family: ModelFamily) -> str:
-    if not row.clips or family.clips:
-        return ""
-    return (
-        f"names a source_video, which family {family.name} does not take: remove it, give the frame to start from "
-        "under 'source', or take a model of family wan_vace"
-    )
-
-
 def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> str:
     names = [*SOURCES, *foreign_rows.SOURCES]
     key = next((name for name in names if row.metadata.get(name) is not None), "") if row.sources else ""
@@ -128,17 +131,6 @@ def _unread(row: Prompt) -> list[str]:
         for name, value in row.metadata.items()
         if name not in (*REFERENCES, "file") and (name in foreign_rows.SOURCES or foreign_rows.image_names(value))
     ]
-
-
-def _say_unread(rows: Sequence[Prompt]) -> None:
-    """Says which keys name images that are left out, since a row may hold anything."""
-    found = {name: row for row in reversed(rows) if not row.sources for name in _unread(row)}
-    for name, row in found.items():
-        if names := foreign_rows.image_names(row.metadata[name]):
-            _say(
-                f"flowrl: {row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under "
-                "'source'."
-            )
 
 
 @cache  # one file is looked at several times

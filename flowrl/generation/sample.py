@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def sample(
     )
     check_counts(IMAGES, batch_size=batch_size)
     check_guidance(base_guidance=base_guidance)
-    loras, texts = [Path(place) for place in several(lora)], [str(text) for text in several(prompts)]
+    loras, texts = list(map(Path, several(lora))), list(map(str, several(prompts)))
     folder = None if out is None else Path(out)
     if before_training and loras:
         raise ValueError("`before_training` samples the model without a LoRA, and `lora` adds one: give one of them")
@@ -161,28 +162,42 @@ def sample(
             f"`rlg` holds tuned models as LoRAs beside one base, and {place_of(model)} trained all weights: give it "
             "runs that trained a LoRA (policy.train=lora), or leave `rlg` out"
         )
+    loras = loras or [place for place in (drawn.lora,) if place is not None]
     settings = rlg_settings(
-        loras or ([drawn.lora] if drawn.lora is not None else []), rlg, first_steps=rlg_from, interval=rlg_interval,
-        base_guidance=base_guidance, before_training=before_training,
+        loras, rlg, first_steps=rlg_from, interval=rlg_interval, base_guidance=base_guidance,
+        before_training=before_training,
     )  # fmt: skip
-    if settings is not None:
-        settings.check(drawn.num_steps)
-    check_source(drawn)
-    for place in settings.loras if settings is not None else ():
-        check_lora(place, drawn)
+    _check_models(drawn, settings)
     refuse_sources(asked, drawn)
     if folder is not None:
         refuse_foreign(folder / "grid.png", own=any(folder.glob("[0-9]*_seed[0-9]*.*")), flag="`out`")
     drawing, fps = load_drawing(drawn, settings, where)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    pairs = [(prompt, seed) for prompt in asked for seed in numbers]
+    pairs = list(product(asked, numbers))
     whole, tracks = draw_pairs(drawing, pairs, batch_size or (1 if fps else BATCH))
+    return _collect(asked, pairs, whole, tracks, fps, folder)
+
+
+def _check_models(drawn: Source, settings: RLG | None) -> None:
+    """Refuses guidance that does not fit the steps, a model that cannot be drawn, and a LoRA that does not fit it."""
+    if settings is not None:
+        settings.check(drawn.num_steps)
+    check_source(drawn)
+    for place in settings.loras if settings is not None else ():
+        check_lora(place, drawn)
+
+
+def _collect(
+    asked: Sequence[Prompt], pairs: Sequence[Pair], whole: Tensor, tracks: Sequence[Track], fps: float,
+    folder: Path | None,
+) -> Samples:  # fmt: skip
+    """The images or videos of pairs with their grid, a row per prompt; written into a folder if one is given."""
     captions = [f"{prompt.text} ({seed})" for prompt, seed in pairs]
     sheet = (
         as_image(contact_sheet(list(whole), captions))
         if fps
-        else grid(whole, columns=len(numbers), captions=captions, scale=max(1, 128 // whole.shape[-1]))
+        else grid(whole, columns=len(pairs) // len(asked), captions=captions, scale=max(1, 128 // whole.shape[-1]))
     )
     if folder is not None:
         for (prompt, seed), image, track in zip(pairs, whole, tracks, strict=True):

@@ -14,7 +14,6 @@ from flowrl.comparing.sweep.sweep_result import (
     at_same_cost,
     differences,
     scale_text,
-    sentence,
 )
 from flowrl.comparing.sweep.sweep_settings import StripRows
 from flowrl.pages.sweep_figures import against_cost, against_diversity, against_scale, key, strip
@@ -41,7 +40,7 @@ def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command
     """
     title = f"RLG sweep of {facts['name']}"
     body = "".join([
-        f'<p class="summary">{esc(sentence(results))}</p>',
+        f'<p class="summary">{esc(results.sentence)}</p>',
         f'<p class="muted">{_reading(results)}</p>',
         notes_box(results.notes),
         _quality(results), _scales(results),

@@ -24,7 +24,7 @@ MIN_UNITS = 6  # prompts, or sets of pairs that share images: below this many, t
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Split:
+class PairSplit:
     """Places of pairs to learn from, to stop at and to measure on, and each pair's unit."""
 
     learn: np.ndarray
@@ -34,15 +34,15 @@ class Split:
     by: str
 
 
-def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> Split:
+def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> PairSplit:
     """Three parts that share no unit, drawn from the seed.
 
     Raises:
         ValueError: there are fewer than `MIN_UNITS` units.
     """
-    unit, by = _joined(rows, by_prompt=True), "prompt"
+    unit, by = _join(rows, by_prompt=True), "prompt"
     if unit.max() + 1 < MIN_UNITS:
-        unit, by = _joined(rows, by_prompt=False), "image"
+        unit, by = _join(rows, by_prompt=False), "image"
     count = int(unit.max()) + 1
     if count < MIN_UNITS:
         raise ValueError(
@@ -54,10 +54,10 @@ def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> Split:
     part = np.zeros(count, dtype=np.int64)
     part[order[: held // 2]], part[order[held // 2 : held]] = 1, 2
     learn, stop, measure = (np.flatnonzero(part[unit] == number) for number in range(3))
-    return Split(learn=learn, stop=stop, measure=measure, unit=unit, by=by)
+    return PairSplit(learn=learn, stop=stop, measure=measure, unit=unit, by=by)
 
 
-def _joined(rows: Sequence[Pair], *, by_prompt: bool) -> np.ndarray:
+def _join(rows: Sequence[Pair], *, by_prompt: bool) -> np.ndarray:
     """Numbers of the sets of pairs that share an image, or also a prompt; sets in the order of their first pairs."""
     nodes: list[list[Path | str]] = [[row.winner, row.loser, *([row.prompt] if by_prompt else [])] for row in rows]
     number: dict[Path | str, int] = {}

@@ -22,14 +22,14 @@ _SOURCES = "edit_sources"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromptsConfig:
+class PromptListsConfig:
     """Settings of `flowrl pretrain prompts`."""
 
     out: str = "runs/prompts"
     """Folder of the lists."""
 
 
-def main(config: PromptsConfig) -> Path:
+def main(config: PromptListsConfig) -> Path:
     """Writes the lists and the images; returns their folder."""
     out = Path(config.out)
     (out / _SOURCES).mkdir(parents=True, exist_ok=True)

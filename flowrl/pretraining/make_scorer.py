@@ -180,7 +180,7 @@ def accuracy(net: AttributeNet, seed: int, *, corrupted: bool) -> dict[str, floa
     found = net(images)
     read = found.count_logits.argmax(dim=-1).numpy()
     kinds = [[(s.label, s.color) for s in shapes] for _, shapes in scenes]
-    drawn = np.asarray([[*map(k.count, PAIRS), *(sum(s == label for s, _ in k) for label in SHAPES)] for k in kinds])
+    drawn = np.asarray([[*map(k.count, PAIRS), *map([s for s, _ in k].count, SHAPES)] for k in kinds])
     right, by_shape = read == drawn, slice(len(PAIRS), None)
     figures = {"pairs": float(right[:, : len(PAIRS)].all(axis=1).mean()), "shapes": float(right[:, by_shape].mean())}
     for count in range(MAX_COUNT):

@@ -40,7 +40,7 @@ from flowrl.pretraining.making import (
 from flowrl.pretraining.network_training import (
     Noised,
     WrongCaptions,
-    reconstructed,
+    reconstruct,
     train_autoencoder,
     velocity_error,
 )
@@ -118,7 +118,7 @@ def reconstruction_loss(pipe: Any, config: PretrainConfig, step: int) -> Tensor:
     """Absolute error of reconstructed scenes plus the weighted KL of their posteriors (in low precision)."""
     first = step * config.vae_batch_size
     images = scene_batch(range(first, first + config.vae_batch_size), config.seed, "vae").images
-    decoded, kl = reconstructed(pipe.vae, images, config.seed, step)
+    decoded, kl = reconstruct(pipe.vae, images, config.seed, step)
     return (decoded - images).abs().mean() + config.kl_weight * kl
 
 

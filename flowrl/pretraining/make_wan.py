@@ -35,7 +35,7 @@ from flowrl.pretraining.network_training import (
     Noised,
     WrongCaptions,
     in_low_precision,
-    reconstructed,
+    reconstruct,
     train_autoencoder,
     velocity_error,
 )
@@ -116,7 +116,7 @@ def reconstruction_loss(pipe: WanPipeline, config: WanConfig, step: int) -> Tens
     """Absolute error of reconstructed clips, shapes weighted up, plus the weighted KL of their posteriors."""
     first = step * config.vae_batch_size
     clips = clip_batch(range(first, first + config.vae_batch_size), config.seed, "vae").clips
-    decoded, kl = reconstructed(pipe.vae, clips, config.seed, step)
+    decoded, kl = reconstruct(pipe.vae, clips, config.seed, step)
     shown = ((clips - _GROUND).abs().amax(1, keepdim=True) > 0.1).float()  # a tenth of the pixels
     near = nn.functional.max_pool3d(shown, (1, 5, 5), stride=1, padding=(0, 2, 2))  # a corner is rounded on both sides
     error = (decoded - clips).abs() * (1 + config.shape_weight * near)

@@ -19,7 +19,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 
 
-def orthogonalized(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """The nearest matrix whose singular values are all about 1: `U V^T` of `matrix = U S V^T`, roughly.
 
     Five steps of `X <- a X + (b X X^T + c (X X^T)^2) X` from `X = matrix / |matrix|` leave singular values between
@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[weight]
                 average = state.setdefault("momentum", torch.zeros_like(weight))
                 average.lerp_(weight.grad, 1 - group["momentum"])
-                update = orthogonalized(weight.grad.lerp(average, group["momentum"]).flatten(1))
+                update = orthogonalize(weight.grad.lerp(average, group["momentum"]).flatten(1))
                 size = 0.2 * max(update.shape) ** 0.5
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.sub_(update.view_as(weight), alpha=group["lr"] * size)

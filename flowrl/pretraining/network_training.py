@@ -108,7 +108,7 @@ class Noised:
     generator: torch.Generator
 
 
-def noised(
+def add_noise(
     clean: Tensor, prompts: Sequence[str], *, seed: int, step: int, shift: float, prompt_dropout: float
 ) -> Noised:
     """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform.
@@ -136,7 +136,7 @@ def velocity_error(
 
     `predict` gives the velocity of a batch; of `config` seed, shift and prompt_dropout are read.
     """
-    batch = noised(
+    batch = add_noise(
         clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
     )
     with in_low_precision(), torch.random.fork_rng(devices=[]):
@@ -145,7 +145,7 @@ def velocity_error(
     return nn.functional.mse_loss(velocity.float(), batch.velocity)
 
 
-def reconstructed(vae: Any, images: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
+def reconstruct(vae: Any, images: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Images through an autoencoder and a sample of its posterior (in bfloat16), and the posterior's mean KL term."""
     noise = torch.Generator().manual_seed(counter_seed(seed, "vae noise", step))
     with in_low_precision():
@@ -254,7 +254,6 @@ def train_network(
     Returns:
         The seconds that training took, earlier sessions included.
     """
-    parameters = [p for p in network.parameters() if p.requires_grad]
     average = {key: value.detach().clone() for key, value in network.state_dict().items()} if course.ema_decay else {}
     learners = optimizers(network, lr=course.lr, betas=course.betas, weight_decay=course.weight_decay, muon=course.muon)
     start, spent = 0, 0.0
@@ -267,14 +266,8 @@ def train_network(
     recent, begun = 0.0, time.monotonic()
     with progress(name, course.steps, start) as advance:
         for step in range(start, course.steps):
-            for group in (group for optimizer in learners for group in optimizer.param_groups):
-                group["lr"] = learning_rate(step, course.lr_steps or course.steps, course.lr)
             loss = loss_of(step)
-            network.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            for optimizer in learners:
-                optimizer.step()
+            _descend(network, loss, learners, learning_rate(step, course.lr_steps or course.steps, course.lr))
             average_weights(network, average, min(course.ema_decay, (1 + step) / (10 + step)))
             recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
             advance(f"loss {recent:.4f}")
@@ -291,6 +284,17 @@ def train_network(
     if average:
         network.load_state_dict(average)
     return spent + time.monotonic() - begun
+
+
+def _descend(network: nn.Module, loss: Tensor, learners: Sequence[torch.optim.Optimizer], lr: float) -> None:
+    """One step of all optimizers down the clipped gradient of a loss."""
+    network.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_([p for p in network.parameters() if p.requires_grad], 1.0)
+    for optimizer in learners:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
 
 
 @torch.no_grad()

@@ -41,14 +41,6 @@ _WORDS = (
 ).split()
 
 
-def _byte_alphabet() -> list[str]:
-    """The 256 printable stand-ins for bytes that byte-level BPE uses, in byte order."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    table = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
-    return [table[b] for b in range(256)]
-
-
 def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
     """Byte-pair merges that make every word one piece: the most frequent pair first, ties in alphabetical order.
 
@@ -81,7 +73,10 @@ def clip_tokenizer(more: Sequence[str] = ()) -> CLIPTokenizer:
     `more` are words of other prompts than the images'.
     """
     merges = _merges([*_WORDS, *more])
-    alphabet = _byte_alphabet()
+    # The 256 printable stand-ins for bytes that byte-level BPE uses, in byte order.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    alphabet = [chr(b) if b in printable else chr(256 + others.index(b)) for b in range(256)]
     vocabulary = [*alphabet, *(symbol + "</w>" for symbol in alphabet), *("".join(pair) for pair in merges)]
     vocabulary += ["<|startoftext|>", "<|endoftext|>"]
     entries = {token: i for i, token in enumerate(dict.fromkeys(vocabulary))}

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowrl.config.building import build_settings
-from flowrl.pretraining.head_data import Split, pair_features, split_pairs
+from flowrl.pretraining.head_data import PairSplit, pair_features, split_pairs
 from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards.networks.preference_features import build_features, check_backbone
 from flowrl.rewards.preference_head import (
@@ -141,8 +141,8 @@ def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
         "pairs": len(rows), "units": int(split.unit.max()) + 1, "split_by": split.by,
         "learned_from": len(split.learn), "stopped_at": len(split.stop), "measured_on": len(split.measure),
         "temperature": fitted.temperature, "epochs": fitted.epochs, "best_epoch": fitted.best_epoch,
-        "training": measured(fitted, winner, loser, split.learn, split.unit),
-        "measured": measured(fitted, winner, loser, split.measure, split.unit),
+        "training": measure(fitted, winner, loser, split.learn, split.unit),
+        "measured": measure(fitted, winner, loser, split.measure, split.unit),
         "seconds": round(time.monotonic() - start, 1), "settings": {**asdict(config), "pairs": str(pairs)},
     }  # fmt: skip
     local = config.model is not None and Path(config.model).expanduser().is_dir()
@@ -157,7 +157,7 @@ def bradley_terry_loss(winner: Float[Tensor, " n"], loser: Float[Tensor, " n"]) 
     return F.softplus(loser - winner).mean()
 
 
-def fit(winner: Tensor, loser: Tensor, split: Split, config: HeadConfig) -> Fitted:
+def fit(winner: Tensor, loser: Tensor, split: PairSplit, config: HeadConfig) -> Fitted:
     """Trains on the pairs of `split.learn`, keeps the head that is best on `split.stop`, and calibrates it there.
 
     `winner` and `loser` are features [n, d].
@@ -245,7 +245,7 @@ def calibration_error(probability: Float[np.ndarray, " n"], bins: int = 10) -> f
 
 
 @torch.no_grad()
-def measured(fitted: Fitted, winner: Tensor, loser: Tensor, places: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
+def measure(fitted: Fitted, winner: Tensor, loser: Tensor, places: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
     """Accuracy with its interval over units (a tie is half), loss and calibration error of some pairs."""
     margin = (fitted.head(winner[places]) - fitted.head(loser[places])).double().numpy() / fitted.temperature
     accuracy: Interval = mean_interval((margin > 0) + 0.5 * (margin == 0), unit[places])

@@ -94,12 +94,16 @@ TERMS: dict[str, Terms] = {
 """By `licence` of `pipelines/published.json`."""
 
 
-def terms_of(model: str) -> Terms | None:
+def terms_of(model: str, licence: str | None = None) -> Terms | None:
     """The terms of a base model; None where its licence is not known here.
 
     Args:
         model: hub id, `asset:NAME` (which ships with flowrl, under its licence) or a place on this machine.
+        licence: that somebody gave in the place of the base's, as the hub calls it.
     """
+    if licence:
+        demands = "Stated by whoever shares this LoRA; what the base demands holds."
+        return Terms(title=licence, hub=licence, demands=demands)
     if model.startswith("asset:"):
         return _APACHE
     known = published(model)
@@ -107,8 +111,3 @@ def terms_of(model: str) -> Terms | None:
         return None
     slug = "-".join("".join(c if c.isalnum() else " " for c in known.licence.lower()).split())
     return TERMS.get(known.licence) or Terms(title=known.licence, name=slug, demands=_READ)
-
-
-def said_by_hand(licence: str) -> Terms:
-    """The terms that somebody gave in the place of the base's."""
-    return Terms(title=licence, hub=licence, demands="Stated by whoever shares this LoRA; what the base demands holds.")

@@ -81,7 +81,11 @@ def export(
     files = files_of_form(loras, form, source, label_of(place))
     for name in files:
         weights = (folder / name).with_name("adapter_model.safetensors") if name.endswith(".json") else folder / name
-        refuse_foreign(folder / name, own=weights.is_file() and _is_marked(weights), flag="`out`")
+        own = weights.is_file()
+        if own:
+            with weights.open("rb") as file:
+                own = b"flowrl export" in file.read(2**20)  # the header names who wrote it
+        refuse_foreign(folder / name, own=own, flag="`out`")
     for name, content in files.items():
         path = folder / name
         if path.is_file() and path.stat().st_size and not _holds(path, content, DTYPES[source.dtype]):
@@ -160,9 +164,3 @@ def _holds(path: Path, content: Content, dtype: torch.dtype) -> bool:
     return there.keys() == wanted.keys() and all(
         there[key].dtype == tensor.dtype and torch.equal(there[key], tensor) for key, tensor in wanted.items()
     )
-
-
-def _is_marked(path: Path) -> bool:
-    """Whether the header of a file with tensors names this program."""
-    with path.open("rb") as file:
-        return b"flowrl export" in file.read(2**20)

@@ -54,12 +54,15 @@ def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[s
     Raises:
         ValueError: its front matter cannot be read, or cannot be changed without loss; nothing was written then.
     """
-    text = _read(path)
+    text = ""
+    if path.exists():
+        read_text(path)  # says what is wrong with it
+        text = path.read_bytes().decode("utf-8")  # with its mark and line ends as they are
     head, front, rest = split_front(text, str(path))
     known = _mapping(front, str(path))
-    index = merged(known.get(INDEX), model_index(name, entries), str(path))
-    block = dumped({INDEX: index})
-    changed = _replaced(front, block.replace("\n", "\r\n") if "\r\n" in head + front else block, str(path))
+    index = merge_index(known.get(INDEX), model_index(name, entries), str(path))
+    block = dump_yaml({INDEX: index})
+    changed = _replace_block(front, block.replace("\n", "\r\n") if "\r\n" in head + front else block, str(path))
     if _mapping(changed, str(path)) != {**known, INDEX: yaml.safe_load(block)[INDEX]}:
         raise ValueError(
             f"{path}: its front matter is written in a way that cannot be changed without loss (such as anchors in "
@@ -128,7 +131,7 @@ def task_of(entry: BoardEntry) -> str:
     return "image-to-image" if rules is not None and rules.edits else "text-to-image"
 
 
-def merged(old: Any, new: Sequence[Block], where: str) -> list[Block]:
+def merge_index(old: Any, new: Sequence[Block], where: str) -> list[Block]:
     """The old block with the new results: in place of those of the same conditions, else after them.
 
     Raises:
@@ -177,17 +180,9 @@ def split_front(text: str, where: str) -> tuple[str, str, str]:
     raise ValueError(f"{where}: its front matter begins with --- and has no second --- that ends it: add one.")
 
 
-def dumped(value: Mapping[str, Any]) -> str:
+def dump_yaml(value: Mapping[str, Any]) -> str:
     """YAML in the order of the keys, as the hub's library writes it."""
     return str(yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))
-
-
-def _read(path: Path) -> str:
-    """The card with its mark and line ends as they are; nothing where there is none."""
-    if not path.exists():
-        return ""
-    read_text(path)  # says what is wrong with it
-    return path.read_bytes().decode("utf-8")
 
 
 def _mapping(front: str, where: str) -> dict[str, Any]:
@@ -202,7 +197,7 @@ def _mapping(front: str, where: str) -> dict[str, Any]:
     return found
 
 
-def _replaced(front: str, block: str, where: str) -> str:
+def _replace_block(front: str, block: str, where: str) -> str:
     """The metadata with its block replaced, or with one at its end; all other lines as they are."""
     lines = front.splitlines(keepends=True)
     starts = [k for k, line in enumerate(lines) if _KEY.match(line)]

@@ -12,7 +12,7 @@ from flowrl.pipelines.places.known_checkpoints import tables
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.publishing.base_licences import Terms
-from flowrl.publishing.model_card import INDEX, dumped
+from flowrl.publishing.model_card import INDEX, dump_yaml
 from flowrl.publishing.places import without_places
 from flowrl.rendering.markup import estimate, plural
 from flowrl.rewards import reproduction_of
@@ -33,10 +33,28 @@ SHOWN = (
 """Settings that a card names; all of them are in config.yaml."""
 _TRUE_GUIDANCE = ("qwen_image", "qwen_image_edit")  # whose stock class calls it true_cfg_scale
 
+_USE = """## How to use it
+
+Stock diffusers; `FOLDER` is this repository's id or a copy of it:
+
+```python
+import torch
+from diffusers import {stock}
+
+pipe = {stock}.from_pretrained("{base}", torch_dtype=torch.{dtype})
+pipe.load_lora_weights("FOLDER", weight_name="{file}"){experts}
+{call}
+```
+
+{missing}These are the steps and the guidance of the run's evaluations. A seed of stock diffusers is not one of flowrl,
+which drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT {drawn}`.
+
+{comfyui}"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Card:
-    """What a card is made of.
+class RunCard:
+    """What a card is made of; `text` is its README.md.
 
     Attributes:
         base: hub id of the base model; None where there is none to name.
@@ -56,90 +74,183 @@ class Card:
     comfyui: str
     task: str
 
+    def text(self) -> str:
+        """README.md."""
+        front = dump_yaml(self._front())
+        parts = [f"# {self.name}", MADE, self._lead(), self._samples(), self._use(), self._scores(), self._training(),
+                 self._licence(), self._again()]  # fmt: skip
+        return f"---\n{front}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
 
-def card_text(card: Card) -> str:
-    """README.md."""
-    front = dumped(_front(card))
-    parts = [f"# {card.name}", MADE, _lead(card), _samples(card), _use(card), _scores(card), _training(card),
-             _licence(card), _again(card)]  # fmt: skip
-    return f"---\n{front}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+    def _front(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.terms is not None:
+            found["license"] = self.terms.hub
+            if self.terms.hub == "other":
+                found["license_name"] = self.terms.name
+                found["license_link"] = self.terms.link or (
+                    f"https://huggingface.co/{self.base}" if self.base else "LICENSE"
+                )
+        if self.base is not None:
+            found |= {"base_model": self.base, "base_model_relation": "adapter"}
+        found |= {"library_name": "diffusers", "pipeline_tag": self.task}
+        found["tags"] = ["lora", "diffusers", self.task, "reinforcement-learning", "flowrl"]
+        shown = [{"text": text, "output": {"url": after}} for text, _, _, after in self.images]
+        if shown:
+            found["widget"] = shown
+        if (index := self._own_index()) is not None:
+            found[INDEX] = index
+        return found
+
+    def _own_index(self) -> list[dict[str, Any]] | None:
+        """What the run's own evaluations say of the tuned model, by the hub's library."""
+        held = self.held
+        if held is None or held.after is None:
+            return None
+        from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
+
+        bounds = {"low": held.after.low, "high": held.after.high, "level": LEVEL} if held.after.known else {}
+        result = EvalResult(
+            task_type=self.task, dataset_type="prompts", dataset_name=_prompts(self.run, "eval") or "held-out prompts",
+            dataset_args={"iteration": held.last, "images_compared": held.num_pairs},
+            metric_type=held.metric, metric_name=f"{held.label} of the run's own evaluation",
+            metric_value=held.after.mean, metric_args=bounds | {"before_training": held.before.mean},
+        )  # fmt: skip
+        return list(eval_results_to_model_index(self.name, [result]))
+
+    def _lead(self) -> str:
+        model = self.source.model
+        if self.base:
+            base = f"[{self.base}](https://huggingface.co/{self.base})"
+        elif model.startswith("asset:"):
+            base = f"`{model}`, a small model that ships with flowrl"
+        else:
+            base = f"`{without_places(model)}`, a model that is not named on the hub here"
+        rank = self.run.config.get("policy", {}).get("lora_rank")
+        text = (
+            f"A LoRA{f' of rank {rank}' if rank else ''} for {base}, trained by reinforcement learning with flowrl for "
+            f"{plural(len(self.run.train), 'iteration')}. There is no trigger word: it acts on every prompt."
+        )
+        if not self.run.finished:
+            text += " The run had not finished when this card was written."
+        return text
+
+    def _samples(self) -> str:
+        if not self.images:
+            return "## Before and after\n\nThe run kept no samples of two times, so that none are shown."
+        first, last = self.run.pair_iterations
+        rows = [
+            f"| {_media(before, text)} | {_media(after, text)} | {_cell(text)}{f' (seed {seed})' if seed else ''} |"
+            for text, seed, before, after in self.images
+        ]
+        start = "before training" if first == 0 else f"after {plural(first, 'iteration')}"
+        return (
+            "## Before and after\n\nSame prompt, same start noise. The first ones in order, not picked.\n\n"
+            f"| {start} | after {plural(last, 'iteration')} | prompt |\n|---|---|---|\n" + "\n".join(rows)
+        )
+
+    def _use(self) -> str:
+        source, base = self.source, self.base or "BASE"
+        guidance = "true_cfg_scale" if source.family in _TRUE_GUIDANCE else "guidance_scale"
+        # Of a family that has several stock classes, the one that finds the right one by itself.
+        stock = tables()["families"].get(source.family, {}).get("stock", [])
+        size = "".join(
+            f", {name}={value}" for name in ("height", "width", "num_frames") if (value := source.options.get(name))
+        )
+        image = "image=IMAGE, " if self.task.startswith("image-to") else ""
+        what = "frames = pipe(...).frames[0]" if self.task.endswith("video") else "image = pipe(...).images[0]"
+        call = what.replace(
+            "...",
+            f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, {guidance}={source.guidance_scale:g}{size}",
+        )
+        experts = (
+            f'\npipe.load_lora_weights(\n    "FOLDER", subfolder="transformer_2", weight_name="{LORA_FILE}", '
+            "load_into_transformer_2=True,\n)"
+        )
+        two = source.lora is not None and (source.lora / "transformer_2").is_dir()
+        missing = "" if self.base else "`BASE` is the base model that is named above. "
+        drawn = f"--steps {source.num_steps} --guidance {source.guidance_scale:g}"
+        return _USE.format(
+            stock=stock[0] if len(stock) == 1 else "DiffusionPipeline", base=base, dtype=source.dtype, file=LORA_FILE,
+            experts=experts if two else "", call=call, missing=missing, drawn=drawn, comfyui=self.comfyui,
+        )  # fmt: skip
+
+    def _scores(self) -> str:
+        held, run = self.held, self.run
+        if held is None:
+            return "## Scores\n\nThe run had no held-out evaluation: nothing is said about new prompts."
+        lines = ["## Scores", ""]
+        rows = [("before training" if held.first == 0 else f"after {held.first}", estimate(held.before))]
+        if held.after is not None:
+            rows.append((f"after {plural(held.last, 'iteration')}", estimate(held.after)))
+            known = held.difference is not None and held.difference.known
+            change = estimate(held.difference, sign=True) if known and held.difference else f"{held.change:+.3f}"
+            rows.append(("paired difference", f"{change}: {conclusion(held.difference)}"))
+        lines += [f"{run.held_word.capitalize()} {held.label}:", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in rows]
+        if held.after is not None:
+            lines += ["", f"{plural(held.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
+                      + (f"; the interval speaks of {held.claim} and of other start noise. " if not held.untold else
+                         f"; no interval: {held.untold}. ")
+                      + "Another training seed can differ by more. Numbers of benchmarks, where there are any, are in "
+                      f"the `{INDEX}` of this card."]  # fmt: skip
+        if shared := held_out_or_shared(run.manifest.get("eval_prompts"))[1]:
+            lines += ["", f"{shared}: on those the scores say nothing about new prompts."]
+        return "\n".join(lines)
+
+    def _training(self) -> str:
+        run, config = self.run, self.run.config
+        versions = (run.manifest.get("inputs") or {}).get("rewards") or {}
+        held = f", evaluated on `{name}`" if (name := _prompts(run, "eval")) else ""
+        lines = ["## Training", "", f"Prompts: `{_prompts(run, 'train') or 'not stated'}`{held}."]
+        lines += ["", "Rewards, and what they stand for:", ""]
+        rewards = config.get("rewards") or []
+        keys = unique_keys([str(one.get("label") or one.get("name") or one.get("function")) for one in rewards])
+        lines += [_reward(reward, key, versions) for reward, key in zip(rewards, keys, strict=True)]
+        recipe, objective = str(config.get("recipe")), str(_at(config, "objective.name") or "")
+        rows = [
+            f"| `{key}` | {_cell(without_places(', '.join(map(str, value if isinstance(value, list) else [value]))))} |"
+            for key in SHOWN
+            if (value := _at(config, key)) is not None and is_read(key, recipe, objective)
+        ]
+        return "\n".join(
+            [*lines, "", "Settings; all of them are in `config.yaml`:", "", "| key | value |", "|---|---|", *rows]
+        )
+
+    def _licence(self) -> str:
+        if self.terms is None:
+            return (
+                "## Licence\n\nThe licence of the base model is not known here. A LoRA is bound by it: read it at the "
+                "base model's page before you use or pass this on."
+            )
+        where = f" ([text]({self.terms.link}))" if self.terms.link else ""
+        return (
+            f"## Licence\n\nThe base model's: {self.terms.title}{where}. {self.terms.demands} This is a summary; the "
+            "text of the licence is what counts."
+        )
+
+    def _again(self) -> str:
+        manifest = self.run.manifest
+        versions = manifest.get("versions") or {}
+        named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+        commit = manifest.get("git_commit")
+        ran = [f"command: `{without_places(str(manifest['command']))}`"] if manifest.get("command") else []
+        lines = [
+            f"commit of flowrl: `{commit}`" if commit else "commit of flowrl: not known, an installed release",
+            *ran,
+            f"libraries: {named}",
+            f"device: {without_places(str(manifest.get('device', 'not stated')))}",
+        ]
+        return (
+            "## How to reproduce\n\n`flowrl train config.yaml out=FOLDER`, once prompts, rewards and model in it are "
+            "where you have them (places on the machine that trained were taken out).\n\n"
+            + "\n".join(f"- {x}" for x in lines)
+        )
 
 
 def task_of_run(run: RunData) -> str:
     """The hub's name for what a run's model does."""
     given = "image" if any(pair.sources for pair in run.pairs) else "text"
     return f"{given}-to-{run.sample_word}"
-
-
-def _front(card: Card) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if card.terms is not None:
-        found["license"] = card.terms.hub
-        if card.terms.hub == "other":
-            found["license_name"] = card.terms.name
-            found["license_link"] = card.terms.link or (
-                f"https://huggingface.co/{card.base}" if card.base else "LICENSE"
-            )
-    if card.base is not None:
-        found |= {"base_model": card.base, "base_model_relation": "adapter"}
-    found |= {"library_name": "diffusers", "pipeline_tag": card.task}
-    found["tags"] = ["lora", "diffusers", card.task, "reinforcement-learning", "flowrl"]
-    shown = [{"text": text, "output": {"url": after}} for text, _, _, after in card.images]
-    if shown:
-        found["widget"] = shown
-    if (index := _own_index(card)) is not None:
-        found[INDEX] = index
-    return found
-
-
-def _own_index(card: Card) -> list[dict[str, Any]] | None:
-    """What the run's own evaluations say of the tuned model, by the hub's library."""
-    held = card.held
-    if held is None or held.after is None:
-        return None
-    from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
-
-    bounds = {"low": held.after.low, "high": held.after.high, "level": LEVEL} if held.after.known else {}
-    result = EvalResult(
-        task_type=card.task, dataset_type="prompts", dataset_name=_prompts(card.run, "eval") or "held-out prompts",
-        dataset_args={"iteration": held.last, "images_compared": held.num_pairs},
-        metric_type=held.metric, metric_name=f"{held.label} of the run's own evaluation", metric_value=held.after.mean,
-        metric_args=bounds | {"before_training": held.before.mean},
-    )  # fmt: skip
-    return list(eval_results_to_model_index(card.name, [result]))
-
-
-def _lead(card: Card) -> str:
-    model = card.source.model
-    if card.base:
-        base = f"[{card.base}](https://huggingface.co/{card.base})"
-    elif model.startswith("asset:"):
-        base = f"`{model}`, a small model that ships with flowrl"
-    else:
-        base = f"`{without_places(model)}`, a model that is not named on the hub here"
-    rank = card.run.config.get("policy", {}).get("lora_rank")
-    text = (
-        f"A LoRA{f' of rank {rank}' if rank else ''} for {base}, trained by reinforcement learning with flowrl for "
-        f"{plural(len(card.run.train), 'iteration')}. There is no trigger word: it acts on every prompt."
-    )
-    if not card.run.finished:
-        text += " The run had not finished when this card was written."
-    return text
-
-
-def _samples(card: Card) -> str:
-    if not card.images:
-        return "## Before and after\n\nThe run kept no samples of two times, so that none are shown."
-    first, last = card.run.pair_iterations
-    rows = [
-        f"| {_media(before, text)} | {_media(after, text)} | {_cell(text)}{f' (seed {seed})' if seed else ''} |"
-        for text, seed, before, after in card.images
-    ]
-    start = "before training" if first == 0 else f"after {plural(first, 'iteration')}"
-    return (
-        "## Before and after\n\nSame prompt, same start noise. The first ones in order, not picked.\n\n"
-        f"| {start} | after {plural(last, 'iteration')} | prompt |\n|---|---|---|\n" + "\n".join(rows)
-    )
 
 
 def _media(file: str, text: str) -> str:
@@ -154,94 +265,6 @@ def _cell(text: str) -> str:
     return flat.replace("|", "\\|").replace("`", "\\`")
 
 
-def _stock_class(source: Source) -> str:
-    """The stock class of a family; of one that has several, the class that finds the right one by itself."""
-    stock = tables()["families"].get(source.family, {}).get("stock", [])
-    return str(stock[0]) if len(stock) == 1 else "DiffusionPipeline"
-
-
-def _use(card: Card) -> str:
-    source, base = card.source, card.base or "BASE"
-    guidance = "true_cfg_scale" if source.family in _TRUE_GUIDANCE else "guidance_scale"
-    size = "".join(
-        f", {name}={value}" for name in ("height", "width", "num_frames") if (value := source.options.get(name))
-    )
-    image = "image=IMAGE, " if card.task.startswith("image-to") else ""
-    what = "frames = pipe(...).frames[0]" if card.task.endswith("video") else "image = pipe(...).images[0]"
-    call = what.replace(
-        "...",
-        f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, {guidance}={source.guidance_scale:g}{size}",
-    )
-    experts = (
-        f'\npipe.load_lora_weights(\n    "FOLDER", subfolder="transformer_2", weight_name="{LORA_FILE}", '
-        "load_into_transformer_2=True,\n)"
-    )
-    two = source.lora is not None and (source.lora / "transformer_2").is_dir()
-    missing = "" if card.base else "`BASE` is the base model that is named above. "
-    drawn = f"--steps {source.num_steps} --guidance {source.guidance_scale:g}"
-    return f"""## How to use it
-
-Stock diffusers; `FOLDER` is this repository's id or a copy of it:
-
-```python
-import torch
-from diffusers import {_stock_class(source)}
-
-pipe = {_stock_class(source)}.from_pretrained("{base}", torch_dtype=torch.{source.dtype})
-pipe.load_lora_weights("FOLDER", weight_name="{LORA_FILE}"){experts if two else ""}
-{call}
-```
-
-{missing}These are the steps and the guidance of the run's evaluations. A seed of stock diffusers is not one of flowrl,
-which drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT {drawn}`.
-
-{card.comfyui}"""
-
-
-def _scores(card: Card) -> str:
-    held, run = card.held, card.run
-    if held is None:
-        return "## Scores\n\nThe run had no held-out evaluation: nothing is said about new prompts."
-    lines = ["## Scores", ""]
-    rows = [("before training" if held.first == 0 else f"after {held.first}", estimate(held.before))]
-    if held.after is not None:
-        rows.append((f"after {plural(held.last, 'iteration')}", estimate(held.after)))
-        known = held.difference is not None and held.difference.known
-        change = estimate(held.difference, sign=True) if known and held.difference else f"{held.change:+.3f}"
-        rows.append(("paired difference", f"{change}: {conclusion(held.difference)}"))
-    lines += [f"{run.held_word.capitalize()} {held.label}:", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in rows]
-    if held.after is not None:
-        lines += ["", f"{plural(held.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
-                  + (f"; the interval speaks of {held.claim} and of other start noise. " if not held.untold else
-                     f"; no interval: {held.untold}. ")
-                  + "Another training seed can differ by more. Numbers of benchmarks, where there are any, are in the "
-                  f"`{INDEX}` of this card."]  # fmt: skip
-    if shared := held_out_or_shared(run.manifest.get("eval_prompts"))[1]:
-        lines += ["", f"{shared}: on those the scores say nothing about new prompts."]
-    return "\n".join(lines)
-
-
-def _training(card: Card) -> str:
-    run, config = card.run, card.run.config
-    versions = (run.manifest.get("inputs") or {}).get("rewards") or {}
-    held = f", evaluated on `{name}`" if (name := _prompts(run, "eval")) else ""
-    lines = ["## Training", "", f"Prompts: `{_prompts(run, 'train') or 'not stated'}`{held}."]
-    lines += ["", "Rewards, and what they stand for:", ""]
-    rewards = config.get("rewards") or []
-    keys = unique_keys([str(one.get("label") or one.get("name") or one.get("function")) for one in rewards])
-    lines += [_reward(reward, key, versions) for reward, key in zip(rewards, keys, strict=True)]
-    recipe, objective = str(config.get("recipe")), str(_at(config, "objective.name") or "")
-    rows = [
-        f"| `{key}` | {_cell(without_places(', '.join(map(str, value if isinstance(value, list) else [value]))))} |"
-        for key in SHOWN
-        if (value := _at(config, key)) is not None and is_read(key, recipe, objective)
-    ]
-    return "\n".join(
-        [*lines, "", "Settings; all of them are in `config.yaml`:", "", "| key | value |", "|---|---|", *rows]
-    )
-
-
 def _reward(reward: Mapping[str, Any], own: str, versions: Mapping[str, str]) -> str:
     name, options = reward.get("name"), reward.get("options") or {}
     text = f"- `{own}`{f' ({name})' if name not in (None, own) else ''}, weight {reward.get('weight', 1.0):g}"
@@ -251,37 +274,6 @@ def _reward(reward: Mapping[str, Any], own: str, versions: Mapping[str, str]) ->
     text += f"; version `{without_places(str(version))}`" if version else ""
     reproduces = reproduction_of(name, options) if name else None
     return text + (f". {without_places(reproduces)}" if reproduces else ". It has no published number to meet.")
-
-
-def _licence(card: Card) -> str:
-    if card.terms is None:
-        return (
-            "## Licence\n\nThe licence of the base model is not known here. A LoRA is bound by it: read it at the base "
-            "model's page before you use or pass this on."
-        )
-    where = f" ([text]({card.terms.link}))" if card.terms.link else ""
-    return (
-        f"## Licence\n\nThe base model's: {card.terms.title}{where}. {card.terms.demands} This is a summary; the text "
-        "of the licence is what counts."
-    )
-
-
-def _again(card: Card) -> str:
-    manifest = card.run.manifest
-    versions = manifest.get("versions") or {}
-    named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    commit = manifest.get("git_commit")
-    ran = [f"command: `{without_places(str(manifest['command']))}`"] if manifest.get("command") else []
-    lines = [
-        f"commit of flowrl: `{commit}`" if commit else "commit of flowrl: not known, an installed release",
-        *ran,
-        f"libraries: {named}",
-        f"device: {without_places(str(manifest.get('device', 'not stated')))}",
-    ]
-    return (
-        "## How to reproduce\n\n`flowrl train config.yaml out=FOLDER`, once prompts, rewards and model in it are where "
-        "you have them (places on the machine that trained were taken out).\n\n" + "\n".join(f"- {x}" for x in lines)
-    )
 
 
 def _prompts(run: RunData, which: str) -> str | None:

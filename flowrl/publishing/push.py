@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +12,15 @@ from safetensors.torch import save
 
 from flowrl.config.bounds import check_counts
 from flowrl.config.locations import hub_id
-from flowrl.evaluation.board.finished import BoardEntry, find_entries
+from flowrl.evaluation.board.finished import find_entries
 from flowrl.generation.models import Model, Source, Words, check_source, find_source, lora_of, place_of, several
 from flowrl.pipelines import stock_of
-from flowrl.publishing.base_licences import said_by_hand, terms_of
-from flowrl.publishing.export import files_of_form
+from flowrl.publishing.base_licences import terms_of
+from flowrl.publishing.export import Content, files_of_form
 from flowrl.publishing.hub_upload import check_target, upload
 from flowrl.publishing.lora_exports import SavedLora, finite_loras
 from flowrl.publishing.model_card import add_to_card
-from flowrl.publishing.model_card_text import Card, card_text, task_of_run
+from flowrl.publishing.model_card_text import RunCard, task_of_run
 from flowrl.publishing.places import settings_without_places
 from flowrl.publishing.shared_files import README, Shared, image_files, list_files, write_files
 from flowrl.runs.held_out_result import held_out
@@ -88,57 +88,59 @@ def push(
     check_source(source)
     if (place / "lora.diverged").exists():
         print(f"note: {place} diverged; what is shared is its last LoRA whose images were finite")
-    if to is not None and not dry_run:
-        check_target(to, update=update, public=public)
-    elif to is None and (public or update):
-        raise ValueError("`public` and `update` are of an upload: say where to with `to` OWNER/NAME")
+    _check_upload(to, update=update, public=public, dry_run=dry_run)
 
     name = to.partition("/")[2] if to else data.name
     loras = finite_loras(lora, stock_of(source.family, source.model))
-    base = base or hub_id(source.model)
-    terms = said_by_hand(licence) if licence else terms_of(base or source.model)
     comfyui, extra = _comfyui(loras, source, name)
     images, sampled = image_files(data, pairs)
-    entries = _entries([str(one) for one in several(results)])
-    card = Card(
-        name=name, run=data, source=source, base=base, terms=terms, held=held_out(data), images=images,
-        comfyui=comfyui, task=task_of_run(data),
+    base = base or hub_id(source.model)
+    card = RunCard(
+        name=name, run=data, source=source, base=base, terms=terms_of(base or source.model, licence),
+        held=held_out(data), images=images, comfyui=comfyui, task=task_of_run(data),
     )  # fmt: skip
+    text = _add_benchmarks(card.text(), name, list(map(str, several(results))))
     config = yaml.safe_dump(settings_without_places(dict(data.config)), sort_keys=False, allow_unicode=True)
     files = [
-        Shared(name=README, content=_with_benchmarks(card_text(card), name, entries).encode()),
-        *_lora_files(loras, source),
+        Shared(name=README, content=text.encode()),
+        *_tensor_files(files_of_form(loras, "diffusers", source, "")),
         *extra,
         Shared(name="config.yaml", content=config.encode()),
         *sampled,
     ]
     print(f"{'would be ' if dry_run else ''}shared of {place}:")
     print(list_files(files))
-    if to is not None and terms is None:
+    if to is not None and card.terms is None:
         raise ValueError(
             f"the licence of {source.model} is not known here: read it, then state that of the LoRA with `licence` ID"
         )
-    folder, address = Path(folder or place / "share"), None
+    sizes = {file.name: file.size for file in files}
     if dry_run:
         print("nothing was written or sent")
-    else:
-        write_files(folder, files)
-        print(f"wrote {folder}")
-        if to is not None:
-            address = upload(to, files, public=public)
-            print(f"uploaded to {address}, {'public' if public else 'private'}")
-    sizes = {file.name: file.size for file in files}
-    return SharedRun(files=sizes, folder=None if dry_run else folder, address=address)
+        return SharedRun(files=sizes, folder=None, address=None)
+    folder, address = Path(folder or place / "share"), None
+    write_files(folder, files)
+    print(f"wrote {folder}")
+    if to is not None:
+        address = upload(to, files, public=public)
+        print(f"uploaded to {address}, {'public' if public else 'private'}")
+    return SharedRun(files=sizes, folder=folder, address=address)
 
 
-def _lora_files(loras: dict[str, SavedLora], source: Source) -> list[Shared]:
-    """The LoRA, written again so that nothing but tensors, rank, alpha and layers travels."""
-    files = []
-    for name, content in files_of_form(loras, "diffusers", source, "").items():
-        assert not isinstance(content, str)
-        tensors, notes = content
-        files.append(Shared(name=name, content=save(tensors, metadata={"format": "pt"} | notes)))
-    return files
+def _check_upload(to: str | None, *, update: bool, public: bool, dry_run: bool) -> None:
+    if to is None and (public or update):
+        raise ValueError("`public` and `update` are of an upload: say where to with `to` OWNER/NAME")
+    if to is not None and not dry_run:
+        check_target(to, update=update, public=public)
+
+
+def _tensor_files(contents: Mapping[str, Content], folder: str = "") -> list[Shared]:
+    """A LoRA, written again so that nothing but tensors, rank, alpha and layers travels."""
+    return [
+        Shared(name=f"{folder}{name}", content=save(content[0], metadata={"format": "pt"} | dict(content[1])))
+        for name, content in contents.items()
+        if not isinstance(content, str)
+    ]
 
 
 def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[str, list[Shared]]:
@@ -147,11 +149,7 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
         found = files_of_form(loras, "comfyui", source, name)
     except ValueError as error:
         return f"ComfyUI: no file is here for it ({str(error).replace('`form`', '--format')}).", []
-    files = [
-        Shared(name=f"comfyui/{file}", content=save(content[0], metadata={"format": "pt"}))
-        for file, content in found.items()
-        if not isinstance(content, str)
-    ]
+    files = _tensor_files(found, "comfyui/")
     names = " and ".join(f"`{file.name}`" for file in files)
     more = "; the two files belong to the two experts, each with a loader of its own" if len(files) > 1 else ""
     return (
@@ -160,18 +158,14 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
     ), files
 
 
-def _entries(given: Sequence[str]) -> list[BoardEntry]:
-    entries = [entry for entry in find_entries(given) if entry.side == "model"]
+def _add_benchmarks(text: str, name: str, results: Sequence[str]) -> str:
+    """The card with finished evaluations, which must be of one model, in its metadata."""
+    entries = [entry for entry in find_entries(results) if entry.side == "model"]
     labels = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
     if len(labels) > 1:
         raise ValueError(
             f"`results`: the results are of {', '.join(labels)}, and a card is of one model: give those of one"
         )
-    return entries
-
-
-def _with_benchmarks(text: str, name: str, entries: Sequence[BoardEntry]) -> str:
-    """The card with finished evaluations in its metadata."""
     if not entries:
         return text
     with tempfile.TemporaryDirectory() as folder:

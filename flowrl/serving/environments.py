@@ -50,7 +50,7 @@ _FOLLOW = (
     "    os.kill(os.getpid(), signal.SIGTERM)\n"
     "threading.Thread(target=end, daemon=True).start()\n"
     "from flowrl.cli import main\n"
-    "sys.exit(main(sys.argv[1:]))\n"
+    "sys.exit(main())\n"
 )
 """`flowrl`, ended with the process that started it."""
 
@@ -103,6 +103,17 @@ class _Child:
     process: subprocess.Popen[str] | None = None
     said: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=_KEPT_LINES))
     failed: str | None = None
+
+    def why(self, code: int) -> str:
+        """Why it did not start, in its own words."""
+        lines = [line for line in self.said if line]
+        last = re.sub(r"^(flowrl|score_server|\w*Error): ", "", lines[-1]) if lines else "nothing"
+        advice = ""
+        if any("No module named 'flowrl" in line for line in lines):
+            advice = (
+                " Install flowrl in that environment, or serve a function of it by scorer: FILE.py, which needs none."
+            )
+        return f"{self.label} does not start with {self.command[0]} (code {code}). It said: {last.rstrip('.')}.{advice}"
 
 
 def has_places(specs: Sequence[Mapping[str, Any]]) -> bool:
@@ -193,30 +204,21 @@ class Environments:
         if place.scorer is None:
             file = Path(self.folder.name) / f"{len(os.listdir(self.folder.name))}.yaml"
             file.write_text(yaml.safe_dump({"rewards": [dict(spec) for spec in specs]}))
-            command = [python, "-c", _FOLLOW, "serve", str(file), *self._flags(threads)]
+            handed_on = ("replicas", "devices", "device", "batch_size", "queue_size", "max_items", "max_mib",
+                         "max_mpixels", "max_video_mib", "max_video_mpixels", "max_images", "grace")  # fmt: skip
+            flags: dict[str, object] = {"port": 0, "token_env": TOKEN, "threads": threads}
+            flags |= {name: getattr(self.asked, name) for name in handed_on}
+            command = [python, "-c", _FOLLOW, "serve", str(file), *as_flags(flags)]
         else:
             given, limits = specs[0]["options"], self.asked.limits
-            command = [
-                python, score_server.__file__, place.scorer, "--name", label, "--port", "0", "--token-env", TOKEN,
-                "--images", given.images, "--needs", ",".join(given.needs), "--batch-size", str(limits.batch_size),
-                "--max-items", str(limits.max_items), "--max-mib", str(self.asked.max_mib), "--max-mpixels",
-                str(self.asked.max_mpixels), "--max-images", str(limits.max_images), "--queue-size",
-                str(limits.queue_size), "--until-stdin-ends",
-                *([] if given.version is None else ["--version", given.version]),
-            ]  # fmt: skip
+            flags = {
+                "name": label, "port": 0, "token_env": TOKEN, "images": given.images, "needs": ",".join(given.needs),
+                "batch_size": limits.batch_size, "max_items": limits.max_items, "max_mib": self.asked.max_mib,
+                "max_mpixels": self.asked.max_mpixels, "max_images": limits.max_images,
+                "queue_size": limits.queue_size, "version": given.version, "until_stdin_ends": True,
+            }  # fmt: skip
+            command = [python, score_server.__file__, place.scorer, *as_flags(flags)]
         return _Child(label=label, command=command, environment=environment)
-
-    def _flags(self, threads: int) -> list[str]:
-        own = {"port": 0, "token_env": TOKEN, "threads": threads}
-        handed_on = ("replicas", "devices", "device", "batch_size", "queue_size", "max_items", "max_mib", "max_mpixels",
-                     "max_video_mib", "max_video_mpixels", "max_images", "grace")  # fmt: skip
-        flags = own | {name: getattr(self.asked, name) for name in handed_on}
-        return [
-            text
-            for name, value in flags.items()
-            if value is not None
-            for text in (f"--{name.replace('_', '-')}", str(value))
-        ]
 
     def _keep(self, child: _Child) -> None:
         """A child from its first start to the end; what it says goes on, with its name in front."""
@@ -228,7 +230,7 @@ class Environments:
             if self.stopping.is_set():
                 return
             if not child.backend.rewards:
-                child.failed = _why(child, code)
+                child.failed = child.why(code)
                 return
             deaths = 0 if time.monotonic() - begun > _LIVED else deaths + 1
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
@@ -285,17 +287,16 @@ def _place(spec: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
     return place, rest
 
 
+def as_flags(values: Mapping[str, object]) -> list[str]:
+    """Values as flags of a command line, in order: None is left out, and what is true is a flag alone."""
+    words: list[str] = []
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [] if value is None else [flag] if value is True else [flag, str(value)]
+    return words
+
+
 def _label(spec: Mapping[str, Any]) -> str:
     if spec.get("scorer") and not spec.get("label"):
         return Path(str(spec["scorer"]).partition(".py:")[0]).name.removesuffix(".py")
     return reward_label(spec)
-
-
-def _why(child: _Child, code: int) -> str:
-    """Why a child did not start, in its own words."""
-    lines = [line for line in child.said if line]
-    last = re.sub(r"^(flowrl|score_server|\w*Error): ", "", lines[-1]) if lines else "nothing"
-    advice = ""
-    if any("No module named 'flowrl" in line for line in lines):
-        advice = " Install flowrl in that environment, or serve a function of it by scorer: FILE.py, which needs none."
-    return f"{child.label} does not start with {child.command[0]} (code {code}). It said: {last.rstrip('.')}.{advice}"

@@ -74,7 +74,7 @@ class Replicas:
         self.serving = False
 
     def __enter__(self) -> Replicas:
-        self._handlers = {one: signal.signal(one, self._signalled) for one in (signal.SIGINT, signal.SIGTERM)}
+        self._handlers = {one: signal.signal(one, self._on_signal) for one in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +125,7 @@ class Replicas:
             if self.signals > 1 or time.monotonic() > end:
                 break
 
-    def _signalled(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         self.signals += 1
 
     def _attend(self) -> None:

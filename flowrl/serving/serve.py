@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -40,53 +40,40 @@ def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -
     """
     asked = build_options(ServerSettings, settings, owner="serve")
     specs = reward_list(several(rewards))
-    token = _token(asked.token_env)
+    token = os.environ.get(asked.token_env or "", "").strip() or None
+    if asked.token_env is not None and token is None:
+        raise ValueError(f"`token_env`: the environment variable {asked.token_env} is not set: put the token there.")
+    if token is not None:
+        remember_secret(token)
     server.check_extra()
     devices = devices_of(asked)
     if has_places(specs):
-        _serve_places(asked, specs, token)
+        environments = Environments(asked, specs)
+        with server.open_socket(asked.host, asked.port, has_token=token is not None) as bound, environments:
+            start = time.monotonic()
+            for child in environments.children:
+                print(f"Starting {child.label} with {child.command[0]} ...", flush=True)
+            _listen(asked, bound, environments.start(), time.monotonic() - start)
+            door = make_door(
+                environments.backends, inner=environments.token, token=token, limits=asked.limits, hosts=asked.hosts
+            )
+            server.make_server(door, grace=asked.grace).run(sockets=[bound])
     else:
         validate_reward_specs(specs)
         with closing(server.open_socket(asked.host, asked.port, has_token=token is not None)) as bound:
-            _serve_here(asked, specs, devices, token, bound)
+            start = time.monotonic()
+            where = ", ".join(map(str, dict.fromkeys(devices)))
+            copies = f", {asked.replicas} times" if asked.replicas > 1 else ""
+            print(f"Loading {', '.join(reward_label(spec) for spec in specs)} on {where}{copies} ...", flush=True)
+            if asked.replicas > 1:
+                with Replicas(bound, asked, specs, devices, token) as replicas:
+                    _listen(asked, bound, replicas.start(), time.monotonic() - start)
+                    replicas.serve()
+            else:
+                app, rows = load_app(asked, specs, devices[0], token)
+                _listen(asked, bound, rows, time.monotonic() - start)
+                server.make_server(app, grace=asked.grace).run(sockets=[bound])
     print("Stopped.", flush=True)
-
-
-def _serve_here(
-    asked: ServerSettings,
-    specs: Sequence[Mapping[str, Any]],
-    devices: Sequence[torch.device],
-    token: str | None,
-    bound: socket.socket,
-) -> None:
-    """Serves in this process, or in replicas of it."""
-    start = time.monotonic()
-    where = ", ".join(map(str, dict.fromkeys(devices)))
-    copies = f", {asked.replicas} times" if asked.replicas > 1 else ""
-    print(f"Loading {', '.join(reward_label(spec) for spec in specs)} on {where}{copies} ...", flush=True)
-    if asked.replicas > 1:
-        with Replicas(bound, asked, specs, devices, token) as replicas:
-            _listen(asked, bound, replicas.start(), time.monotonic() - start)
-            replicas.serve()
-    else:
-        app, rows = load_app(asked, specs, devices[0], token)
-        _listen(asked, bound, rows, time.monotonic() - start)
-        server.make_server(app, grace=asked.grace).run(sockets=[bound])
-
-
-def _serve_places(asked: ServerSettings, specs: Sequence[Mapping[str, Any]], token: str | None) -> None:
-    """Serves rewards in environments of their own."""
-    environments = Environments(asked, specs)
-    with server.open_socket(asked.host, asked.port, has_token=token is not None) as bound, environments:
-        start = time.monotonic()
-        for child in environments.children:
-            print(f"Starting {child.label} with {child.command[0]} ...", flush=True)
-        rows = environments.start()
-        _listen(asked, bound, rows, time.monotonic() - start)
-        door = make_door(
-            environments.backends, inner=environments.token, token=token, limits=asked.limits, hosts=asked.hosts
-        )
-        server.make_server(door, grace=asked.grace).run(sockets=[bound])
 
 
 def devices_of(asked: ServerSettings) -> list[torch.device]:
@@ -126,13 +113,3 @@ def _listen(asked: ServerSettings, bound: socket.socket, rows: Rows, seconds: fl
     asks = f", token_env: {asked.token_env}" if asked.token_env else ""
     which = f", reward: {rows[0][0]}" if len(rows) > 1 else ""
     print(f"In a configuration: {{name: remote, options: {{url: '{at}'{which}{asks}}}}}", flush=True)
-
-
-def _token(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    token = os.environ.get(variable, "").strip()
-    if not token:
-        raise ValueError(f"`token_env`: the environment variable {variable} is not set: put the token there.")
-    remember_secret(token)
-    return token

@@ -17,7 +17,7 @@ from evaluation_folders import raising
 from PIL import Image
 
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.image_folder import batched, check_needs, read_items, score_items
+from flowrl.generation.image_folder import check_needs, make_batches, read_items, score_items
 from flowrl.generation.named_rewards import reward_specs
 from flowrl.rendering.terminal_text import align, cut
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
@@ -190,14 +190,14 @@ def items_of(groups: Sequence[int]) -> list[ImageFile]:
 
 def test_batches_hold_one_size_and_keep_to_theirs() -> None:
     sizes = [(8, 8), (4, 4), (8, 8), None, (8, 8), (4, 4)]
-    found = batched(items_of([0] * 6), sizes, whole_groups=False, batch_size=2)
+    found = make_batches(items_of([0] * 6), sizes, whole_groups=False, batch_size=2)
     assert found == [[0, 2], [4], [1, 5]]
 
 
 def test_groups_stay_whole() -> None:
-    found = batched(items_of([0, 1, 0, 1, 0, 2]), [(8, 8)] * 6, whole_groups=True, batch_size=2)
+    found = make_batches(items_of([0, 1, 0, 1, 0, 2]), [(8, 8)] * 6, whole_groups=True, batch_size=2)
     assert found == [[0, 2, 4], [1, 3], [5]]
-    assert batched(items_of([0, 1, 0, 1, 0, 2]), [(8, 8)] * 6, whole_groups=True, batch_size=5) == [
+    assert make_batches(items_of([0, 1, 0, 1, 0, 2]), [(8, 8)] * 6, whole_groups=True, batch_size=5) == [
         [0, 2, 4, 1, 3],
         [5],
     ]
@@ -205,7 +205,7 @@ def test_groups_stay_whole() -> None:
 
 def test_a_group_of_several_sizes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"those of 'p0' have several sizes, such as \(4, 4\) and \(8, 8\)"):
-        batched(items_of([0, 0]), [(8, 8), (4, 4)], whole_groups=True, batch_size=4)
+        make_batches(items_of([0, 0]), [(8, 8), (4, 4)], whole_groups=True, batch_size=4)
 
 
 def test_items_get_their_own_values_whatever_the_batches(tmp_path: Path) -> None:

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.comparing.trainings import Place, shared_gpus, start_process, visible_gpus
+from flowrl.comparing.trainings import TrainingPlace, shared_gpus, start_process, visible_gpus
 
 
 def test_gpus_are_dealt_out_in_turn_and_cores_divided() -> None:
-    places = [Place.of(slot, 3, ["0", "1"], cores=8) for slot in range(3)]
+    places = [TrainingPlace.of(slot, 3, ["0", "1"], cores=8) for slot in range(3)]
     assert [place.environment for place in places] == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("0", "1", "0")]
     assert [place.threads for place in places] == [2, 2, 2]
-    assert Place.of(0, 16, [], cores=2) == Place(threads=1, environment={})
-    assert Place.of(0, 1, ["0", "1"], cores=4) == Place(threads=4, environment={})  # one training sees them all
+    assert TrainingPlace.of(0, 16, [], cores=2) == TrainingPlace(threads=1, environment={})
+    assert TrainingPlace.of(0, 1, ["0", "1"], cores=4) == TrainingPlace(
+        threads=4, environment={}
+    )  # one training sees them all
 
 
 def test_gpus_are_those_that_the_user_has_left_visible() -> None:

@@ -16,7 +16,7 @@ from scipy import stats
 
 from flowrl.comparing.comparison_result import read_results, short_names
 from flowrl.comparing.comparison_table import amount_text, markdown, text
-from flowrl.comparing.question import Question
+from flowrl.comparing.question import ComparisonQuestion
 from flowrl.comparing.results_file import numbers
 from flowrl.pages.comparison_page import render
 from flowrl.runs.evaluation_rows import SCORE
@@ -34,8 +34,8 @@ from flowrl.statistics.means import ScoreRow, stratified_score, student_quantile
 TASKS = ("colors", "counting", "single_object")
 
 
-def question(*methods: str, seeds: int = 2) -> Question:
-    return Question(
+def question(*methods: str, seeds: int = 2) -> ComparisonQuestion:
+    return ComparisonQuestion(
         methods={name: f"{name}.yaml" for name in methods}, settings={}, seeds=seeds, budget="nfe", limit=120_000.0,
         evals=2, overrides=(),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def write_run(folder: Path, level: float, seed: int, *, initial: bool, prompts: 
     )
 
 
-def write_comparison(folder: Path, levels: dict[str, float], *, seeds: int = 2) -> Question:
+def write_comparison(folder: Path, levels: dict[str, float], *, seeds: int = 2) -> ComparisonQuestion:
     """A folder in which every method has reached its level; the first run made the evaluation before training."""
     asked = question(*levels, seeds=seeds)
     runs = {}

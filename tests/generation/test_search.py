@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from toy_pipeline import Toy
 
-from flowrl.generation.best_of import Found, candidates, prune_steps
+from flowrl.generation.best_of import KeptImages, candidates, prune_steps
 from flowrl.generation.drawing import in_batches
 from flowrl.media.images import save_png
 from flowrl.prompts.loading import Prompt
@@ -244,7 +244,7 @@ def noise(count: int) -> Tensor:
 
 def best_of_n(
     pipeline: Any, make: Any, prompts: Any, x: Tensor, schedule: Any, reward: Any, *, part: str | None = None
-) -> Found:
+) -> KeptImages:
     """Best of N is pruning without cuts."""
     return prune_steps(pipeline, make, prompts, x, schedule, reward, Pruning(num_candidates=x.shape[1]), part=part)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from flowrl.pretraining.muon import Muon, optimizers, orthogonalized
+from flowrl.pretraining.muon import Muon, optimizers, orthogonalize
 
 
 def random_matrix(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -16,9 +16,9 @@ def test_singular_values_come_near_one_and_directions_stay() -> None:
     for shape in ((32, 96), (96, 32), (64, 64)):
         left, values, right = torch.linalg.svd(random_matrix(*shape), full_matrices=False)
         matrix = left @ torch.diag(torch.linspace(0.3, 1.0, len(values))) @ right
-        values = torch.diagonal(left.T @ orthogonalized(matrix) @ right.T)
+        values = torch.diagonal(left.T @ orthogonalize(matrix) @ right.T)
         assert 0.5 < float(values.min()) < float(values.max()) < 1.3
-        assert torch.allclose(orthogonalized(matrix), left @ torch.diag(values) @ right, atol=1e-4)
+        assert torch.allclose(orthogonalize(matrix), left @ torch.diag(values) @ right, atol=1e-4)
 
 
 def test_updates_are_those_of_torch_up_to_its_bfloat16() -> None:

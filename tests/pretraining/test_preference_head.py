@@ -18,7 +18,7 @@ from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, w
 
 from flowrl.cli import main
 from flowrl.config.train import ConfigError
-from flowrl.pretraining.head_data import Split, pair_features, split_pairs
+from flowrl.pretraining.head_data import PairSplit, pair_features, split_pairs
 from flowrl.pretraining.train_head import (
     HeadConfig,
     bradley_terry_loss,
@@ -26,7 +26,7 @@ from flowrl.pretraining.train_head import (
     fit,
     fit_temperature,
     head_config,
-    measured,
+    measure,
     train_head,
 )
 from flowrl.prompts.pairs import Pair
@@ -83,10 +83,10 @@ def test_scores_of_both_heads_in_numpy() -> None:
 # ---- training on features --------------------------------------------------------------------------------------------
 
 
-def thirds(count: int, learn: int, stop: int) -> Split:
+def thirds(count: int, learn: int, stop: int) -> PairSplit:
     """The first pairs to learn from, the next to stop at, the rest to measure on; each is its own unit."""
     places = np.arange(count)
-    return Split(
+    return PairSplit(
         learn=places[:learn], stop=places[learn : learn + stop], measure=places[learn + stop :], unit=places,
         by="image",
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_linear_preference_is_recovered() -> None:
     np.testing.assert_allclose(slope, direction, atol=0.25)
     assert slope @ direction > 0.99 * np.linalg.norm(slope) * np.linalg.norm(direction)
     assert fitted.temperature == pytest.approx(1.0, abs=0.25)
-    told = measured(fitted, winner, loser, np.arange(2500, 3000), np.arange(3000))
+    told = measure(fitted, winner, loser, np.arange(2500, 3000), np.arange(3000))
     margin = (winner - loser)[2500:].numpy() @ direction
     best = float((margin > 0).mean())  # of a judge who knows the direction
     assert told["accuracy"] == pytest.approx(best, abs=0.02)
@@ -130,7 +130,7 @@ def test_an_mlp_learns_what_a_line_cannot() -> None:
     winner, loser = (torch.tensor(part, dtype=torch.float32) for part in (np.where(wins, a, b), np.where(wins, b, a)))
     split, places, unit = thirds(1200, 800, 200), np.arange(1000, 1200), np.arange(1200)
     told = {
-        kind: measured(fit(winner, loser, split, dataclasses.replace(SETTINGS, head=kind, hidden=16)),
+        kind: measure(fit(winner, loser, split, dataclasses.replace(SETTINGS, head=kind, hidden=16)),
                        winner, loser, places, unit)["accuracy"]
         for kind in ("linear", "mlp")
     }  # fmt: skip
@@ -155,7 +155,7 @@ def test_training_stops_early_on_pairs_without_a_preference() -> None:
     fitted = fit(winner, loser, thirds(1200, 600, 300), dataclasses.replace(SETTINGS, epochs=300, patience=5))
     assert fitted.epochs == fitted.best_epoch + 5
     assert fitted.epochs < 100
-    told = measured(fitted, winner, loser, np.arange(900, 1200), np.arange(1200))
+    told = measure(fitted, winner, loser, np.arange(900, 1200), np.arange(1200))
     assert told["accuracy_low"] < 0.5 < told["accuracy_high"]
     assert told["loss"] == pytest.approx(math.log(2), abs=0.05)
 

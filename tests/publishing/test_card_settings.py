@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flowrl.config.readers import is_read
-from flowrl.publishing.model_card_text import _training
+from flowrl.publishing.model_card_text import RunCard
 from flowrl.rewards.compose import unique_keys
 
 
@@ -23,7 +23,7 @@ def training(**config: Any) -> str:
         "sampler": {"num_steps": 10}, **config,
     }  # fmt: skip
     run = SimpleNamespace(config=config, manifest={"inputs": {"rewards": versions}})
-    return _training(SimpleNamespace(run=run))  # type: ignore[arg-type]
+    return RunCard._training(SimpleNamespace(run=run))  # type: ignore[arg-type]
 
 
 def test_equal_names_are_told_apart() -> None:

@@ -153,7 +153,12 @@ def carry_out(asked: SweepPlan, page: Page | None) -> Sweep:
         if fingerprint(base := replace(asked.source, lora=None)) is None:
             load_source(base, device="cpu")  # of a hub, whose commit is known once it was fetched
         shared = conditions(asked, versions)
-        journals = {one: stack.enter_context(_journal(asked, one, shared, versions)) for one in asked.question.settings}
+        journals = {}
+        for one in asked.question.settings:
+            identity = {"setting": one.key, "lora": lora_hash(asked.loras[one.run]), **shared}
+            if one.kind in ("best_of", "prune") and (select := asked.question.select) is not None:
+                identity |= {"select": select.name, "select_version": versions[select.reward]}
+            journals[one] = stack.enter_context(Journal(asked.folder / "settings" / one.key, identity))
         distances = stack.enter_context(Journal(asked.folder / "settings" / "drift", shared))
         try:
             draw_missing(asked, judges, journals, distances)
@@ -249,14 +254,6 @@ def lora_hash(lora: Path) -> str:
         if path.suffix in (".safetensors", ".json"):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _journal(asked: SweepPlan, setting: Setting, shared: Mapping[str, Any], versions: Mapping[str, str]) -> Journal:
-    identity: dict[str, Any] = {"setting": setting.key, "lora": lora_hash(asked.loras[setting.run]), **shared}
-    select = asked.question.select
-    if setting.kind in ("best_of", "prune") and select is not None:
-        identity |= {"select": select.name, "select_version": versions[select.reward]}
-    return Journal(asked.folder / "settings" / setting.key, identity)
 
 
 # ---- drawing ---------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def draw_prompts(
     return {
         setting: (
             images.unflatten(0, (len(prompts), samples)),
-            judged(model.pipeline, judges, prompts, images, samples),
+            judge(model.pipeline, judges, prompts, images, samples),
         )
         for setting, images in drawn.items()
     }
@@ -127,7 +127,7 @@ def start_noise(model: TunedModels, prompts: Sequence[Prompt], *, samples: int, 
     return sample_normals(model.pipeline.latent_shape, keys).to(device_of(model.pipeline)).unflatten(0, (-1, count))
 
 
-def judged(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images: Tensor, samples: int) -> list[Row]:
+def judge(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images: Tensor, samples: int) -> list[Row]:
     """A row per prompt: `values` by reward and by reward/part, K numbers each, null where failed; and `diversity`."""
     owners = [prompt for prompt in prompts for _ in range(samples)]
     places = torch.arange(len(images))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class Sweep:
             for one in self.settings
         ]
         heads = [cut(name, 16) for name in names]
-        return f"{textwrap.fill(sentence(self), COLUMNS)}\n\n{align(['setting', 'evaluations', *heads], rows)}"
+        return f"{textwrap.fill(self.sentence, COLUMNS)}\n\n{align(['setting', 'evaluations', *heads], rows)}"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -113,7 +113,7 @@ class Sweep:
             for one in self.settings
         ]
         page = f"page: {self.folder / 'sweep.html'}"
-        return heading(sentence(self), page) + rows_table(("setting", "evaluations", *self._shown), rows)
+        return heading(self.sentence, page) + rows_table(("setting", "evaluations", *self._shown), rows)
 
     @property
     def _shown(self) -> list[str]:
@@ -136,6 +136,59 @@ class Sweep:
 
     def of_kind(self, *kinds: str) -> tuple[SettingResult, ...]:
         return tuple(one for one in self.settings if one.setting.kind in kinds)
+
+    @property
+    def sentence(self) -> str:
+        """At which scale the judge peaks, which scales cannot be told apart from it, and what diversity costs there."""
+        peak, judge = self.peak, self.judge
+        scales = [one.setting.scale for one in self.of_kind("rlg")]
+        top, digits = peak.means[judge.name], self.digits(judge.name)
+        kind = "held-out score" if self.held_out else "target score (no held-out reward was given)"
+        said = f"The {kind}, {judge.name}, is highest at {scale_text(peak)}: {number(top.mean, digits)}"
+        said += f" (95 % interval {number(top.low, digits)} to {number(top.high, digits)})" if top.known else ""
+        if len(scales) > 1:
+            said += f"; {self._level_text}"
+        return f"{said}; {self._diversity_text}."
+
+    @property
+    def _level_text(self) -> str:
+        level = [_scale(one.setting.scale) for one in self.level]
+        if not level:
+            return "all other scales tried are ruled out as the best one, at 95 % with allowance for the choice"
+        if len(level) == len(self.of_kind("rlg")) - 1:
+            return "none of the other scales tried is ruled out as the best one"
+        listed = " and ".join([", ".join(level[:-1]), level[-1]] if len(level) > 1 else level)
+        return (
+            f"{'scales' if len(level) > 1 else 'scale'} {listed} may be the best one as well, the others not (95 %, "
+            "with allowance for the choice)"
+        )
+
+    @property
+    def _diversity_text(self) -> str:
+        """The loss of diversity at the peak, against the base model, else against the lowest scale."""
+        peak, name = self.peak, self.diversity
+        lowest = self.of_kind("rlg")[0]
+        reference = next((one for one in self.of_kind("rlg") if one.setting.scale == 0), lowest)
+        than = (
+            "the base model's" if reference.setting.scale == 0 else f"those at scale {_scale(reference.setting.scale)}"
+        )
+        if reference is peak:
+            return "what diversity other scales cost stands in the table"
+        change = differences(peak, reference)[name]
+        whole = reference.means[name].mean
+        if not change.known or whole <= 0:
+            return "what diversity costs is not known"
+        low, mean, high = (100 * value / whole for value in (change.low, change.mean, change.high))
+        if low <= 0 <= high:
+            return (
+                f"images of one prompt differ there about as much as {than} (change {_percent(mean)} %, "
+                f"95 % interval {_percent(low)} to {_percent(high)} %)"
+            )
+        word, ends = ("less", (-high, -low)) if mean < 0 else ("more", (low, high))
+        return (
+            f"images of one prompt differ there {abs(mean):.0f} % {word} from each other than {than} "
+            f"({ends[0]:.0f} to {ends[1]:.0f} %)"
+        )
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, Column]:
@@ -219,7 +272,9 @@ def results_of(
         SettingResult(
             setting=setting,
             evaluations=evaluations[setting],
-            drift=_drift(setting, drifts),
+            drift={"run": drifts.get(setting.run, math.nan), "rlg": setting.scale**2 * drifts.get("", math.nan)}.get(
+                setting.kind, math.nan
+            ),
             columns=dict(given),
             means={name: mean_of(values) for name, values in given.items()},
         )
@@ -232,9 +287,24 @@ def results_of(
                     f"reward {measure.name} failed on every image of {one.setting.label}: do the prompts have what it "
                     f"reads (GenEval's records for geneval and attributes), and does it work (flowrl reward score)?"
                 )
+    found = _compare_to_ends(plain)
+    judge = next((measure for measure in measures if measure.role == "heldout"), None)
+    judge = judge or next(measure for measure in measures if measure.role == "target")
+    rlg = [one for one in found if one.setting.kind == "rlg"]
+    peak = max(rlg, key=lambda one: one.means[judge.name].mean)
+    level = may_be_best(rlg, peak, judge.name)
+    return Sweep(
+        settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
+        diversity=FEATURES if FEATURES in peak.columns else PIXELS, folder=folder,
+        notes=(*notes, *_notes(found, measures, judge, peak)),
+    )  # fmt: skip
+
+
+def _compare_to_ends(plain: Sequence[SettingResult]) -> list[SettingResult]:
+    """The settings with their differences to the tuned and the base model, where those were drawn."""
     scales = [one for one in plain if one.setting.kind == "rlg"]
     base, tuned = (next((one for one in scales if one.setting.scale == scale), None) for scale in (0.0, 1.0))
-    found = [
+    return [
         replace(
             one,
             to_tuned={} if tuned is None or tuned is one else differences(one, tuned),
@@ -242,41 +312,19 @@ def results_of(
         )
         for one in plain
     ]
-    judge = next((measure for measure in measures if measure.role == "heldout"), None)
-    judge = judge or next(measure for measure in measures if measure.role == "target")
-    rlg = [one for one in found if one.setting.kind == "rlg"]
-    peak = max(rlg, key=lambda one: one.means[judge.name].mean)
-    level = may_be_best(rlg, peak, judge.name)
-    notes = list(notes)
+
+
+def _notes(
+    found: Sequence[SettingResult], measures: Sequence[Measure], judge: Measure, peak: SettingResult
+) -> Iterator[str]:
+    """What the numbers themselves call for: rewards that failed, and a peak at the end of the scales."""
     for measure in measures:
         values = np.concatenate([one.columns[measure.name].ravel() for one in found])
         if failed := int(np.isnan(values).sum()):
-            notes.append(f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere.")
-    if len(rlg) > 1 and peak is rlg[-1]:
-        notes.append(f"{judge.name} is highest at the largest scale tried: larger ones may be better still.")
-    return Sweep(
-        settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
-        diversity=FEATURES if FEATURES in peak.columns else PIXELS, folder=folder, notes=tuple(notes),
-    )  # fmt: skip
-
-
-def _drift(setting: Setting, drifts: Mapping[str, float]) -> float:
-    if setting.kind == "run":
-        return drifts.get(setting.run, math.nan)
-    return setting.scale**2 * drifts.get("", math.nan) if setting.kind == "rlg" else math.nan
-
-
-def sentence(results: Sweep) -> str:
-    """At which scale the judge peaks, which scales cannot be told apart from it, and what diversity costs there."""
-    peak, judge = results.peak, results.judge
-    scales = [one.setting.scale for one in results.of_kind("rlg")]
-    top, digits = peak.means[judge.name], results.digits(judge.name)
-    kind = "held-out score" if results.held_out else "target score (no held-out reward was given)"
-    said = f"The {kind}, {judge.name}, is highest at {scale_text(peak)}: {number(top.mean, digits)}"
-    said += f" (95 % interval {number(top.low, digits)} to {number(top.high, digits)})" if top.known else ""
-    if len(scales) > 1:
-        said += f"; {_level_text(results)}"
-    return f"{said}; {_diversity_text(results)}."
+            yield f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere."
+    scales = [one for one in found if one.setting.kind == "rlg"]
+    if len(scales) > 1 and peak is scales[-1]:
+        yield f"{judge.name} is highest at the largest scale tried: larger ones may be better still."
 
 
 def scale_text(one: SettingResult) -> str:
@@ -288,44 +336,6 @@ def scale_text(one: SettingResult) -> str:
 
 def _scale(scale: float) -> str:
     return f"{scale:g}".replace("-", "\u2212")
-
-
-def _level_text(results: Sweep) -> str:
-    level = [_scale(one.setting.scale) for one in results.level]
-    if not level:
-        return "all other scales tried are ruled out as the best one, at 95 % with allowance for the choice"
-    if len(level) == len(results.of_kind("rlg")) - 1:
-        return "none of the other scales tried is ruled out as the best one"
-    listed = " and ".join([", ".join(level[:-1]), level[-1]] if len(level) > 1 else level)
-    return (
-        f"{'scales' if len(level) > 1 else 'scale'} {listed} may be the best one as well, the others not (95 %, with "
-        "allowance for the choice)"
-    )
-
-
-def _diversity_text(results: Sweep) -> str:
-    """The loss of diversity at the peak, against the base model, else against the lowest scale."""
-    peak, name = results.peak, results.diversity
-    lowest = results.of_kind("rlg")[0]
-    reference = next((one for one in results.of_kind("rlg") if one.setting.scale == 0), lowest)
-    than = "the base model's" if reference.setting.scale == 0 else f"those at scale {_scale(reference.setting.scale)}"
-    if reference is peak:
-        return "what diversity other scales cost stands in the table"
-    change = differences(peak, reference)[name]
-    whole = reference.means[name].mean
-    if not change.known or whole <= 0:
-        return "what diversity costs is not known"
-    low, mean, high = (100 * value / whole for value in (change.low, change.mean, change.high))
-    if low <= 0 <= high:
-        return (
-            f"images of one prompt differ there about as much as {than} (change {_percent(mean)} %, "
-            f"95 % interval {_percent(low)} to {_percent(high)} %)"
-        )
-    word, ends = ("less", (-high, -low)) if mean < 0 else ("more", (low, high))
-    return (
-        f"images of one prompt differ there {abs(mean):.0f} % {word} from each other than {than} "
-        f"({ends[0]:.0f} to {ends[1]:.0f} %)"
-    )
 
 
 def _percent(value: float) -> str:
@@ -349,7 +359,7 @@ def at_same_cost(results: Sweep) -> tuple[SettingResult, tuple[SettingResult, ..
 def as_json(results: Sweep) -> dict[str, Any]:
     """Everything as plain numbers, null where unknown."""
     found: dict[str, Any] = plain({
-        "sentence": sentence(results), "judge": results.judge.name, "target": results.target.name,
+        "sentence": results.sentence, "judge": results.judge.name, "target": results.target.name,
         "peak": results.peak.setting.scale, "not_told_apart": [one.setting.scale for one in results.level],
         "settings": [
             {

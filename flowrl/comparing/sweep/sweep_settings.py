@@ -144,20 +144,13 @@ def ask(
     ):
         if value < 2:
             raise ValueError(f"`{name}` must be at least 2, got {value}: {why}.")
-    plans: list[tuple[Kind, Pruning]] = [
-        *_best_of(best_of),
-        *(("prune", _pruning(text, keep, num_steps)) for text in several(prune)),
-    ]
-    found = _rising(search_rlg, "`search_rlg`", "1") if plans else ()
-    searches = [Setting(kind=kind, scale=scale, plan=plan) for scale in found for kind, plan in plans]
-    others = _others([str(place) for place in several(also)])
+    searches = _searches(best_of, several(prune), keep, num_steps, search_rlg)
+    others = _others(list(map(str, several(also))))
     measures = parse_measures(rewards, embedded=embedded)
     if select is None and embedded and rewards is None:
         select = EMBEDDED_SELECT
-    by = next(measure for measure in measures if measure.role == "target") if searches else None
-    if searches and select is not None:
-        by = _measure(select.strip(), "target", "`select`")
-    wanted = list(dict.fromkeys(measure.reward for measure in (*measures, *((by,) if by else ()))))
+    by = _criterion(measures, select) if searches else None
+    wanted = list(dict.fromkeys(measure.reward for measure in (*measures, by) if measure is not None))
     texts = [f"{key}={value}" for key, value in options.items()] if isinstance(options, Mapping) else list(options)
     for text in texts:
         if text.partition("=")[0].partition(".")[0] not in wanted:
@@ -176,13 +169,26 @@ def _rising(given: Numbers, option: str, example: str) -> tuple[float, ...]:
     return tuple(sorted({value + 0.0 for value in numbers(given, option, example)}))  # + 0.0: -0 is 0
 
 
-def _best_of(given: Numbers | None) -> list[tuple[Kind, Pruning]]:
-    if given is None or (isinstance(given, str) and not given.strip()):
-        return []
-    counts = _rising(given, "`best_of`", "1,2,4,8")
-    if any(value < 1 or not value.is_integer() for value in counts):
-        raise ValueError(f"`best_of` takes whole numbers from 1 on, such as 1,2,4,8, got {given!r}.")
-    return [("best_of", Pruning(num_candidates=int(value))) for value in counts]
+def _searches(
+    best_of: Numbers | None, prune: Sequence[str], keep: float, num_steps: int, search_rlg: Numbers
+) -> list[Setting]:
+    """Best of N and prunings, at each scale that is searched on."""
+    plans: list[tuple[Kind, Pruning]] = []
+    if best_of is not None and not (isinstance(best_of, str) and not best_of.strip()):
+        counts = _rising(best_of, "`best_of`", "1,2,4,8")
+        if any(value < 1 or not value.is_integer() for value in counts):
+            raise ValueError(f"`best_of` takes whole numbers from 1 on, such as 1,2,4,8, got {best_of!r}.")
+        plans += [("best_of", Pruning(num_candidates=int(value))) for value in counts]
+    plans += [("prune", _pruning(text, keep, num_steps)) for text in prune]
+    scales = _rising(search_rlg, "`search_rlg`", "1") if plans else ()
+    return [Setting(kind=kind, scale=scale, plan=plan) for scale in scales for kind, plan in plans]
+
+
+def _criterion(measures: Sequence[Measure], select: str | None) -> Measure:
+    """What search goes by: the reward that was named, else the first target."""
+    if select is not None:
+        return _measure(select.strip(), "target", "`select`")
+    return next(measure for measure in measures if measure.role == "target")
 
 
 def _pruning(text: str, keep: float, num_steps: int) -> Pruning:

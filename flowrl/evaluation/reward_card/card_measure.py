@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.image_folder import POINTWISE, Scores, inputs_of, score_items
+from flowrl.generation.image_folder import POINTWISE, ItemScores, inputs_of, score_items
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.rewards import Reward, reproduction_of
 from flowrl.rewards.comparing.tournaments import ring_pairs
@@ -96,7 +96,7 @@ def measure(
     (name, reward), *rest = rewards.items()
     group = np.array([item.index for item in items])
 
-    def scored(what: Reward, key: str, label: str, **options: Any) -> Scores:
+    def scored(what: Reward, key: str, label: str, **options: Any) -> ItemScores:
         return score_items(what, items, key=key, batch_size=batch_size, label=label, **options)
 
     first = scored(reward, name, f"{name}, first pass")
@@ -128,7 +128,7 @@ def measure(
     )  # fmt: skip
 
 
-def _cost(first: Scores, second: Scores) -> ScoringCost:
+def _cost(first: ItemScores, second: ItemScores) -> ScoringCost:
     """Seconds by batches of both passes without the very first, which may compile or connect; calls by the parts."""
     seconds = np.concatenate([first.seconds, second.seconds])
     batch = np.concatenate([first.batches, np.where(second.batches < 0, -1, second.batches + first.batches.max() + 1)])

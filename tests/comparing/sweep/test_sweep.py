@@ -22,9 +22,9 @@ import flowrl
 import flowrl.comparing.sweep.sweep as sweep_run
 from flowrl import cli
 from flowrl.cli import main
-from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, judged, load_features
+from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, judge, load_features
 from flowrl.comparing.sweep.sweep_prepare import SweepPlan
-from flowrl.comparing.sweep.sweep_result import columns_of, difference_of, mean_of, results_of, sentence
+from flowrl.comparing.sweep.sweep_result import columns_of, difference_of, mean_of, results_of
 from flowrl.comparing.sweep.sweep_settings import Measure, Setting, trained_on
 from flowrl.generation.rlg import add_experts, numbers
 from flowrl.media.images import save_png
@@ -180,7 +180,7 @@ def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         found = embed(images).double()
         assert found.shape == (3, width)
         pipeline: Any = Toy()
-        row = judged(pipeline, Judges(rewards={}, features=embed), [prompt], images, 3)[0]
+        row = judge(pipeline, Judges(rewards={}, features=embed), [prompt], images, 3)[0]
         # Of the three pairs one is an image with itself, and the other two are alike.
         cosine = float(torch.nn.functional.cosine_similarity(found[0], found[1], dim=0))
         assert row["diversity"]["features"] == pytest.approx(2 * (1 - cosine) / 3, rel=1e-5, abs=1e-7)
@@ -329,7 +329,7 @@ def made(scales: dict[float, tuple[float, float]], spread: float = 0.001, count:
 
 def test_the_sentence_names_the_peak_its_rivals_and_the_price() -> None:
     found = made({0.0: (0.2, 0.5), 1.0: (0.3, 0.45), 1.5: (0.3005, 0.4), 3.0: (0.25, 0.2)}, spread=0.003)
-    said = sentence(found)
+    said = found.sentence
     assert said.startswith("The held-out score, hps, is highest at scale 1.5: 0.3005 (95 % interval 0.299")
     assert "; scale 1 may be the best one as well, the others not (95 %, with allowance for the choice); images" in said
     assert "images of one prompt differ there 20 % less from each other" in said
@@ -348,7 +348,7 @@ def test_the_sentence_names_the_peak_its_rivals_and_the_price() -> None:
     ({1.0: (0.5, 0.2)}, ": 0.5000 (95 % interval 0.4995 to 0.5005); what diversity other scales cost"),
 ])  # fmt: skip
 def test_the_sentence_in_other_cases(scales: dict[float, tuple[float, float]], words: str) -> None:
-    assert words in sentence(made(scales))
+    assert words in made(scales).sentence
 
 
 def test_the_best_of_many_scales_is_seldom_ruled_out() -> None:
@@ -371,7 +371,7 @@ def test_without_a_held_out_reward_the_sentence_says_so() -> None:
     columns = {one: {**found, "pixel diversity": np.ones((2, 1))} for one, found in columns.items()}
     measure = Measure(role="target", reward="hps")
     found = results_of(columns, [measure], evaluations=dict.fromkeys(columns, 20), drifts={})
-    assert sentence(found).startswith("The target score (no held-out reward was given), hps, is highest at scale 1")
+    assert found.sentence.startswith("The target score (no held-out reward was given), hps, is highest at scale 1")
 
 
 def test_means_count_prompts_and_leave_failures_out() -> None:
