@@ -153,10 +153,15 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
 
 
 def in_flags(text: str, command: str) -> str:
-    """A message with each `parameter` in backticks as the command's flag, or as what stands for a word without one."""
-    parser = _Parser(command)
-    command_module(command, "arguments").add_arguments(parser)
-    flags = names_of(parser)
+    """A message with each `parameter` in backticks as the command's flag, or as what stands for a word without one.
+
+    What the command does not have itself is a flag of train: each that reads a configuration may speak of it.
+    """
+    flags: dict[str, str] = {}
+    for name in ("train", command):
+        parser = _Parser(name)
+        command_module(name, "arguments").add_arguments(parser)
+        flags |= names_of(parser)
     return re.sub(r"`(\w+)`", lambda found: flags.get(found[1], found[0]), text)
 
 

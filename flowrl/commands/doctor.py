@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Prints what was found; returns 1 where something would stop a run, or has made one worthless."""
     import flowrl
+    from flowrl.cli import in_flags
     from flowrl.health.diagnosis import as_data
     from flowrl.health.doctor_text import as_text, last_words
 
@@ -47,7 +48,7 @@ def run(parsed: argparse.Namespace) -> int:
     def show(one: Examination) -> None:
         nonlocal before
         if not parsed.json:
-            print(before + _in_flags(as_text(one, getattr(sys.stdout, "encoding", None))), flush=True)
+            print(before + in_flags(as_text(one, getattr(sys.stdout, "encoding", None)), "doctor"), flush=True)
         before = "\n"
 
     words: list[str] = parsed.arguments
@@ -61,11 +62,7 @@ def run(parsed: argparse.Namespace) -> int:
         **typed_settings(words[1:] if named else words, taken),
     )
     if parsed.json:
-        print(_in_flags(json.dumps(plain(as_data(found)), indent=1)))
+        print(in_flags(json.dumps(plain(as_data(found)), indent=1), "doctor"))
     elif not found.of_run:
         print(f"\n{last_words(found.checks)}")
     return int(found.stops)
-
-
-def _in_flags(text: str) -> str:
-    return text.replace("`offline`", "--offline")

@@ -102,7 +102,7 @@ def prompts_of(settings: Settings, subject: Subject, plan: PanelPlan) -> list[Pr
 def find_prompts(settings: Settings, named: str | None, where: str, world: str) -> list[Prompt]:
     """The prompts of a file, or of the embedded world."""
     if named is None:
-        raise ValueError(f"{settings.benchmark} needs `prompts`, a .txt or .jsonl file: {where}; none is shipped.")
+        raise ValueError(f"{settings.benchmark} needs `prompts` FILE (.txt or .jsonl): {where}; none is shipped.")
     return choose(read_prompts(resolve_path(world if named == WORLD else named)), settings.num_prompts)
 
 

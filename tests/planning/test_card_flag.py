@@ -44,8 +44,9 @@ def test_a_card_is_of_a_new_run_and_has_to_hold_it(tiny: TinyRuns, capsys: pytes
         flowrl.train("tiny_g2rpo", card=1)
 
 
-def test_a_former_preset_is_told_by_its_base_and_card(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "sana_grpo_pickscore_24gb"]) == 1
+@pytest.mark.parametrize("command", ["train", "plan", "bench"])
+def test_a_former_preset_is_told_by_its_base_and_card(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "sana_grpo_pickscore_24gb"]) == 1
     assert "sana_grpo_pickscore with --card 24" in capsys.readouterr().err
 
 

@@ -72,6 +72,7 @@ _SCRUBBED: tuple[tuple[str, str], ...] = (
     (r"\b\d[\d.,]* a second", "N a second"),
     (r"\b\d[\d.,]* [KMG]iB (free|at /dev/shm|of memory)", r"N \1"),
     (r"\b(pid|process|port) \d+", r"\1 N"),
+    (r"(\.tfevents\.\S+)\.\d+\.(\d+)$", r"\1.N.\2"),
     (r"\b(127\.0\.0\.1|localhost):\d+", r"\1:N"),
 )  # fmt: skip
 _VARYING = re.compile(
@@ -225,7 +226,7 @@ def ask(case: Case, python: Path, root: Path, store: Path, folder: Path) -> Answ
     home.mkdir()
     prefix = subprocess.run([python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
     places = {
-        str(folder.resolve()): "FOLDER", str(folder): "FOLDER", str(home): "HOME", prefix.stdout.strip(): "PYTHON",
+        str(home): "HOME", str(folder.resolve()): "FOLDER", str(folder): "FOLDER", prefix.stdout.strip(): "PYTHON",
         str(root.resolve()): "ROOT", str(root): "ROOT",
     }  # fmt: skip
     before = files_of(folder, places)

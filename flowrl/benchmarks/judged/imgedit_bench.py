@@ -42,7 +42,7 @@ def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
     if missing or not cases:
         raise ValueError(
             f"{root} lacks {len(missing)} of {len(cases)} source images ({', '.join(missing[:3])}): unpack "
-            f"Benchmark.tar of sysuyy/ImgEdit, and give `option` images_dir=FOLDER, the one with animal/, style/ and "
+            f"Benchmark.tar of sysuyy/ImgEdit, and give `options` images_dir=FOLDER, the one with animal/, style/ and "
             f"the like."
         )
     return CaseFile(cases=tuple(cases))

@@ -119,7 +119,7 @@ def plan_of(settings: Settings) -> PointPlan:
     options = options_of(settings, PointOptions)
     if settings.prompts is None:
         raise ValueError(
-            "unigenbench needs `prompts`, a .csv file: take data/test_prompts_en.csv (or _en_long, _zh, _zh_long) from "
+            "unigenbench needs `prompts` FILE.csv: take data/test_prompts_en.csv (or _en_long, _zh, _zh_long) from "
             "the repository CodeGoat24/UniGenBench; the files are not shipped."
         )
     file = read_prompt_file(resolve_path(settings.prompts), en_variant=options.en_variant)
