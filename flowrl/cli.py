@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import importlib.util
 import logging
 import os
 import re
@@ -105,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse(name, words[len(group) + 1 :])
     with answering(shlex.join(["flowrl", *words])):
         try:
-            code = int(command_module(name, "run").run(parsed))
+            code = int(command_module(name).run(parsed))
             if sys.stdout is not None:  # it was closed from the start
                 sys.stdout.flush()
             return code
@@ -135,7 +134,7 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
         SystemExit: 2 where they are wrong, after a paragraph that says how; 0 after --help.
     """
     parser = _Parser(name)
-    command_module(name, "arguments").add_arguments(parser)
+    command_module(name).add_arguments(parser)
     known = flags_of(parser)
     for word in words:
         flag, _, value = word.partition("=")
@@ -160,7 +159,7 @@ def in_flags(text: str, command: str) -> str:
     flags: dict[str, str] = {}
     for name in ("train", command):
         parser = _Parser(name)
-        command_module(name, "arguments").add_arguments(parser)
+        command_module(name).add_arguments(parser)
         flags |= names_of(parser)
     return re.sub(r"`(\w+)`", lambda found: flags.get(found[1], found[0]), text)
 
@@ -183,12 +182,9 @@ def _no_command(name: str) -> str:
     return f"there is no command {name!r}: {hint}"
 
 
-def command_module(command: str, part: str) -> Any:
-    name = f"flowrl.commands.{command.replace(' ', '_')}"
-    whole = importlib.import_module(name) if importlib.util.find_spec(name) else None
-    if callable(getattr(whole, "run", None)):
-        return whole
-    return importlib.import_module(f"flowrl.commands.{command.replace(' ', '.')}.{part}")
+def command_module(command: str) -> Any:
+    """The file of a command: `add_arguments(parser)` and `run(parsed)`."""
+    return importlib.import_module(f"flowrl.commands.{command.replace(' ', '_')}")
 
 
 if __name__ == "__main__":

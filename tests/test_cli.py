@@ -43,7 +43,7 @@ assert not {"torch", "numpy", "diffusers", "transformers"} & set(sys.modules)
 def flags_of(name: str) -> dict[str, argparse.Action]:
     """The flags of a command."""
     parser = argparse.ArgumentParser()
-    command_module(name, "arguments").add_arguments(parser)
+    command_module(name).add_arguments(parser)
     return {flag: action for flag, action in parser._option_string_actions.items() if flag not in ("-h", "--help")}
 
 

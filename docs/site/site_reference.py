@@ -210,7 +210,7 @@ def commands_page() -> str:
         parser = argparse.ArgumentParser(
             prog=f"flowrl {name}", description=f"{said[0].upper()}{said[1:]}.", formatter_class=_Narrow
         )
-        command_module(name, "arguments").add_arguments(parser)
+        command_module(name).add_arguments(parser)
         out += [f"## `flowrl {name}`", f"```text\n{parser.format_help().rstrip()}\n```"]
     return _joined(out)
 

@@ -45,7 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"phases that would begin after this are left out and named (default: {MINUTES:g})",
     )
     add("--phases", metavar="LIST", help=f"only these, of {','.join(SECTIONS)} (default: all)")
-    add("--out", metavar="PATH", help="folder of bench.json and bench.html (default: runs/bench-<config>-<n>)")
+    add(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="folder of bench.json and bench.html (default: runs/bench-<config>-<n>)",
+    )
     add(
         "--compare",
         nargs=2,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from flowrl.runtime.scrubbing import say as print
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl reward published` takes: nothing."""

@@ -12,7 +12,7 @@ from flowrl.config.bounds import GUIDANCE, IMAGES, SIDE, STEPS, THREADS
 from flowrl.runtime.private_names import ActionsContainer
 
 if TYPE_CHECKING:
-    from flowrl.generation.sampling_options import SamplingOptions
+    pass
 
 SAMPLING = ("steps", "guidance", "height", "width", "dtype", "max_sequence_length")
 """Flags of sampling, as Python calls them."""
@@ -113,10 +113,3 @@ def option_pairs(texts: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"--option {text!r} must be KEY=VALUE, such as --option detector=FOLDER.")
         found[key] = value
     return found
-
-
-def sampling_options(parsed: argparse.Namespace) -> SamplingOptions:
-    """What the command line says of sampling."""
-    from flowrl.generation.sampling_options import SamplingOptions
-
-    return SamplingOptions(**{name: vars(parsed)[name] for name in SAMPLING})

@@ -112,7 +112,7 @@ def test_networks_are_run_with_wide_products_where_the_machine_has_none(monkeypa
 
 @pytest.mark.parametrize("known", [True, False])
 def test_recomputed_blocks_multiply_as_in_the_forward_pass(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
-    for place in ("common", "arithmetic.wide_products"):
+    for place in ("shared.common", "arithmetic.wide_products"):
         monkeypatch.setattr(f"flowrl.pipelines.{place}.has_products", lambda dtype: known)
     network, x, gradients = Blocks(), counter_normal((16, 8), 4), []
     for again in (False, True):

@@ -126,7 +126,7 @@ _POSITIONALS: dict[str, list[str]] = {
 
 def _flags(command: str) -> list[argparse.Action]:
     parser = argparse.ArgumentParser(prog=f"flowrl {command}")
-    module = command_module(command, "arguments")
+    module = command_module(command)
     module.add_arguments(parser)
     return [a for a in parser._actions if a.option_strings and a.nargs != 0]
 
