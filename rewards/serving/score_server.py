@@ -447,12 +447,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def load_scorer(given: argparse.Namespace) -> ServedScorer:
-    """The function that the command line names, with its limits.
-
-    Raises:
-        ValueError: a field that no client sends.
-        SystemExit: a token or a library is missing.
-    """
+    """The function that the command line names, with its limits."""
     token = os.environ.get(given.token_env or "", "").strip() or None
     if given.token_env and not token:
         raise SystemExit(f"score_server: the environment variable {given.token_env} is not set: put the token there.")
@@ -463,18 +458,12 @@ def load_scorer(given: argparse.Namespace) -> ServedScorer:
         raise SystemExit(f"score_server: --images {given.images} needs Pillow: install it, or take --images bytes.")
     function, digest = load_function(given.target)
     name = given.name or Path(given.target.partition(".py:")[0]).stem
+    limits = {limit: getattr(given, limit) for limit in ("batch_size", "max_items", "max_images")}
     return ServedScorer(
-        name=name,
-        version=f"{name}:{given.version or digest}",
-        function=function,
-        token=token,
-        images=given.images or ("pil" if has_pillow else "bytes"),
-        needs=check_needs(given.needs.split(",")),
-        max_bytes=given.max_mib * 2**20,
-        max_pixels=given.max_mpixels * 10**6,
-        max_waiting=given.queue_size,
-        **{limit: getattr(given, limit) for limit in ("batch_size", "max_items", "max_images")},
-    )
+        name=name, version=f"{name}:{given.version or digest}", function=function, token=token,
+        images=given.images or ("pil" if has_pillow else "bytes"), needs=check_needs(given.needs.split(",")),
+        max_bytes=given.max_mib * 2**20, max_pixels=given.max_mpixels * 10**6, max_waiting=given.queue_size, **limits,
+    )  # fmt: skip
 
 
 def main() -> None:
