@@ -36,6 +36,7 @@ class Term:
 
     @property
     def weight(self) -> float:
+        """How much the reward counts in the sum."""
         return self.entry.weight
 
 
@@ -63,18 +64,22 @@ class WeightedSum:
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
+        """The rewards, in the order of the configuration."""
         return tuple(term.reward for term in self.terms)
 
     @property
     def weights(self) -> tuple[float, ...]:
+        """The weight of each reward."""
         return tuple(term.weight for term in self.terms)
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """The label of each reward, which names its part."""
         return tuple(term.key for term in self.terms)
 
     @property
     def name(self) -> str:
+        """All labels, joined."""
         return "+".join(self.keys)
 
     @property
@@ -90,10 +95,12 @@ class WeightedSum:
 
     @property
     def waits(self) -> bool:
+        """Whether any reward waits for another program."""
         return any(reward.waits for reward in self.rewards)
 
     @property
     def needs(self) -> frozenset[str]:
+        """The fields of `RewardInputs` that any reward reads."""
         return frozenset().union(*(reward.needs for reward in self.rewards))
 
     @property

@@ -52,9 +52,16 @@ CONCERNS: dict[str, str] = {  # the longest beginning of a file's path below flo
     "pages/": "pages",
 }  # fmt: skip
 _BRANCHES = (
-    ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.IfExp, ast.comprehension,
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.ExceptHandler,
+    ast.Assert,
+    ast.IfExp,
+    ast.comprehension,
     ast.match_case,
-)  # fmt: skip
+)
 _FLAG = re.compile(r"(?:^|\s)--[a-z]")
 _FOREIGN = re.compile(r"ray start --head|git [a-z]+ --\S+")
 """Other programs' command lines."""
@@ -83,9 +90,17 @@ sys.setprofile(None)
 print("EVENTS", json.dumps(events))
 """
 _WALK = (
-    "train", "tiny_grpo_geneval", "out=run", "num_iterations=1", "prompts_per_step=2", "group_size=4", "eval_every=0",
-    "threads=1", "policy.lora_rank=2", "logging.tensorboard=false",
-)  # fmt: skip
+    "train",
+    "tiny_grpo_geneval",
+    "out=run",
+    "num_iterations=1",
+    "prompts_per_step=2",
+    "group_size=4",
+    "eval_every=0",
+    "threads=1",
+    "policy.lora_rank=2",
+    "logging.tensorboard=false",
+)
 
 
 def complexities(tree: ast.AST) -> Iterator[tuple[Function, int]]:

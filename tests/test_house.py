@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 90650,
+    "lines": 90700,
     "lines of commands": 1400,
     "loose modules": 4,
     "circles of files": 0,

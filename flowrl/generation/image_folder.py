@@ -67,6 +67,7 @@ class ItemScores:
 
     @property
     def failed(self) -> int:
+        """How many images have no score."""
         return int(np.isnan(self.values).sum())
 
 

@@ -89,6 +89,7 @@ class NormalFloatLinear(QuantizedLinear):
     scale_offset: Tensor
 
     def restored(self, dtype: torch.dtype) -> Tensor:
+        """The weight of the codes, in a dtype."""
         from bitsandbytes import functional  # an extra that only this form asks for
 
         made: Any = functional.QuantState  # it has no types
@@ -105,9 +106,11 @@ class WholeNumberLinear(QuantizedLinear):
     """A layer of LLM.int8."""
 
     def restored(self, dtype: torch.dtype) -> Tensor:
+        """The weight of the codes, in a dtype."""
         return (self.codes.float() * (self.scale[:, None] / 127)).to(self.dtype).to(dtype)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x W^T + bias` with whole numbers, rows of `x` quantised one by one."""
         from bitsandbytes.functional import int8_vectorwise_quant
 
         rows = x.reshape(-1, x.shape[-1]).float()

@@ -214,25 +214,31 @@ def models_of(options: RewardOptions) -> tuple[Model, ...] | None:
 
 
 class Reward(Protocol):
-    """What a reward looks like.
-
-    `kind` is one of `KINDS`; `needs` names the fields of `RewardInputs` that it reads; `differentiable` says that
-    images which carry gradient give values that do; `waits` that most of its time goes by waiting for another program,
-    so that it may run beside the next rollout; `version` says in the run's manifest exactly what was computed.
-    """
+    """What a reward looks like."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What it is called in logs."""
+
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """One of `KINDS`."""
+
     @property
-    def needs(self) -> frozenset[str]: ...
+    def needs(self) -> frozenset[str]:
+        """The fields of `RewardInputs` that it reads."""
+
     @property
-    def differentiable(self) -> bool: ...
+    def differentiable(self) -> bool:
+        """Whether images that carry gradient give values that do."""
+
     @property
-    def waits(self) -> bool: ...
+    def waits(self) -> bool:
+        """Whether it mostly waits for another program, so that it may run beside the next rollout."""
+
     @property
-    def version(self) -> str: ...
+    def version(self) -> str:
+        """What exactly was computed, for the run's manifest."""
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput: ...
 

@@ -122,6 +122,7 @@ class ScorerComparator:
 
     @property
     def gives(self) -> Gives:
+        """Wins without a temperature, else probabilities."""
         return "wins" if self.temperature is None else "probabilities"
 
     def lacks(self, prompt: Prompt) -> str | None:
@@ -187,6 +188,7 @@ class FileComparator:
 
     @property
     def gives(self) -> Gives:
+        """Whatever the user's function returns."""
         return "either"
 
     def build(self, device: torch.device) -> Comparator:

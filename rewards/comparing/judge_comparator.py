@@ -83,6 +83,7 @@ class JudgeComparator:
 
     @property
     def gives(self) -> Gives:
+        """Either with log-probabilities, else wins."""
         return "either" if self.style == "logprobs" else "wins"
 
     def lacks(self, prompt: Prompt) -> str | None:

@@ -103,6 +103,7 @@ class Bouts:
 
     @property
     def order_bias(self) -> Float64[np.ndarray, " b"]:
+        """How far each image's verdicts depend on which one is shown first; NaN where it was not asked both ways."""
         return np.where(self._both > 0, self._bias / np.maximum(self._both, 1), np.nan)
 
     def play(self, pairs: Pairs) -> Float64[np.ndarray, " n"]:

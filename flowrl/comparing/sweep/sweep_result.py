@@ -121,6 +121,7 @@ class Sweep:
 
     @property
     def target(self) -> Measure:
+        """The measure of what was trained on."""
         return next(measure for measure in self.measures if measure.role == "target")
 
     @property
@@ -135,6 +136,7 @@ class Sweep:
         return min(6, max(3, -math.floor(math.log10(min(known))))) if known else 3
 
     def of_kind(self, *kinds: str) -> tuple[SettingResult, ...]:
+        """The settings of some kinds, in their order."""
         return tuple(one for one in self.settings if one.setting.kind in kinds)
 
     @property

@@ -50,6 +50,7 @@ class Judging:
 
     @property
     def prompts(self) -> list[int]:
+        """The index of each row's prompt."""
         return [row.index for row in self.rows]
 
 
