@@ -141,8 +141,13 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
         if flag.startswith("--") and value == "--":  # which argparse would make a list
             parser.error(f"{flag} has no value: write {flag}=VALUE")
         if flag.startswith("--") and flag not in (*known, "--"):
-            near = [FORMER.get(flag, ""), *(f"--{name}" for name in difflib.get_close_matches(
-                flag[2:], [text.removeprefix("--") for text in known], n=1))]  # fmt: skip
+            near = [
+                FORMER.get(flag, ""),
+                *(
+                    f"--{name}"
+                    for name in difflib.get_close_matches(flag[2:], [text.removeprefix("--") for text in known], n=1)
+                ),
+            ]
             hints = [f"did you mean {text}?" for text in near if text in known]
             parser.error(f"unknown flag {flag}: {hints[0] if hints else f'{parser.prog} --help lists those there are'}")
     parsed, rest = parser.parse_known_intermixed_args(words)

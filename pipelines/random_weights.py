@@ -41,13 +41,17 @@ _IMAGE_VAE = {
     "layers_per_block": 2,
 }
 _DEEP_VAE = {  # of Sana, 32 pixels to a latent's side
-    "latent_channels": 32, "scaling_factor": 0.41407,
+    "latent_channels": 32,
+    "scaling_factor": 0.41407,
     "encoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
     "decoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
-    "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024), "encoder_layers_per_block": (2, 2, 2, 3, 3, 3),
-    "decoder_block_out_channels": (128, 256, 512, 512, 1024, 1024), "decoder_layers_per_block": (3, 3, 3, 3, 3, 3),
-    "downsample_block_type": "Conv", "upsample_block_type": "interpolate",
-}  # fmt: skip
+    "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024),
+    "encoder_layers_per_block": (2, 2, 2, 3, 3, 3),
+    "decoder_block_out_channels": (128, 256, 512, 512, 1024, 1024),
+    "decoder_layers_per_block": (3, 3, 3, 3, 3, 3),
+    "downsample_block_type": "Conv",
+    "upsample_block_type": "interpolate",
+}
 _RESIDUAL_VAE = {  # of Wan 2.2, 16 pixels to a latent's side
     "base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "is_residual": True, "in_channels": 12, "out_channels": 12,
     "patch_size": 2, "latents_mean": (0.0,) * 48, "latents_std": (1.0,) * 48,
@@ -134,8 +138,12 @@ def vae_config(family: Family, card: Card) -> dict[str, Any]:
     kind = known_checkpoints.tables()["families"][family.name]["autoencoder"]
     if kind == "AutoencoderKL":
         old = channels == 4
-        usual: dict[str, Any] = {**_IMAGE_VAE, "latent_channels": channels, "use_quant_conv": old,
-                                 "use_post_quant_conv": old}  # fmt: skip
+        usual: dict[str, Any] = {
+            **_IMAGE_VAE,
+            "latent_channels": channels,
+            "use_quant_conv": old,
+            "use_post_quant_conv": old,
+        }
     elif kind == "AutoencoderDC":
         usual = dict(_DEEP_VAE)
     elif card.index.get("expand_timesteps"):

@@ -42,9 +42,10 @@ Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]
 ReadAll = Callable[[UInt8[np.ndarray, " b h w 3"]], list[str | None]]
 
 _PACKAGES = {
-    "rapidocr": ("rapidocr", "onnxruntime", "rapidfuzz"), "paddle": ("paddleocr", "paddle", "rapidfuzz"),
+    "rapidocr": ("rapidocr", "onnxruntime", "rapidfuzz"),
+    "paddle": ("paddleocr", "paddle", "rapidfuzz"),
     "vlm": ("rapidfuzz",),
-}  # fmt: skip
+}
 NO_TEXT = "(no text)"
 """What a vision-language model says of an image without text."""
 VLM_TOKENS = 512

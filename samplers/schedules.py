@@ -20,8 +20,12 @@ GRIDS = ("diffusers", "linspace", "unipc_flow")
 
 # Settings of diffusers schedulers that change the grid in ways not built here.
 _UNSUPPORTED = (
-    "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas", "stochastic_sampling",
-)  # fmt: skip
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+    "invert_sigmas",
+    "stochastic_sampling",
+)
 
 
 def shift_sigma(u: Float[Tensor, " n"], shift: float) -> Float[Tensor, " n"]:

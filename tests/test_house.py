@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 90700,
+    "lines": 91300,
     "lines of commands": 1400,
     "loose modules": 4,
     "circles of files": 0,
@@ -19,7 +19,7 @@ LIMITS: dict[str, int] = {
     "complexity > 15": 0,
     "one-use helpers": 828,
     "lines of one-use helpers": 9440,
-    "fmt: skip": 419,
+    "fmt: skip": 248,
     "fmt: skip in tests": 787,
     "Namespace outside commands": 1,
     "Namespace in commands, but run and add_arguments": 1,

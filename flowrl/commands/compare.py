@@ -19,18 +19,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Train every CONFIG with every seed to the same budget, then write a table and a page. The same command "
         "resumes where it stopped; methods and seeds may be added."
     )
-    add("configs", nargs="*", default=[], metavar="CONFIG|key=value",
-        help="YAML files or names of methods; settings of all runs")  # fmt: skip
+    add(
+        "configs",
+        nargs="*",
+        default=[],
+        metavar="CONFIG|key=value",
+        help="YAML files or names of methods; settings of all runs",
+    )
     add("--out", type=Path, required=True, metavar="PATH", help="folder of the comparison")
     add("--budget", metavar="UNIT=NUMBER", help="budget of each run: nfe, seconds or images")
     add("--num-seeds", type=partial(count, most=1_000), metavar="N", help="training seeds of each method (default: 5)")
     add("--evals", type=count, metavar="N", help="evaluations spread over the budget (default: 2)")
     add("--jobs", type=count, default=1, metavar="N", help="trainings side by side (default: 1)")
     add("--baseline", metavar="NAME", help="what the others are compared to: one of the methods (default: the first)")
-    add("--metric", metavar="NAME",
-        help="evaluation metric of the table (default: eval/geneval/score, else the first reward)")  # fmt: skip
-    add("--targets", metavar="LIST",
-        help="scores whose cost is tabulated, such as 0.6,0.7 (default: thirds of the gain)")  # fmt: skip
+    add(
+        "--metric",
+        metavar="NAME",
+        help="evaluation metric of the table (default: eval/geneval/score, else the first reward)",
+    )
+    add(
+        "--targets",
+        metavar="LIST",
+        help="scores whose cost is tabulated, such as 0.6,0.7 (default: thirds of the gain)",
+    )
     add("--report-only", action="store_true", help="write table and page again, train nothing")
 
 

@@ -19,9 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Draw images for a benchmark's prompts, judge them, and write a table, result.json and page.html. Several "
         "MODELs count as trainings of one method. The same command resumes where it stopped."
     )
-    add("models", nargs="*", default=[], metavar="MODEL",
+    add(
+        "models",
+        nargs="*",
+        default=[],
+        metavar="MODEL",
         help="run folder, LoRA or model folder, hub id or asset:NAME (default: asset:tiny-sd3, of videos "
-        "asset:tiny-wan)")  # fmt: skip
+        "asset:tiny-wan)",
+    )
     add("--benchmark", default="geneval", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (default: geneval)")
     add("--images", type=Path, metavar="FOLDER", help="images or clips to judge instead (GenEval's layout)")
     add(
@@ -32,9 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora", type=Path, metavar="FOLDER", help="LoRA to add to MODEL")
     add("--prompts", metavar="FILE", help="file of prompts, or published or world (default: the benchmark's)")
     add("--num-prompts", type=count, metavar="N", help="number of prompts, spread evenly over the file (default: all)")
-    add("--samples", type=count, metavar="N",
+    add(
+        "--samples",
+        type=count,
+        metavar="N",
         help="images or clips per prompt (default: the published number: drawbench and vbench 5, those that a judge "
-        "reads, hpdv2, ocr, pick_score_test, video_align and videogen_eval 1; else 4)")  # fmt: skip
+        "reads, hpdv2, ocr, pick_score_test, video_align and videogen_eval 1; else 4)",
+    )
     add(
         "--judge",
         metavar="JUDGE",
@@ -44,18 +53,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--option", dest="options", action="append", default=[], metavar="KEY=VALUE",
         help="option of the benchmark, its judge or a reward; may be repeated")  # fmt: skip
     add("--dry-run", action="store_true", help="estimate what judging would take, draw nothing (unigenbench)")
-    add("--compare", nargs="+", metavar="RESULT",
+    add(
+        "--compare",
+        nargs="+",
+        metavar="RESULT",
         help="write a leaderboard of finished evaluations: folders that are or hold results, or NAME=FOLDER,FOLDER for "
-        "trainings of one method; nothing is drawn or judged")  # fmt: skip
-    add("--across", action="append", metavar="CONDITION",
-        help="with --compare: a condition that may differ among results, such as num_steps; repeatable")  # fmt: skip
-    add("--model-card", nargs="+", metavar="RESULT",
+        "trainings of one method; nothing is drawn or judged",
+    )
+    add(
+        "--across",
+        action="append",
+        metavar="CONDITION",
+        help="with --compare: a condition that may differ among results, such as num_steps; repeatable",
+    )
+    add(
+        "--model-card",
+        nargs="+",
+        metavar="RESULT",
         help="add finished evaluations of one model to the model-index of a README.md, that of --out or of the first "
-        "RESULT")  # fmt: skip
-    add("--train-prompts", metavar="FILE",
-        help="training prompts to check for overlap with the benchmark (default: the run's)")  # fmt: skip
-    add("--out", type=Path, metavar="PATH",
-        help="folder to write (default: evaluations/BENCHMARK-MODEL, or evaluations/leaderboard)")  # fmt: skip
+        "RESULT",
+    )
+    add(
+        "--train-prompts",
+        metavar="FILE",
+        help="training prompts to check for overlap with the benchmark (default: the run's)",
+    )
+    add(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="folder to write (default: evaluations/BENCHMARK-MODEL, or evaluations/leaderboard)",
+    )
     add_sampling_arguments(parser, batch_size="64 for embedded models, else 8; of videos 16 and 1")
 
 

@@ -83,10 +83,11 @@ def _place_fault(answer: str) -> str | None:
 
 
 QUESTIONS = {
-    "model": InitQuestion(text="Model (hub id or folder)", usual="stabilityai/stable-diffusion-3.5-medium",
-                      fault=_model_fault),
+    "model": InitQuestion(
+        text="Model (hub id or folder)", usual="stabilityai/stable-diffusion-3.5-medium", fault=_model_fault
+    ),
     "card": InitQuestion(text="Memory of one card in GB", usual="24", fault=card_fault),
     "reward": InitQuestion(text="Reward ('flowrl list rewards'; empty: the configuration's own)", fault=_reward_fault),
     "prompts": InitQuestion(text="Prompt file (empty: the configuration's own)", fault=_place_fault),
-}  # fmt: skip
+}
 """What is asked, by the name of the flag that says it too."""

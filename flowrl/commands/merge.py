@@ -18,8 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="RUN", help="run folder, or folder of a LoRA")
     add("out", type=Path, metavar="OUT", help="folder of the merged model, which is not there yet")
     add("--base", metavar="MODEL", help="stock folder to merge into (default: the files of the run's own base)")
-    add("--unquantised", action="store_true",
-        help="of a run over quantised weights: merge into the base as it is on disk")  # fmt: skip
+    add(
+        "--unquantised",
+        action="store_true",
+        help="of a run over quantised weights: merge into the base as it is on disk",
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -14,10 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "resumes where it stopped."
     )
     parser.add_argument(
-        "arguments", nargs="*", default=[], metavar="[WHAT] key=value",
+        "arguments",
+        nargs="*",
+        default=[],
+        metavar="[WHAT] key=value",
         help="WHAT: sd3 (default), sd15, wan, kontext, scorer, the embedded world's differentiable reward, or prompts, "
         "the lists in assets/prompts; key=value: a setting",
-    )  # fmt: skip
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -10,9 +10,13 @@ def add_reward(parser: argparse.ArgumentParser, name: str, metavar: str, what: s
     """Adds the reward, or rewards, and `--option`."""
     parser.add_argument(name, metavar=metavar, help=f"{what} by name, or a YAML file with a list rewards:")
     parser.add_argument(
-        "--option", dest="options", action="append", default=[], metavar="KEY=VALUE",
+        "--option",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="option of the reward, with several rewards NAME.KEY=VALUE; may be repeated",
-    )  # fmt: skip
+    )
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:

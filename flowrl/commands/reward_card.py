@@ -29,8 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="model that draws the images for --prompts: run folder, LoRA or model folder, hub id or asset:NAME",
     )
-    add("--num-prompts", type=count, default=24, metavar="N",
-        help="number of prompts, spread evenly over the file (default: 24)")  # fmt: skip
+    add(
+        "--num-prompts",
+        type=count,
+        default=24,
+        metavar="N",
+        help="number of prompts, spread evenly over the file (default: 24)",
+    )
     add("--samples", type=count, default=8, metavar="N", help="images per prompt (default: 8)")
     add_sampling_arguments(parser, batch_size="16")
 

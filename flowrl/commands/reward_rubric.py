@@ -17,14 +17,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Let a judge propose rules that explain pairs of images; keep those a regression needs."
     add_pairs(parser)
     add = parser.add_argument
-    add("--judge", required=True, metavar="JUDGE",
+    add(
+        "--judge",
+        required=True,
+        metavar="JUDGE",
         help="who proposes and answers: '{server: URL, model: NAME}', '{model: FOLDER_OR_HUB_ID}' to run it here, or "
-        "a YAML file with such a mapping")  # fmt: skip
+        "a YAML file with such a mapping",
+    )
     add("--out", type=Path, default=Path("rubric.json"), metavar="PATH", help="rubric to write (default: rubric.json)")
     add("--top", type=count, default=20, metavar="N", help="rules to keep at most (default: 20)")
     add("--penalty", type=float, default=0.01, metavar="X", help="l1 penalty; higher keeps fewer rules (default: 0.01)")
-    add("--rounds", type=count, default=3, metavar="N",
-        help="rounds of proposing, later ones for hard pairs (default: 3)")  # fmt: skip
+    add(
+        "--rounds",
+        type=count,
+        default=3,
+        metavar="N",
+        help="rounds of proposing, later ones for hard pairs (default: 3)",
+    )
     add_seed(parser)
     add_device(parser)
 

@@ -18,9 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of images, in any layout or GenEval's")
     add_prompts(parser)
     parser.add_argument(
-        "--out", type=Path, default=Path("scores.csv"), metavar="PATH",
+        "--out",
+        type=Path,
+        default=Path("scores.csv"),
+        metavar="PATH",
         help=".csv or .jsonl file to write (default: scores.csv)",
-    )  # fmt: skip
+    )
     add_batch_size(parser, "16")
     add_device(parser)
 

@@ -14,14 +14,24 @@ from flowrl.runtime.scrubbing import say as print
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl sample` takes."""
     add = parser.add_argument
-    add("model", nargs="?", default="asset:tiny-sd3", metavar="MODEL",
-        help="run folder, LoRA or model folder, hub id or asset:NAME (default: asset:tiny-sd3)")  # fmt: skip
+    add(
+        "model",
+        nargs="?",
+        default="asset:tiny-sd3",
+        metavar="MODEL",
+        help="run folder, LoRA or model folder, hub id or asset:NAME (default: asset:tiny-sd3)",
+    )
     add("--prompt", dest="prompts", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
     add("--prompts", dest="prompt_file", metavar="FILE", help="file of prompts (.txt, .jsonl or .csv) or asset:NAME")
     add("--source", type=Path, action="append", default=[], metavar="FILE",
         help="image that --prompt edits or animates; may be repeated")  # fmt: skip
-    add("--out", type=Path, default=Path("samples"), metavar="PATH",
-        help="folder of the image or video files and of grid.png (default: samples)")  # fmt: skip
+    add(
+        "--out",
+        type=Path,
+        default=Path("samples"),
+        metavar="PATH",
+        help="folder of the image or video files and of grid.png (default: samples)",
+    )
     add("--before-training", action="store_true", help="use the run's model before training")
     add("--lora", type=Path, action="append", default=[], metavar="FOLDER",
         help="LoRA to add; may be repeated with --rlg")  # fmt: skip

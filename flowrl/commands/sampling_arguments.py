@@ -31,17 +31,36 @@ def add_sampling_arguments(
     """
     group = parser.add_argument_group("sampling")
     add = group.add_argument
-    add("--steps", type=steps, metavar="N",
-        help="denoising steps (default: the run's, else what the checkpoint is made for)")  # fmt: skip
-    add("--guidance", type=scale, metavar="W",
-        help="guidance scale (default: the run's, else what the checkpoint is made for)")  # fmt: skip
+    add(
+        "--steps",
+        type=steps,
+        metavar="N",
+        help="denoising steps (default: the run's, else what the checkpoint is made for)",
+    )
+    add(
+        "--guidance",
+        type=scale,
+        metavar="W",
+        help="guidance scale (default: the run's, else what the checkpoint is made for)",
+    )
     if base_guidance:
-        add("--base-guidance", type=scale, metavar="W",
-            help="guidance scale of the base model under --rlg (default: that of the tuned model)")  # fmt: skip
-    add("--max-sequence-length", type=count, metavar="N",
-        help="text tokens that are read (default: the run's; embedded models 16; else the family's)")  # fmt: skip
-    add("--dtype", metavar="NAME",
-        help="network precision: float32, bfloat16 or float16 (default: the run's, else float32)")  # fmt: skip
+        add(
+            "--base-guidance",
+            type=scale,
+            metavar="W",
+            help="guidance scale of the base model under --rlg (default: that of the tuned model)",
+        )
+    add(
+        "--max-sequence-length",
+        type=count,
+        metavar="N",
+        help="text tokens that are read (default: the run's; embedded models 16; else the family's)",
+    )
+    add(
+        "--dtype",
+        metavar="NAME",
+        help="network precision: float32, bfloat16 or float16 (default: the run's, else float32)",
+    )
     for side in ("height", "width"):
         add(f"--{side}", type=pixels, metavar="N", help=f"{side} in pixels (default: the run's, else the model's)")
     if several_seeds:
@@ -90,9 +109,12 @@ def add_seed(parser: ActionsContainer) -> None:
 def add_batch_size(parser: ActionsContainer, default: str) -> None:
     """Adds `--batch-size`; a default that is a number becomes the flag's value."""
     parser.add_argument(
-        "--batch-size", type=images, default=int(default) if default.isdecimal() else None, metavar="N",
+        "--batch-size",
+        type=images,
+        default=int(default) if default.isdecimal() else None,
+        metavar="N",
         help=f"images drawn or scored at once (default: {default})",
-    )  # fmt: skip
+    )
 
 
 def add_device(parser: ActionsContainer) -> None:

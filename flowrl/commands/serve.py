@@ -15,25 +15,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("rewards", nargs="+", metavar="REWARD|CONFIG", help="names of rewards, or one YAML file with a list rewards:")
     add("--host", default="127.0.0.1", metavar="NAME", help="address to listen at (default: 127.0.0.1, this machine)")
     add("--port", type=int, default=8190, metavar="N", help="port, 0 for a free one (default: 8190)")
-    add("--allow-host", action="append", default=[], metavar="NAME",
-        help="a name besides localhost under which a server without token may be asked, several times")  # fmt: skip
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name besides localhost under which a server without token may be asked, several times",
+    )
     add("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
-    add("--threads", type=threads, metavar="N",
-        help="CPU threads of torch (default: half of the cores, shared by the replicas)")  # fmt: skip
-    add("--replicas", type=count, default=1, metavar="N",
-        help="processes with a copy of the rewards each, behind the one port (default: 1)")  # fmt: skip
+    add(
+        "--threads",
+        type=threads,
+        metavar="N",
+        help="CPU threads of torch (default: half of the cores, shared by the replicas)",
+    )
+    add(
+        "--replicas",
+        type=count,
+        default=1,
+        metavar="N",
+        help="processes with a copy of the rewards each, behind the one port (default: 1)",
+    )
     add("--devices", metavar="NAMES", help="devices of the replicas in turn: cuda:0,cuda:1 (default: all GPUs, or cpu)")
     add("--queue-size", type=count, default=1024, metavar="N", help="images per reward that may wait (default: 1024)")
     add("--max-items", type=count, default=256, metavar="N", help="images per request (default: 256)")
     add("--max-mib", type=count, default=64, metavar="N", help="MiB per request (default: 64)")
     add("--max-mpixels", type=count, default=64, metavar="N", help="million pixels per request (default: 64)")
-    add("--max-images", type=count, default=4096, metavar="N",
-        help="images and frames per request, of any size (default: 4096)")  # fmt: skip
+    add(
+        "--max-images",
+        type=count,
+        default=4096,
+        metavar="N",
+        help="images and frames per request, of any size (default: 4096)",
+    )
     add("--max-connections", type=count, default=256, metavar="N", help="connections per address (default: 256)")
     add("--max-video-mib", type=count, default=256, metavar="N", help="MiB per request with videos (default: 256)")
     add("--max-video-mpixels", type=count, default=128, metavar="N", help="million pixels per video (default: 128)")
-    add("--grace", type=float, default=30.0, metavar="SECONDS",
-        help="time to finish what was accepted, after Ctrl-C (default: 30)")  # fmt: skip
+    add(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time to finish what was accepted, after Ctrl-C (default: 30)",
+    )
     add_batch_size(parser, "16")
     add_device(parser)
 

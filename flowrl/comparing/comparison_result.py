@@ -120,7 +120,9 @@ class MethodResult:
             cost: speed_up(_curves(reference, cost, metric), each[cost]) if reference else UNKNOWN for cost in COSTS
         }
         return MethodResult(
-            name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
+            name=name,
+            runs=tuple(runs),
+            score=crossed_estimate([run.after for run in runs], by_task=by_task),
             seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
             gain=_difference(befores, runs, by_task=by_task),
             difference=_difference(others, runs, by_task=by_task),
@@ -136,7 +138,7 @@ class MethodResult:
             speed={cost: point(ratio.mean) if own else ratio for cost, ratio in ratios.items()},
             kl=_mean(runs, lambda run: run.measured.get("kl", math.nan)),
             diversity=_mean(runs, lambda run: run.measured.get("diversity", math.nan)),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -170,9 +172,14 @@ class NothingFinishedError(ValueError):
 
 
 def read_results(
-    folder: Path, question: ComparisonQuestion, *, baseline: str | None = None, metric: str | None = None,
-    targets: str | None = None, failed: Sequence[str] = (),
-) -> Results:  # fmt: skip
+    folder: Path,
+    question: ComparisonQuestion,
+    *,
+    baseline: str | None = None,
+    metric: str | None = None,
+    targets: str | None = None,
+    failed: Sequence[str] = (),
+) -> Results:
     """Reads what a comparison has finished.
 
     Args:
@@ -292,12 +299,17 @@ def _read_finished(
             donors.setdefault(entry.get("base"), read.get(name) or read_run(folder / name))
     runs = [
         RunResult(
-            method=method, seed=seed, data=read[name], start=donors.get(entries.get(name, {}).get("base")),
+            method=method,
+            seed=seed,
+            data=read[name],
+            start=donors.get(entries.get(name, {}).get("base")),
             measured=read_json(path, "delete it, it is measured again")
-            if (path := folder / name / "measure.json").is_file() else {},
+            if (path := folder / name / "measure.json").is_file()
+            else {},
         )
-        for method, seed in question.runs if (name := run_name(method, seed)) in read and read[name].image_rows
-    ]  # fmt: skip
+        for method, seed in question.runs
+        if (name := run_name(method, seed)) in read and read[name].image_rows
+    ]
     return runs, missing
 
 
@@ -322,8 +334,12 @@ def _curves(runs: Sequence[RunResult], cost: str, metric: str) -> list[Curve]:
     curves: list[Curve] = []
     for run in runs:
         rows = [row for row in run.evaluations() if metric in row and COSTS[cost] in row]
-        curves.append(([0.0 if row["iteration"] == 0 else float(row[COSTS[cost]]) for row in rows],
-                       [float(row[metric]) for row in rows]))  # fmt: skip
+        curves.append(
+            (
+                [0.0 if row["iteration"] == 0 else float(row[COSTS[cost]]) for row in rows],
+                [float(row[metric]) for row in rows],
+            )
+        )
     return curves
 
 

@@ -182,10 +182,15 @@ def _differences(results: Results) -> Table | None:
 
 def _spent(results: Results) -> Table:
     rows = [
-        (_name(results, row), amount_text(row.spent["nfe"]), amount_text(row.spent["images"]),
-         time_text(row.spent["seconds"]), amount_text(row.spent["iterations"]))
+        (
+            _name(results, row),
+            amount_text(row.spent["nfe"]),
+            amount_text(row.spent["images"]),
+            time_text(row.spent["seconds"]),
+            amount_text(row.spent["iterations"]),
+        )
         for row in results.methods
-    ]  # fmt: skip
+    ]
     jobs = results.journal.get("jobs", 1)
     together = f" {jobs} trainings shared the machine, so times compare methods only roughly." if jobs > 1 else ""
     return Table(

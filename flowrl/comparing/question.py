@@ -81,9 +81,14 @@ def ask(
         return _join(asked, replace(asked, seeds=seeds, evals=evals, budget=unit, limit=limit))
     methods = _find_methods(files, overrides)
     question = ComparisonQuestion(
-        methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
-        seeds=seeds, budget=unit, limit=limit, evals=evals, overrides=overrides,
-    )  # fmt: skip
+        methods=methods,
+        settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
+        seeds=seeds,
+        budget=unit,
+        limit=limit,
+        evals=evals,
+        overrides=overrides,
+    )
     return question if asked is None else _join(asked, question)
 
 
@@ -123,10 +128,15 @@ def overrides_of(question: ComparisonQuestion, seed: int, threads: int = 1) -> l
     """The settings that `flowrl train` gets beside the configuration; the user's come last and win."""
     amount = f"{question.limit:g}" if question.budget == "seconds" else f"{round(question.limit)}"
     return [
-        f"seed={seed}", f"budget.{question.budget}={amount}", f"budget.evals={question.evals}",
-        f"num_iterations={NO_LIMIT}", "progress=false", f"threads={threads}", "logging.tensorboard=false",
+        f"seed={seed}",
+        f"budget.{question.budget}={amount}",
+        f"budget.evals={question.evals}",
+        f"num_iterations={NO_LIMIT}",
+        "progress=false",
+        f"threads={threads}",
+        "logging.tensorboard=false",
         *question.overrides,
-    ]  # fmt: skip
+    ]
 
 
 def settings_of(question: ComparisonQuestion, method: str, seed: int) -> TrainConfig:

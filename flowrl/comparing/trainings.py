@@ -223,10 +223,14 @@ def start_process(
     """
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "flowrl", *arguments], stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
+            [sys.executable, "-m", "flowrl", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[lock.fileno()],
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
 
 
 def last_line(log: Path) -> str:

@@ -123,9 +123,12 @@ def ask(settings: Settings, plan: GridPlan, chat: Chat, subject: Subject, images
         for question in item.questions
     ]
     identity = {
-        "benchmark": "dpg_bench", "version": _VERSION, "judge": identity_of(plan.judge), "asked": ASKED,
+        "benchmark": "dpg_bench",
+        "version": _VERSION,
+        "judge": identity_of(plan.judge),
+        "asked": ASKED,
         **weights_of(plan.judge, chat.version),
-    }  # fmt: skip
+    }
 
     def build(place: int, attempt: int, temperature: float) -> Question:
         _, question, image = work[place]
@@ -172,22 +175,25 @@ def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[
     ]
     listed: list[Sequence[Mapping[str, Any]]] = [rows, ()]
     return result_of(
-        settings.benchmark, f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} images each.",
+        settings.benchmark,
+        f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} images each.",
         [
             SideResult(rows=own, metrics=numbers, intervals=bounded)
             for own, numbers, bounded in zip(listed[: len(parts)], metrics, intervals, strict=True)
-        ], changes=changes,
+        ],
+        changes=changes,
         tables=(_table([part.label for part in parts], scores),),
         notes=(
             "The judge is not mPLUG-large, the published one: compare numbers of this judge with each other only.",
             *(
                 f"{part.label}: {found.skipped} of {len(plan.items)} items have a question without answer and are in "
                 f"no number."
-                for part, found in zip(parts, scores, strict=True) if found.skipped
+                for part, found in zip(parts, scores, strict=True)
+                if found.skipped
             ),
         ),
         facts={"judge": chat.version, "items": len(plan.items), "crops": plan.crops},
-    )  # fmt: skip
+    )
 
 
 def _table(labels: Sequence[str], scores: Sequence[Scores]) -> Table:

@@ -261,9 +261,13 @@ def _folder_label(folder: Path) -> str:
 
 
 def _base(
-    given: Model | None, own: Source | None, label: str, homes: tuple[Path, Path], known: Benchmark,
+    given: Model | None,
+    own: Source | None,
+    label: str,
+    homes: tuple[Path, Path],
+    known: Benchmark,
     sampling: SamplingOptions,
-) -> Subject | None:  # fmt: skip
+) -> Subject | None:
     """What the subject is compared to; the word `base` is the model that the subject was trained from.
 
     `homes` are the folder of the subject, and the one that all subjects share.

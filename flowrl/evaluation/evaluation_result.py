@@ -27,8 +27,11 @@ def with_notes(result: Result, settings: Settings) -> Result:
     notes = list(result.notes)
     if ours is not None and theirs is not None:
         names = ("num_steps", "guidance_scale", "grid", "dtype", "max_sequence_length", "height", "width")
-        differ = [f"{name} {getattr(ours, name)} and {getattr(theirs, name)}" for name in names
-                  if getattr(ours, name) != getattr(theirs, name)]  # fmt: skip
+        differ = [
+            f"{name} {getattr(ours, name)} and {getattr(theirs, name)}"
+            for name in names
+            if getattr(ours, name) != getattr(theirs, name)
+        ]
         if differ:
             notes.append(
                 f"Model and base were sampled differently ({'; '.join(differ)}): not the weights alone differ."
@@ -105,22 +108,28 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
         head += ("change", "95 %")
         body = {
             name: [*body[name], signed(change.mean), bounds(change, sign=True)]
-            for name, change in changes.items() if name in body
-        }  # fmt: skip
+            for name, change in changes.items()
+            if name in body
+        }
     single = [(label, number(result.metrics[first])) for label, result in zip(labels, results, strict=True)]
     return Result(
         headline=f"{short[first]} {estimate(means[first])}, mean of {len(results)} models.",
-        rows=(), claim="other trainings of the same kind, on these prompts",
+        rows=(),
+        claim="other trainings of the same kind, on these prompts",
         metrics={name: interval.mean for name, interval in means.items()},
         intervals={text: means[name] for name, text in short.items()},
         differences={text: changes[name] for name, text in short.items() if name in changes},
         tables=(
-            Table(title=f"Means over {len(results)} models", head=head, rows=tuple(map(tuple, body.values())),
-                  note="Student's t interval over models: it speaks of another training, with these prompts."),
+            Table(
+                title=f"Means over {len(results)} models",
+                head=head,
+                rows=tuple(map(tuple, body.values())),
+                note="Student's t interval over models: it speaks of another training, with these prompts.",
+            ),
             Table(title="Each model", head=("", short[first]), rows=tuple(single)),
         ),
         notes=notes,
-    )  # fmt: skip
+    )
 
 
 def _changes(result: Result) -> dict[str, float]:

@@ -117,11 +117,15 @@ def score_rows(rows: Sequence[Row], key: str = "correct") -> list[ScoreRow]:
 def metrics(rows: Sequence[Row], summary: Summary, samples: float) -> dict[str, float]:
     """Numbers by name; `score` is the benchmark's own overall, as in the evaluations of a training run."""
     return {
-        "score": summary.macro.mean, "score_low": summary.macro.low, "score_high": summary.macro.high,
-        "micro": summary.micro.mean, f"pass_at_{samples:g}": summary.any_correct.mean,
-        "graded": pooled(score_rows(rows, "graded")).mean, "strict": pooled(score_rows(rows, "strict")).mean,
+        "score": summary.macro.mean,
+        "score_low": summary.macro.low,
+        "score_high": summary.macro.high,
+        "micro": summary.micro.mean,
+        f"pass_at_{samples:g}": summary.any_correct.mean,
+        "graded": pooled(score_rows(rows, "graded")).mean,
+        "strict": pooled(score_rows(rows, "strict")).mean,
         **{task: interval.mean for task, interval in summary.tasks.items()},
-    }  # fmt: skip
+    }
 
 
 def kinds(reason: str) -> list[str]:
@@ -137,9 +141,12 @@ def _intervals(summary: Summary | Comparison) -> dict[str, Interval]:
 
 
 def _scores(
-    rows: Sequence[Sequence[Row]], names: Sequence[str], summaries: Sequence[Summary], change: Comparison | None,
+    rows: Sequence[Sequence[Row]],
+    names: Sequence[str],
+    summaries: Sequence[Summary],
+    change: Comparison | None,
     samples: float,
-) -> Table:  # fmt: skip
+) -> Table:
     """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
     sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
     listed = [

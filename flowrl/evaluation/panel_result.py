@@ -87,22 +87,27 @@ def panel_result(
         f"{bounds(interval)}) for {labels[0]}, {counted} of {plural(prompts, 'prompt')}."
     )
     return result_of(
-        settings.benchmark, add_changes(said, change, labels, "none of the scorers"),
+        settings.benchmark,
+        add_changes(said, change, labels, "none of the scorers"),
         # Scorers have scales of their own, which one axis cannot show.
         [
             SideResult(rows=part.rows, metrics=own, intervals=intervals if len(intervals) == 1 else {})
             for part, own, intervals in zip(scored, metrics, found, strict=True)
         ],
-        changes=change if len(change) == 1 else {}, claim=spoken + NO_TRAINING,
-        tables=(score_table(
-            labels, lines_of(found, change),
-            note=f"Means over {noun}s; intervals speak of {spoken}. {panel.scale}".strip(),
-            extra=("failed", {name: str(failed.get(name, 0)) for name in found[0]}),
-        ),),
+        changes=change if len(change) == 1 else {},
+        claim=spoken + NO_TRAINING,
+        tables=(
+            score_table(
+                labels,
+                lines_of(found, change),
+                note=f"Means over {noun}s; intervals speak of {spoken}. {panel.scale}".strip(),
+                extra=("failed", {name: str(failed.get(name, 0)) for name in found[0]}),
+            ),
+        ),
         notes=(*_notes(panel, means, labels, prompts, own_scorers=own_scorers, noun=noun), *notes),
         facts={"versions": dict(versions), "prompts": prompts, f"{noun}s": len(subject.images)},
         sections=sections,
-    )  # fmt: skip
+    )
 
 
 def _change(scored: Sequence[ScoredImages], spread: Sequence[Diversity]) -> dict[str, Interval]:
@@ -122,9 +127,14 @@ def _change(scored: Sequence[ScoredImages], spread: Sequence[Diversity]) -> dict
 
 
 def _notes(
-    panel: Panel, means: Sequence[Mapping[str, ScorerMean]], labels: Sequence[str], prompts: int, *,
-    own_scorers: bool, noun: str,
-) -> list[str]:  # fmt: skip
+    panel: Panel,
+    means: Sequence[Mapping[str, ScorerMean]],
+    labels: Sequence[str],
+    prompts: int,
+    *,
+    own_scorers: bool,
+    noun: str,
+) -> list[str]:
     notes = []
     for label, part in zip(labels, means, strict=True):
         for name, mean in part.items():

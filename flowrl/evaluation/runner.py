@@ -125,10 +125,13 @@ def run(settings: Settings) -> Result:
         what, place = rules.unjudged(plan)
         folder = str(settings.subject.folder / place)
         return Result(
-            headline=f"{what} in {folder}; no judge was named.", rows=(), metrics={}, tables=(),
+            headline=f"{what} in {folder}; no judge was named.",
+            rows=(),
+            metrics={},
+            tables=(),
             notes=("The benchmark's own scripts take this folder; or name a judge.",),
             facts={"folder": folder},
-        )  # fmt: skip
+        )
     parts = []
     for subject, listed, spent in zip(settings.subjects, images, seconds, strict=True):
         start = time.monotonic()

@@ -111,9 +111,14 @@ def lines_of(found: Sequence[Mapping[str, Interval]], changes: Mapping[str, Inte
 
 
 def score_table(
-    labels: Sequence[str], lines: Iterable[Line], *, note: str, digits: int = 4, paired_by: str = "prompts and samples",
+    labels: Sequence[str],
+    lines: Iterable[Line],
+    *,
+    note: str,
+    digits: int = 4,
+    paired_by: str = "prompts and samples",
     extra: tuple[str, Mapping[str, str]] = ("", {}),
-) -> Table:  # fmt: skip
+) -> Table:
     """Scores of a subject with intervals; with a base what both have, and the paired change.
 
     Args:

@@ -43,15 +43,25 @@ from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
 FOLDER = "t2i_compbench"
 NOTE = "Means over images; the overall is the mean of all eight. Intervals speak of"
 FILES = {
-    "color": "color_val.txt", "shape": "shape_val.txt", "texture": "texture_val.txt", "2d_spatial": "spatial_val.txt",
-    "3d_spatial": "3d_spatial_val.txt", "numeracy": "numeracy_val.txt", "non_spatial": "non_spatial_val.txt",
+    "color": "color_val.txt",
+    "shape": "shape_val.txt",
+    "texture": "texture_val.txt",
+    "2d_spatial": "spatial_val.txt",
+    "3d_spatial": "3d_spatial_val.txt",
+    "numeracy": "numeracy_val.txt",
+    "non_spatial": "non_spatial_val.txt",
     "complex": "complex_val.txt",
-}  # fmt: skip
+}
 RESULTS = {
-    "color": "annotation_blip", "shape": "annotation_blip", "texture": "annotation_blip",
-    "2d_spatial": "annotation_obj_detection_2d", "3d_spatial": "annotation_obj_detection_3d",
-    "numeracy": "annotation_num", "non_spatial": "annotation_clip", "complex": "annotation_3_in_1",
-}  # fmt: skip
+    "color": "annotation_blip",
+    "shape": "annotation_blip",
+    "texture": "annotation_blip",
+    "2d_spatial": "annotation_obj_detection_2d",
+    "3d_spatial": "annotation_obj_detection_3d",
+    "numeracy": "annotation_num",
+    "non_spatial": "annotation_clip",
+    "complex": "annotation_3_in_1",
+}
 """Folder, at any depth below a category's, in which the repository's script for it writes vqa_result.json."""
 
 
@@ -108,8 +118,11 @@ def read_categories(settings: Settings) -> dict[str, list[str]]:
         if place.is_dir()
         else {name: place for name, file in FILES.items() if file == place.name}
     )
-    found = {name: distinct([p.text.strip().rstrip(".") for p in read_prompts(file)]) for name, file in files.items()
-             if file.is_file()}  # fmt: skip
+    found = {
+        name: distinct([p.text.strip().rstrip(".") for p in read_prompts(file)])
+        for name, file in files.items()
+        if file.is_file()
+    }
     if not found:
         raise ValueError(f"{place} is, or holds, none of {', '.join(FILES.values())}: the names say the category.")
     return {name: some(listed, settings.num_prompts) for name, listed in found.items()}
@@ -171,11 +184,15 @@ def result(settings: Settings, plan: ScenePlan, scorers: Scorers, parts: Sequenc
     spoken, lines = claim_of(placed), lines_of([side.intervals for side in sides], changes)
     count = len({row["file"] for row in sides[0].rows})
     return result_of(
-        settings.benchmark, f"T2I-CompBench: {told} for {parts[0].label}, {plural(count, 'image')}.",
-        sides if changes else sides[:1], changes=changes, claim=spoken + NO_TRAINING, notes=notes,
+        settings.benchmark,
+        f"T2I-CompBench: {told} for {parts[0].label}, {plural(count, 'image')}.",
+        sides if changes else sides[:1],
+        changes=changes,
+        claim=spoken + NO_TRAINING,
+        notes=notes,
         tables=(score_table([part.label for part in parts], lines, note=f"{NOTE} {spoken}."),),
         facts={"folder": str(parts[0].subject.folder / FOLDER), "clip_model": plan.spec["options"]["model"]},
-    )  # fmt: skip
+    )
 
 
 def _side(plan: ScenePlan, part: SubjectVerdicts[Scores]) -> SideResult:

@@ -115,14 +115,23 @@ def _check(prompts: Sequence[Prompt], x: Tensor) -> int:
 
 
 def _score(
-    pipeline: Pipeline, reward: Reward, part: str | None, prompts: Sequence[Prompt], images: Tensor, rows: Tensor,
+    pipeline: Pipeline,
+    reward: Reward,
+    part: str | None,
+    prompts: Sequence[Prompt],
+    images: Tensor,
+    rows: Tensor,
     count: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """[b] of candidates by their numbers; NaN where the reward failed."""
     inputs = reward_inputs(
-        pipeline, [prompts[row // count] for row in rows], images.float(), group=rows // count,
-        numbers=(rows % count).tolist(), iteration=0,
-    )  # fmt: skip
+        pipeline,
+        [prompts[row // count] for row in rows],
+        images.float(),
+        group=rows // count,
+        numbers=(rows % count).tolist(),
+        iteration=0,
+    )
     output = check_output(reward(inputs), len(inputs), reward.name)
     if part is not None and part not in output.parts:
         known = ", ".join(sorted(output.parts)) or "none"

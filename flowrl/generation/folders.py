@@ -59,9 +59,13 @@ class ImageFile:
     def read_with(self) -> str:
         """All that a reward may read beside the pixels, as text: prompt, record, and the content of images and clips
         that belong to it."""
-        files = [contents((*given, *_named_files(self.record, keys))) for given, keys in (
-            (self.source_images, (*SOURCES, VIDEO, MASK)), (self.reference_images, REFERENCES),
-        )]  # fmt: skip
+        files = [
+            contents((*given, *_named_files(self.record, keys)))
+            for given, keys in (
+                (self.source_images, (*SOURCES, VIDEO, MASK)),
+                (self.reference_images, REFERENCES),
+            )
+        ]
         return json.dumps([self.prompt, self.record, files], sort_keys=True, default=str)
 
     @property

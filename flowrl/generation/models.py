@@ -29,15 +29,20 @@ EMBEDDED_VIDEO = "asset:tiny-wan"
 
 SHIPPED: dict[str, dict[str, Any]] = {
     "asset:tiny-kontext": {
-        "num_steps": 8, "guidance_scale": 2.5, "max_sequence_length": 16, "options": {"height": 64, "width": 64},
+        "num_steps": 8,
+        "guidance_scale": 2.5,
+        "max_sequence_length": 16,
+        "options": {"height": 64, "width": 64},
     },
     "asset:tiny-sd15": {"num_steps": 20, "guidance_scale": 3.0, "max_sequence_length": 16},
     "asset:tiny-sd3": {"num_steps": 10, "guidance_scale": 3.0, "max_sequence_length": 16},
     "asset:tiny-wan": {
-        "num_steps": 10, "guidance_scale": 3.0, "max_sequence_length": 16,
+        "num_steps": 10,
+        "guidance_scale": 3.0,
+        "max_sequence_length": 16,
         "options": {"num_frames": 9, "fps": 8.0, "height": 64, "width": 64},
     },
-}  # fmt: skip
+}
 """How the models that ship with flowrl are sampled unless told otherwise."""
 
 
@@ -175,9 +180,14 @@ def _known(given: dict[str, Any]) -> dict[str, Any]:
 def _drawn_options(config: TrainConfig) -> dict[str, Any]:
     """Options of the family with which a run's evaluations draw."""
     settings, evaluated = config.pipeline, config.eval
-    given = {"height": evaluated.height or settings.height, "width": evaluated.width or settings.width,
-             "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice,
-             "vae_dtype": None if settings.vae_dtype == "float32" else settings.vae_dtype}  # fmt: skip
+    given = {
+        "height": evaluated.height or settings.height,
+        "width": evaluated.width or settings.width,
+        "num_frames": settings.num_frames,
+        "fps": settings.fps,
+        "vae_slice": settings.vae_slice,
+        "vae_dtype": None if settings.vae_dtype == "float32" else settings.vae_dtype,
+    }
     return _known(given) | settings.options
 
 

@@ -105,9 +105,13 @@ def _told(rows: Sequence[Prompt], fault: Callable[[Prompt], str]) -> str:
     (row, said), count = bad[0], len(bad)
     text = row.text if len(row.text) <= _SHOWN else f"{row.text[:_SHOWN]}..."
     place = f"{row.where}: " if row.where else ""
-    more = "" if len(rows) == 1 else f" (one of {count} such among {len(rows)} prompts)" if count > 1 else (
-        f" (the only such among {len(rows)} prompts)"
-    )  # fmt: skip
+    more = (
+        ""
+        if len(rows) == 1
+        else f" (one of {count} such among {len(rows)} prompts)"
+        if count > 1
+        else (f" (the only such among {len(rows)} prompts)")
+    )
     return f"{place}prompt {text!r}{more} {said}"
 
 

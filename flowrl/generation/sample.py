@@ -164,9 +164,13 @@ def sample(
         )
     loras = loras or [place for place in (drawn.lora,) if place is not None]
     settings = rlg_settings(
-        loras, rlg, first_steps=rlg_from, interval=rlg_interval, base_guidance=base_guidance,
+        loras,
+        rlg,
+        first_steps=rlg_from,
+        interval=rlg_interval,
+        base_guidance=base_guidance,
         before_training=before_training,
-    )  # fmt: skip
+    )
     _check_models(drawn, settings)
     refuse_sources(asked, drawn)
     if folder is not None:
@@ -189,9 +193,13 @@ def _check_models(drawn: Source, settings: RLG | None) -> None:
 
 
 def _collect(
-    asked: Sequence[Prompt], pairs: Sequence[Pair], whole: Tensor, tracks: Sequence[Track], fps: float,
+    asked: Sequence[Prompt],
+    pairs: Sequence[Pair],
+    whole: Tensor,
+    tracks: Sequence[Track],
+    fps: float,
     folder: Path | None,
-) -> Samples:  # fmt: skip
+) -> Samples:
     """The images or videos of pairs with their grid, a row per prompt; written into a folder if one is given."""
     captions = [f"{prompt.text} ({seed})" for prompt, seed in pairs]
     sheet = (
@@ -208,11 +216,15 @@ def _collect(
                 save_png(image, folder / f"{name}.png")
         save_png(sheet, folder / "grid.png")
     return Samples(
-        prompts=tuple(prompt.text for prompt, _ in pairs), seeds=tuple(seed for _, seed in pairs),
+        prompts=tuple(prompt.text for prompt, _ in pairs),
+        seeds=tuple(seed for _, seed in pairs),
         images=() if fps else tuple(map(as_image, whole)),
         videos=tuple(tuple(map(as_image, video)) for video in whole) if fps else (),
-        fps=fps, sound=any(track is not None for track in tracks), grid=sheet, folder=folder,
-    )  # fmt: skip
+        fps=fps,
+        sound=any(track is not None for track in tracks),
+        grid=sheet,
+        folder=folder,
+    )
 
 
 def parse_seeds(given: int | str | Iterable[int]) -> list[int]:
@@ -267,9 +279,13 @@ def load_drawing(
         if settings is None:
             return guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), scale)
         return rlg_velocity(
-            pipeline, names, prompts, settings.schedules(schedule), guidance_scale=scale,
+            pipeline,
+            names,
+            prompts,
+            settings.schedules(schedule),
+            guidance_scale=scale,
             base_guidance_scale=settings.base_guidance_scale,
-        )  # fmt: skip
+        )
 
     def drawing(pairs: Sequence[Pair]) -> tuple[Tensor, list[Track]]:
         x = torch.stack([counter_normal(pipeline.latent_shape, seed, "sample") for _, seed in pairs])

@@ -102,8 +102,9 @@ def _flags(path: Path, text: str, line: str) -> Foreign:
             keys[name] = _parsed(_filled(value if equals else "true" if after.startswith("--") else after, variables))
     nodes, each = (_parsed(_filled(started.get(k, v), variables)) for k, v in (("nnodes", "1"), ("nproc_per_node", "")))
     known = isinstance(nodes, int) and isinstance(each, int)
-    return Foreign(kind="DanceGRPO", keys=keys, processes=nodes * each if known else None,
-                   script=Path(words[place]).name)  # fmt: skip
+    return Foreign(
+        kind="DanceGRPO", keys=keys, processes=nodes * each if known else None, script=Path(words[place]).name
+    )
 
 
 def _words(path: Path, line: str, variables: dict[str, str]) -> list[str]:

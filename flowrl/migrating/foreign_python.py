@@ -14,9 +14,13 @@ from flowrl.config.spelling import closest
 _DEEPEST = 20
 _LONGEST = 100_000  # characters of a value: a few lines can double one without end
 _SUMS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 _CALLS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "max": max, "min": min, "round": round}
 
 

@@ -30,12 +30,16 @@ def _flow_grpo(given: Foreign) -> dict[str, Made]:
         {"group_size": group} if group > 1 else f"! one image has no other to be compared with, {_STAYS}"
     )
     found["sample.num_batches_per_epoch"] = (
-        {"prompts_per_step": images} if images and not left and "sample.mini_num_image_per_prompt" not in keys
+        {"prompts_per_step": images}
+        if images and not left and "sample.mini_num_image_per_prompt" not in keys
         else f"! the file does not say how many GPUs they are times, {_STAYS}: choose prompts_per_step"
-    )  # fmt: skip
+    )
     found["train.gradient_accumulation_steps"] = _updates(batches, parts)
-    found["num_epochs"] = {"num_iterations": keys.get("num_epochs")} if "num_epochs" in said else (
-        f"! its default only means that a run is stopped by hand, {_STAYS}")  # fmt: skip
+    found["num_epochs"] = (
+        {"num_iterations": keys.get("num_epochs")}
+        if "num_epochs" in said
+        else (f"! its default only means that a run is stopped by hand, {_STAYS}")
+    )
     found["use_lora"] = {"policy.train": "lora" if keys.get("use_lora") else "full"}
     found["sample.global_std"] = {"adv_std": "global" if keys.get("sample.global_std") else "group"}
     revision = keys.get("pretrained.revision")
@@ -60,13 +64,15 @@ def _flow_grpo_steps(given: Foreign) -> dict[str, Made]:
     keys, found, window = given.keys, dict[str, Made](), "sample.sde_window_size" in given.said
     for key, ours in (("size", "sde_window_size"), ("range", "sde_window_range")):
         found[f"sample.sde_window_{key}"] = (
-            {f"sampler.{ours}": keys.get(f"sample.sde_window_{key}")} if window
+            {f"sampler.{ours}": keys.get(f"sample.sde_window_{key}")}
+            if window
             else "! only its default, which its fast scripts alone read"
-        )  # fmt: skip
+        )
     found["train.timestep_fraction"] = (
-        "! the window says which steps are trained" if window
+        "! the window says which steps are trained"
+        if window
         else _leading(_count(keys, "sample.num_steps"), keys.get("train.timestep_fraction"))
-    )  # fmt: skip
+    )
     return found
 
 
@@ -83,8 +89,11 @@ def _flow_factory(given: Foreign) -> dict[str, Made]:
     keys = given.keys
     found: dict[str, Made] = {}
     for section, ours in (("rewards", "rewards"), ("eval_rewards", "eval.rewards")):
-        named = [key.removesuffix("reward_model") for key in keys
-                 if key.startswith(f"{section}[") and key.endswith("].reward_model")]  # fmt: skip
+        named = [
+            key.removesuffix("reward_model")
+            for key in keys
+            if key.startswith(f"{section}[") and key.endswith("].reward_model")
+        ]
         found |= _rewards(given, [(f"{key}reward_model", str(keys[f"{key}reward_model"]), keys.get(f"{key}weight", 1.0),
                                    (f"{key}weight",)) for key in named], ours)  # fmt: skip
     for key, section in (("train.resolution", "pipeline"), ("eval.resolution", "eval")):
@@ -97,9 +106,10 @@ def _flow_factory(given: Foreign) -> dict[str, Made]:
     found["model.target_modules"] = _modules(keys.get("model.target_modules"))
     lora = keys.get("model.resume_path") and keys.get("model.resume_type") == "lora"
     found["model.resume_path"] = (
-        {"policy.init_lora": keys["model.resume_path"]} if lora
+        {"policy.init_lora": keys["model.resume_path"]}
+        if lora
         else "! a run is continued with resume, when it is started"
-    )  # fmt: skip
+    )
     found["log.save_freq"] = _often(keys.get("log.save_freq"))
     for key, ours in (("clip_range", "clip_range"), ("adv_clip_range", "adv_clip_range")):
         found[f"train.{key}"] = _clip(ours, keys.get(f"train.{key}"))
@@ -116,7 +126,8 @@ def _flow_factory_kl_and_steps(keys: dict[str, Any]) -> dict[str, Made]:
         found["train.gradient_step_per_epoch"] = {"updates_per_rollout": steps}
     else:
         found["train.gradient_step_per_epoch"] = (
-            f"! not read there beside gradient_accumulation_steps, {_STAYS}: choose updates_per_rollout")  # fmt: skip
+            f"! not read there beside gradient_accumulation_steps, {_STAYS}: choose updates_per_rollout"
+        )
     every = _count(keys, "train.ema_update_interval") * max(steps, 1)
     found["train.ema_update_interval"] = {"policy.ema_every": every} if every else f"! no number, {_STAYS}"
     where, size = keys.get("scheduler.sde_steps"), keys.get("scheduler.num_sde_steps")
@@ -169,9 +180,10 @@ def _dance(given: Foreign) -> dict[str, Made]:
     shared = max(1, _count(keys, "sp_size"))
     found["sp_size"] = {"parallel.context": shared}
     found["train_batch_size"] = (
-        {"prompts_per_step": each * given.processes // shared} if given.processes
+        {"prompts_per_step": each * given.processes // shared}
+        if given.processes
         else f"! the file does not say how many GPUs it is times, {_STAYS}: choose prompts_per_step"
-    )  # fmt: skip
+    )
     found["gradient_accumulation_steps"] = _updates(each * group, _count(keys, "gradient_accumulation_steps"))
     found["t"] = {"pipeline.num_frames": keys.get("t")} if _count(keys, "t") > 1 else "! one frame is an image"
     share = {"sampler.trained_fraction": keys.get("timestep_fraction"), "sampler.trained_steps": "random"}
@@ -180,8 +192,11 @@ def _dance(given: Foreign) -> dict[str, Made]:
 
 
 _RULES: dict[Kind, Callable[[Foreign], dict[str, Made]]] = {
-    "flow_grpo": _flow_grpo, "Flow-Factory": _flow_factory, "verl-omni": _verl, "DanceGRPO": _dance,
-}  # fmt: skip
+    "flow_grpo": _flow_grpo,
+    "Flow-Factory": _flow_factory,
+    "verl-omni": _verl,
+    "DanceGRPO": _dance,
+}
 
 
 def _rewards(
@@ -216,8 +231,12 @@ def _leading(steps: int, fraction: Any) -> Made:
         return f"! no share, {_STAYS}"
     trained = min(int(steps * fraction), steps - 1)
     share = 1.0 if trained == steps - 1 else (trained + 0.5) / (steps - 1)
-    return {"sampler.sde_window_size": 0, "sampler.sde_window_range": None, "sampler.trained_fraction": round(share, 4),
-            "sampler.trained_steps": "leading"}  # fmt: skip
+    return {
+        "sampler.sde_window_size": 0,
+        "sampler.sde_window_range": None,
+        "sampler.trained_fraction": round(share, 4),
+        "sampler.trained_steps": "leading",
+    }
 
 
 def _modules(named: Any) -> Made:

@@ -48,8 +48,11 @@ class Import:
             "prompts_per_step": "prompts of an iteration",
             "num_iterations": "iterations",
         }
-        return [f"the {what} are those of {self.base}, not of {self.name}: choose {key}"
-                for key, what in left.items() if key not in self.done.keys]  # fmt: skip
+        return [
+            f"the {what} are those of {self.base}, not of {self.name}: choose {key}"
+            for key, what in left.items()
+            if key not in self.done.keys
+        ]
 
 
 def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
@@ -71,8 +74,13 @@ def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
     keys = done.keys
     if "pipeline.model" not in keys:
         raise ValueError(f"{given} names no model: say it with `model`")
-    wish = Wish(model=keys["pipeline.model"], card=0, reward=keys["rewards"][0]["name"] if "rewards" in keys else None,
-                train=keys.get("policy.train", "lora"), kernel=keys.get("sampler.kernel", "flow_sde"))  # fmt: skip
+    wish = Wish(
+        model=keys["pipeline.model"],
+        card=0,
+        reward=keys["rewards"][0]["name"] if "rewards" in keys else None,
+        train=keys.get("policy.train", "lora"),
+        kernel=keys.get("sampler.kernel", "flow_sde"),
+    )
     try:
         base = base_for(wish)
     except ValueError as error:

@@ -52,8 +52,9 @@ class Translated:
     @property
     def keys(self) -> dict[str, Any]:
         """Our keys, dotted, with their values; the later line wins."""
-        return {name: value for made in (*(line.made for line in self.lines), self.always)
-                for name, value in made.items()}  # fmt: skip
+        return {
+            name: value for made in (*(line.made for line in self.lines), self.always) for name, value in made.items()
+        }
 
     def without(self, ours: str, why: str) -> Translated:
         """The same but for one of our keys, with the reason at each line that said it."""

@@ -82,13 +82,15 @@ def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
     chart = forest(intervals, x_label=ranking.group.metric.replace("_", " "), around=(), words=False, wide=WIDER,
                    description=f"scores of {title(ranking)} with intervals")  # fmt: skip
     apart = [f"Apart from the first table of this benchmark: {ranking.group.apart}."] if ranking.group.apart else []
-    body = "".join([
-        notes_box([*apart, *ranking.notes]),
-        sortable_table(title(ranking), HEAD, rows),
-        card(chart, style=" one"),
-        _images(ranking, out, room),
-        fold("What is the same for all of this table", _conditions(ranking)),
-    ])  # fmt: skip
+    body = "".join(
+        [
+            notes_box([*apart, *ranking.notes]),
+            sortable_table(title(ranking), HEAD, rows),
+            card(chart, style=" one"),
+            _images(ranking, out, room),
+            fold("What is the same for all of this table", _conditions(ranking)),
+        ]
+    )
     lead = f"{plural(len(ranking.standings), 'model')}. {pairing_text(ranking)}"
     return section(f"table-{place}", title(ranking) + (" (apart)" if ranking.group.apart else ""), body, esc(lead))
 
@@ -106,10 +108,11 @@ def _row(line: Standing, digits: int, out: Path) -> list[str]:
             words = "page" if len(line.entries) == 1 else f"page {place}"
             links.append(f'<a href="{esc(quote(os.path.relpath(page.resolve(), out.resolve())))}">{words}</a>')
     return [
-        f"{esc(name_of(line))} <small>{' '.join(links)}</small>", cell(middle, rank_text(line)),
+        f"{esc(name_of(line))} <small>{' '.join(links)}</small>",
+        cell(middle, rank_text(line)),
         cell(line.score.mean, format_value(line.score.mean, digits), range_of(line.score, digits)),
         cell(mean, DASH if behind is None else format_value(mean, digits, sign=True), below),
-    ]  # fmt: skip
+    ]
 
 
 def _conditions(ranking: Ranking) -> str:

@@ -53,10 +53,15 @@ def score_chart(results: Results, cost: str) -> str:
     last = max(float(row.curves[cost][0][-1]) for row in results.methods)
     scale, unit = _unit(cost, last)
     series = [
-        Series(label=results.label(row.name), x=row.curves[cost][0] / scale, y=row.curves[cost][1], color=color,
-               markers=True)
+        Series(
+            label=results.label(row.name),
+            x=row.curves[cost][0] / scale,
+            y=row.curves[cost][1],
+            color=color,
+            markers=True,
+        )
         for row, color in _painted(results)
-    ]  # fmt: skip
+    ]
     return _chart(series, unit, metric_name(results))
 
 

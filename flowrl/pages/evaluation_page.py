@@ -46,9 +46,13 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
 def _chart(result: Result, names: Sequence[str]) -> str:
     """A dot for the subject, a ring for the base, each with its interval."""
     chart = forest_of_two(
-        result.base_intervals, result.intervals, (names[-1], names[0]), x_label="score",
-        description="scores with intervals", wide=WIDER,
-    )  # fmt: skip
+        result.base_intervals,
+        result.intervals,
+        (names[-1], names[0]),
+        x_label="score",
+        description="scores with intervals",
+        wide=WIDER,
+    )
     return card(chart, style=" one")
 
 

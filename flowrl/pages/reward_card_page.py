@@ -23,8 +23,11 @@ from flowrl.statistics.bootstrap import Interval, point
 GROUPS, SHOWN = 6, 7  # prompts and images of each in the gallery
 POINTS = 1500  # of a scatter plot
 MARKS: dict[Grade, tuple[str, str]] = {
-    "good": ("good", "✓ good"), "fair": ("fair", "○ fair"), "poor": ("bad", "✕ poor"), "open": ("", DASH),
-}  # fmt: skip
+    "good": ("good", "✓ good"),
+    "fair": ("fair", "○ fair"),
+    "poor": ("bad", "✕ poor"),
+    "open": ("", DASH),
+}
 
 
 def render(card: CardMeasures) -> str:

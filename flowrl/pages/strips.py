@@ -71,9 +71,10 @@ def _shown(line: Standing, values: Values) -> Values:
     folder = line.entries[0].images
     assert folder is not None
     kept = {
-        key: file for key, file in values.files.items()
+        key: file
+        for key, file in values.files.items()
         if not file.lower().endswith(CLIPS) or still_of(folder / file).is_file()
-    }  # fmt: skip
+    }
     return replace(values, files=kept)
 
 

@@ -172,12 +172,17 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     }
     graphs = facts.keeps or chosen.micro_batch_size
     memory = Memory(
-        held=held, unknown=facts.unknown, image=each[False], image_checkpointed=each[True],
-        configured=each[chosen.gradient_checkpointing] * graphs, micro_batch_size=chosen.micro_batch_size,
-        update=working, stages=stages,
+        held=held,
+        unknown=facts.unknown,
+        image=each[False],
+        image_checkpointed=each[True],
+        configured=each[chosen.gradient_checkpointing] * graphs,
+        micro_batch_size=chosen.micro_batch_size,
+        update=working,
+        stages=stages,
         start=chosen.free_text_encoders
         * (encoders + sum(vae.values()) + sum(_denoiser(facts, chosen).values()) * facts.at_once),
-    )  # fmt: skip
+    )
     if not chosen.rollouts:
         return memory
     drawing = sum((_denoiser(facts, chosen) | vae).values())  # its text encoders are dropped once it has loaded

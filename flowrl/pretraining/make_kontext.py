@@ -103,10 +103,15 @@ def velocity_loss(
         tokens, shape = pack(batch.x), clean.shape[1:]
         embeds, pooled, text_ids = pipe.encode_prompt(batch.prompts, batch.prompts, max_sequence_length=CONTEXT)
         velocity = pipe.transformer(
-            hidden_states=torch.cat([tokens, pack(source)], dim=1), timestep=batch.sigma, guidance=guidance,
-            pooled_projections=pooled, encoder_hidden_states=embeds, txt_ids=text_ids,
-            img_ids=torch.cat([token_ids(shape), token_ids(shape, 1)]), return_dict=False,
-        )[0][:, : tokens.shape[1]]  # fmt: skip
+            hidden_states=torch.cat([tokens, pack(source)], dim=1),
+            timestep=batch.sigma,
+            guidance=guidance,
+            pooled_projections=pooled,
+            encoder_hidden_states=embeds,
+            txt_ids=text_ids,
+            img_ids=torch.cat([token_ids(shape), token_ids(shape, 1)]),
+            return_dict=False,
+        )[0][:, : tokens.shape[1]]
         return unpack(velocity, shape)
 
     return velocity_error(clean, prompts, config, step, predict)

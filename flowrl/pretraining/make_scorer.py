@@ -251,12 +251,16 @@ def write_readme(config: ScorerConfig, path: Path) -> None:
             count=config.generated, within=found["within tasks"], **found
         )
     text = readme_text("attribute-scorer").format(
-        parameters=sum(p.numel() for p in net.parameters()), kilobytes=path.stat().st_size / 1000,
+        parameters=sum(p.numel() for p in net.parameters()),
+        kilobytes=path.stat().st_size / 1000,
         overrides="".join(f" {key}={value}" for key, value in changed.items()),
-        minutes=float(notes.get("minutes", "nan")), drawn=_SCENES_A_TASK * len(TASKS), held=_SCENES_A_TASK,
+        minutes=float(notes.get("minutes", "nan")),
+        drawn=_SCENES_A_TASK * len(TASKS),
+        held=_SCENES_A_TASK,
         accuracy="\n".join(f"| {text} | {plain[key]:.3f} | {hard[key]:.3f} |" for key, text in _ROWS.items()),
-        agreement=compared, **asdict(made),
-    )  # fmt: skip
+        agreement=compared,
+        **asdict(made),
+    )
     write_atomically(path.with_name("README.md"), text)
 
 

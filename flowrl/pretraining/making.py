@@ -142,9 +142,13 @@ def describe(
         pipeline = load(str(model))
         items = eval_items(distinct(read_prompts(resolve_path(prompts))), samples_per_prompt=SAMPLES)
         values = held_out_values(
-            pipeline, [item.prompt for item in items], [item.sample for item in items], reward, num_steps=num_steps,
+            pipeline,
+            [item.prompt for item in items],
+            [item.sample for item in items],
+            reward,
+            num_steps=num_steps,
             guidance_scale=guidance_scale,
-        )  # fmt: skip
+        )
         return [
             ScoreRow(task=item.prompt.metadata["tag"], prompt=item.prompt_id, sample=item.sample, value=value)
             for item, value in zip(items, values, strict=True)

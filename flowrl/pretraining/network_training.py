@@ -224,13 +224,21 @@ def train_denoiser(
 
     network = nn.ModuleDict({part: getattr(pipe, part) for part in parts} | ({"head": head} if head else {})).train()
     course = Course(
-        steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every, ema_decay=ema_decay,
-        lr_steps=lr_steps, muon=True,
-    )  # fmt: skip
+        steps=config.steps,
+        lr=config.lr,
+        checkpoint_every=config.checkpoint_every,
+        ema_decay=ema_decay,
+        lr_steps=lr_steps,
+        muon=True,
+    )
     return train_network(
-        name, network, loss_of, course, out / f"{name}.pt",
+        name,
+        network,
+        loss_of,
+        course,
+        out / f"{name}.pt",
         lambda done: pipe.save_pretrained(out / f"{name}-{done:05d}"),
-    )  # fmt: skip
+    )
 
 
 def train_network(

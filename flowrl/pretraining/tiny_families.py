@@ -48,9 +48,13 @@ def build_tiny_sd15(
         text_encoder = CLIPTextModel(clip_config(tokenizer, 128))
     vae.register_to_config(shift_factor=None)
     scheduler = DDIMScheduler(
-        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1, clip_sample=False,
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        steps_offset=1,
+        clip_sample=False,
         set_alpha_to_one=True,
-    )  # fmt: skip
+    )
     return StableDiffusionPipeline(
         vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler, safety_checker=None,
         feature_extractor=None, requires_safety_checker=False,
@@ -110,9 +114,13 @@ def build_tiny_kontext(
             joint_attention_dim=width, pooled_projection_dim=64, guidance_embeds=True, axes_dims_rope=(8, 12, 12),
         )  # fmt: skip
     scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True, shift=3.0, base_shift=0.5, max_shift=1.15, base_image_seq_len=256,
+        use_dynamic_shifting=True,
+        shift=3.0,
+        base_shift=0.5,
+        max_shift=1.15,
+        base_image_seq_len=256,
         max_image_seq_len=4096,
-    )  # fmt: skip
+    )
     return FluxKontextPipeline(
         scheduler=scheduler, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, text_encoder_2=text_encoder_2,
         tokenizer_2=tokenizer_2, transformer=transformer,

@@ -110,11 +110,15 @@ class RunCard:
 
         bounds = {"low": held.after.low, "high": held.after.high, "level": LEVEL} if held.after.known else {}
         result = EvalResult(
-            task_type=self.task, dataset_type="prompts", dataset_name=_prompts(self.run, "eval") or "held-out prompts",
+            task_type=self.task,
+            dataset_type="prompts",
+            dataset_name=_prompts(self.run, "eval") or "held-out prompts",
             dataset_args={"iteration": held.last, "images_compared": held.num_pairs},
-            metric_type=held.metric, metric_name=f"{held.label} of the run's own evaluation",
-            metric_value=held.after.mean, metric_args=bounds | {"before_training": held.before.mean},
-        )  # fmt: skip
+            metric_type=held.metric,
+            metric_name=f"{held.label} of the run's own evaluation",
+            metric_value=held.after.mean,
+            metric_args=bounds | {"before_training": held.before.mean},
+        )
         return list(eval_results_to_model_index(self.name, [result]))
 
     def _lead(self) -> str:

@@ -190,10 +190,14 @@ def frame_of(
     """A frame with room for the numbers of its y axis."""
     low, high = x_range
     return Frame(
-        width=width, height=height, left=34 + 7 * max(len(tick_text(tick)) for tick in y_ticks),
-        x_ticks=tuple(tick for tick in x_ticks if low - 1e-9 <= tick <= high + 1e-9), y_ticks=y_ticks,
-        x_range=x_range, log=log,
-    )  # fmt: skip
+        width=width,
+        height=height,
+        left=34 + 7 * max(len(tick_text(tick)) for tick in y_ticks),
+        x_ticks=tuple(tick for tick in x_ticks if low - 1e-9 <= tick <= high + 1e-9),
+        y_ticks=y_ticks,
+        x_range=x_range,
+        log=log,
+    )
 
 
 def draw_axes(frame: Frame, x_label: str, y_label: str) -> str:

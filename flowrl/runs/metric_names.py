@@ -118,7 +118,7 @@ METRICS: dict[str, dict[str, str]] = {
         "eval/temporal/<name>_high": "upper end of its 95 % interval",
         "seconds/eval": "time of the evaluation",
     },
-}  # fmt: skip
+}
 """Group -> name -> meaning."""
 
 

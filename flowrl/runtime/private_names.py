@@ -187,9 +187,13 @@ NOTES: Mapping[str, str] = {
 }
 """What torch and diffusers say, by logger, wherever torchao is installed, of classes of it that nothing here uses."""
 LIGHT_MODULES = (
-    "torch.utils.flop_counter", "diffusers.utils.torch_utils", "diffusers.hooks", _DISPATCH,
-    "diffusers.models.transformers", "diffusers.models.unets",
-)  # fmt: skip
+    "torch.utils.flop_counter",
+    "diffusers.utils.torch_utils",
+    "diffusers.hooks",
+    _DISPATCH,
+    "diffusers.models.transformers",
+    "diffusers.models.unets",
+)
 """What a plan needs of torch and diffusers, each imported once while heavy packages are absent."""
 
 

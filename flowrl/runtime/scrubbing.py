@@ -70,9 +70,12 @@ _FORMS = (
 )
 """Tokens that are known by their form, as their givers describe it."""
 _HOOKS = (
-    r"hooks\.slack(?:-gov)?\.com/\w+/", r"discord(?:app)?\.com/api/(?:v\d+/)?webhooks/",
-    r"api\.telegram\.org/(?:file/)?bot", r"webhook\.office\.com/", r"outlook\.office\.com/webhook/",
-)  # fmt: skip
+    r"hooks\.slack(?:-gov)?\.com/\w+/",
+    r"discord(?:app)?\.com/api/(?:v\d+/)?webhooks/",
+    r"api\.telegram\.org/(?:file/)?bot",
+    r"webhook\.office\.com/",
+    r"outlook\.office\.com/webhook/",
+)
 """Addresses whose path is the secret."""
 _SHAPES = tuple(
     (re.compile(pattern), by)

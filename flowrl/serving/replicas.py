@@ -62,9 +62,13 @@ class Replicas:
     """
 
     def __init__(
-        self, bound: socket.socket, asked: ServerSettings, specs: Sequence[Mapping[str, Any]],
-        devices: Sequence[torch.device], token: str | None,
-    ) -> None:  # fmt: skip
+        self,
+        bound: socket.socket,
+        asked: ServerSettings,
+        specs: Sequence[Mapping[str, Any]],
+        devices: Sequence[torch.device],
+        token: str | None,
+    ) -> None:
         self.bound, self.asked, self.specs, self.token = bound, asked, specs, token
         self.devices = [str(device) for device in devices]
         self.folder = tempfile.TemporaryDirectory(prefix="flowrl-serve-")

@@ -62,12 +62,16 @@ def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tupl
         return found, math.nan
     means = [
         [
-            ScoreRow(task=rows[0].task, prompt=rows[0].prompt, sample=rows[0].sample,
-                     value=fmean(float(row.value) for row in rows))
+            ScoreRow(
+                task=rows[0].task,
+                prompt=rows[0].prompt,
+                sample=rows[0].sample,
+                value=fmean(float(row.value) for row in rows),
+            )
             for rows in zip(*part, strict=True)
         ]
         for part in runs.values()
-    ]  # fmt: skip
+    ]
     return found, family_factor(means, by_task=by_task)
 
 
@@ -87,10 +91,13 @@ def rank_lines(
     place = {name: number for number, name in enumerate(order)}
     wide = {pair: widen(change, factor) for pair, change in changes.items()}
     # Where less is better a pair is handed over the other way round: what lies above in score lies below in rank.
-    ranks = rank_sets(len(order), {
-        (place[other], place[one]) if less_is_better else (place[one], place[other]): change
-        for (one, other), change in wide.items()
-    })  # fmt: skip
+    ranks = rank_sets(
+        len(order),
+        {
+            (place[other], place[one]) if less_is_better else (place[one], place[other]): change
+            for (one, other), change in wide.items()
+        },
+    )
     wide |= {
         (other, one): Interval(mean=-change.mean, low=-change.high, high=-change.low)
         for (one, other), change in wide.items()

@@ -136,9 +136,12 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str], lora: Lora | None) -
 
 
 def load_pipeline(
-    settings: PipelineConfig, device: torch.device | str, how: Loading = AT_ONCE, *,
+    settings: PipelineConfig,
+    device: torch.device | str,
+    how: Loading = AT_ONCE,
+    *,
     known: tuple[ModelFamily, str] | None = None,
-) -> Pipeline:  # fmt: skip
+) -> Pipeline:
     """The generator, frozen; settings that are null are the family's own. `known` are its family and location, where
     they are."""
     family, location = known or (model_family(settings), location_of(settings))

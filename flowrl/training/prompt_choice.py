@@ -29,9 +29,13 @@ def choose_prompts(loop: Loop, iteration: int, round: int) -> Sequence[int] | No
     config = loop.config
     curriculum = curriculum_of(config.curriculum.sampling, config.curriculum.options)
     return curriculum.choose(
-        loop.memory.get(curriculum.memory), total=len(loop.prompts.train), count=config.prompts_per_step,
-        seed=config.seed, iteration=iteration, round=round,
-    )  # fmt: skip
+        loop.memory.get(curriculum.memory),
+        total=len(loop.prompts.train),
+        count=config.prompts_per_step,
+        seed=config.seed,
+        iteration=iteration,
+        round=round,
+    )
 
 
 def enough(loop: Loop, ends: list[Ends]) -> bool:

@@ -52,9 +52,7 @@ Watcher = Callable[[int, Mapping[str, Any]], object]
 
 
 @contextmanager
-def owned_folder(
-    folder: Path | None, name: str, *, resumed: bool, device: str, config: str = ""
-) -> Iterator[Path]:  # fmt: skip
+def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, config: str = "") -> Iterator[Path]:
     """The run folder, the same on every process, made where it is missing; nobody else is at work in it meanwhile.
 
     The main process alone holds the lock.

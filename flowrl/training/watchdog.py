@@ -44,9 +44,13 @@ ABSURD_WEIGHT = 1000.0  # of a LoRA; trained ones stay far below 10
 def new_history() -> dict[str, Any]:
     """What is remembered of a run at its start."""
     return {
-        "largest": [], "diversity": [], "narrow": 0,  # of iterations
-        "evaluations": 0, "measured": [], "said": {},
-    }  # fmt: skip
+        "largest": [],
+        "diversity": [],
+        "narrow": 0,  # of iterations
+        "evaluations": 0,
+        "measured": [],
+        "said": {},
+    }
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
@@ -112,9 +116,13 @@ def comparable(config: TrainConfig) -> bool:
 
 
 def iteration_warnings(
-    history: dict[str, Any], row: Mapping[str, Any], reward_B: Tensor | None, config: TrainConfig, *,
+    history: dict[str, Any],
+    row: Mapping[str, Any],
+    reward_B: Tensor | None,
+    config: TrainConfig,
+    *,
     largest_weight: float = 0.0,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """What is wrong in an iteration, name -> sentence; `history` takes the iteration in.
 
     Args:
@@ -187,8 +195,9 @@ def evaluation_warnings(
     """
     now = {
         name: [row[f"eval/reward/{name}{end}"] for end in ("", "_low", "_high")]
-        for name in weights if f"eval/reward/{name}_low" in row
-    }  # fmt: skip
+        for name in weights
+        if f"eval/reward/{name}_low" in row
+    }
     history["evaluations"] += 1
     earlier: list[dict[str, list[float]]] = history.setdefault("measured", [])  # not there in older checkpoints
     found = [told for then in earlier if (told := _hacked_since(then, now, weights))]

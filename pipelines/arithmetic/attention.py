@@ -168,9 +168,13 @@ class LinearAttention:
     """Processor of one linear attention; with rotations of tokens that of videos."""
 
     def __call__(
-        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None, rotary_emb: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
         given = _project(attn, hidden_states, encoder_hidden_states)
         if rotary_emb is not None:

@@ -28,9 +28,10 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
 
 
 _MISSING = frozenset(
-    getattr(torch, dtype) for dtype, supported in products_by_dtype().items()
+    getattr(torch, dtype)
+    for dtype, supported in products_by_dtype().items()
     if not supported and torch.backends.mkldnn.is_available()
-)  # fmt: skip
+)
 """Found once: compiled code cannot ask."""
 
 

@@ -28,8 +28,12 @@ from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
     *JOINT_ATTENTION,
-    "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out", "attn.to_qkv_mlp_proj",
-)  # fmt: skip
+    "ff.linear_in",
+    "ff.linear_out",
+    "ff_context.linear_in",
+    "ff_context.linear_out",
+    "attn.to_qkv_mlp_proj",
+)
 """All of the double-stream blocks, and the fused input projection of the single-stream ones."""
 
 

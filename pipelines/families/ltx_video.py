@@ -60,11 +60,15 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     spatial, temporal = p.card.factors
     split = x.reshape(len(x), -1, frames, f, rows, h, columns, w).permute(0, 2, 4, 6, 1, 3, 5, 7)
     return {
-        "hidden_states": split.flatten(4, 7).flatten(1, 3), "encoder_hidden_states": cond.tensors["embeds"],
-        "timestep": timestep, "encoder_attention_mask": cond.tensors["mask"],
-        "num_frames": frames, "height": rows, "width": columns,
+        "hidden_states": split.flatten(4, 7).flatten(1, 3),
+        "encoder_hidden_states": cond.tensors["embeds"],
+        "timestep": timestep,
+        "encoder_attention_mask": cond.tensors["mask"],
+        "num_frames": frames,
+        "height": rows,
+        "width": columns,
         "rope_interpolation_scale": (temporal / (p.fps or 25.0), spatial, spatial),
-    }  # fmt: skip
+    }
 
 
 def _read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:

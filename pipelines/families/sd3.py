@@ -35,9 +35,13 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
     asked = SimpleNamespace(config=p.card.network)  # without T5 stock has zeros as wide as its network reads
     with nullcontext() if p.pipe.text_encoder_3 is not None else common.standing_in(p.pipe, transformer=asked):
         embeds, _none, pooled, _none = p.pipe.encode_prompt(
-            [prompt], [prompt], [prompt],
-            device=p.device, do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length,
-        )  # fmt: skip
+            [prompt],
+            [prompt],
+            [prompt],
+            device=p.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=p.max_sequence_length,
+        )
     return {"embeds": embeds.to(p.dtype), "pooled": pooled.to(p.dtype)}
 
 

@@ -264,9 +264,13 @@ class GenericPipeline:
         return 2 if self.asked(2, scale).negative else 1
 
     def guided(
-        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+        self,
+        network: Network,
+        cond: Conditioning,
+        negative: Conditioning | None,
+        scale: float,
         train_negative: TrainNegative = True,
-    ) -> Velocity:  # fmt: skip
+    ) -> Velocity:
         """Stock's own guidance: the scale and the negative prompt go to the network, which is stock's whole step.
         Raises ValueError: there is no negative prompt where one is read, or its half is to be trained apart."""
         two = self.passes(scale) == 2

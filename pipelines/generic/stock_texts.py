@@ -168,9 +168,13 @@ class Texts:
         return number if _has_by_row(list(self.layouts)) else alike(text, list(self.layouts))
 
     def standing_in(
-        self, prompts: Sequence[int], negatives: Sequence[int] | None, device: torch.device, heard: list[bool],
+        self,
+        prompts: Sequence[int],
+        negatives: Sequence[int] | None,
+        device: torch.device,
+        heard: list[bool],
         floats: torch.dtype | None = None,
-    ) -> Callable[..., Any]:  # fmt: skip
+    ) -> Callable[..., Any]:
         """Gives what `encode_prompt` would for these texts; `heard` gets whether each call asked for negatives."""
         signature = inspect.signature(self.encode)
 

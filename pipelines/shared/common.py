@@ -157,9 +157,11 @@ def predict_by_kind(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning, kin
 def masked_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """What a denoiser is called with that reads a prompt's embeddings and a mask of them."""
     return {
-        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"],
+        "hidden_states": x,
+        "timestep": timestep,
+        "encoder_hidden_states": cond.tensors["embeds"],
         "encoder_attention_mask": cond.tensors["mask"],
-    }  # fmt: skip
+    }
 
 
 def pack(x: Tensor) -> Tensor:

@@ -72,9 +72,13 @@ class Pipeline(Protocol):
         """Network rows that guidance needs per sample and step: 2 where a negative prompt is read, else 1."""
 
     def guided(
-        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+        self,
+        network: Network,
+        cond: Conditioning,
+        negative: Conditioning | None,
+        scale: float,
         train_negative: TrainNegative = True,
-    ) -> Velocity:  # fmt: skip
+    ) -> Velocity:
         """The family's guidance of a network; `negative` may be None where `passes(scale)` is 1.
 
         How the half with the negative prompt is trained (`flowrl.samplers.guidance.classifier_free_guidance`) has no

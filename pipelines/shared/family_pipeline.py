@@ -448,9 +448,13 @@ class FamilyPipeline:
         return self.family.passes(self.card, scale)
 
     def guided(
-        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+        self,
+        network: Network,
+        cond: Conditioning,
+        negative: Conditioning | None,
+        scale: float,
         train_negative: TrainNegative = True,
-    ) -> Velocity:  # fmt: skip
+    ) -> Velocity:
         """The family's guidance of a network."""
         return self.family.guided(self, common.Guidance(network, cond, negative, scale, train_negative))
 

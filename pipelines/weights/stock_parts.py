@@ -55,9 +55,13 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
     own = issubclass(kind, transformers.PreTrainedModel)
     try:
         network, told = kind.from_pretrained(
-            folder, subfolder=part, output_loading_info=True, ignore_mismatched_sizes=True,
-            **{"dtype" if own else "torch_dtype": dtype}, **({} if variant is None else {"variant": variant}),
-        )  # fmt: skip
+            folder,
+            subfolder=part,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **{"dtype" if own else "torch_dtype": dtype},
+            **({} if variant is None else {"variant": variant}),
+        )
     except Exception as error:
         if not out_of_memory(error) and (said := _quantised(Path(folder) / part)):
             raise Faulty(said) from error

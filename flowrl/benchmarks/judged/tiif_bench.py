@@ -153,8 +153,12 @@ def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
     for one in judgements:
         if one.values is not None:
             said = ["yes" if value else "no" for value in one.values[_ASKED].values()]
-            content = {"attribute": one.case.task, "gt_answers": one.case.record["answers"], "model_pred": said,
-                       "model_output": one.replies[_ASKED]}  # fmt: skip
+            content = {
+                "attribute": one.case.task,
+                "gt_answers": one.case.record["answers"],
+                "model_pred": said,
+                "model_output": one.replies[_ASKED],
+            }
             path = f"eval_results/{name}/{one.case.task}/{one.case.record['length']}/{one.case.record['number']}.json"
             files[path] = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
     return files

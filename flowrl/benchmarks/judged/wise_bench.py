@@ -128,10 +128,14 @@ def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
     """`scores.jsonl`, as the published scripts that add up read it; cases without scores are left out."""
     del name
     lines = [
-        {"prompt_id": int(one.case.key), "Subcategory": one.case.record["Subcategory"],
-         **{name.replace(" ", "_"): value for name, value in one.values["score"].items()}}
-        for one in judgements if one.values is not None
-    ]  # fmt: skip
+        {
+            "prompt_id": int(one.case.key),
+            "Subcategory": one.case.record["Subcategory"],
+            **{name.replace(" ", "_"): value for name, value in one.values["score"].items()},
+        }
+        for one in judgements
+        if one.values is not None
+    ]
     return {"scores.jsonl": "".join(json.dumps(line) + "\n" for line in lines)}
 
 
@@ -152,12 +156,16 @@ WISE = Protocol(
 )  # fmt: skip
 
 WISE_VERIFIED = Protocol(
-    title="WISE_Verified", number=1000, judges=("Qwen3.5-35B-A3B",),
+    title="WISE_Verified",
+    number=1000,
+    judges=("Qwen3.5-35B-A3B",),
     where="the folder data_verified of PKU-YuanGroup/WISE",
-    read=partial(read_wise, verified=True), words=partial(wise_words, verified=True), read_reply=read_verdict,
-    scores=(
-        Score(name="wiscore", low=0.0, high=1.0, of=partial(_rating, name="score"), shares=VERIFIED_WEIGHTS),
-    ),
-    folder="wise", files=result_files, max_tokens=500,
+    read=partial(read_wise, verified=True),
+    words=partial(wise_words, verified=True),
+    read_reply=read_verdict,
+    scores=(Score(name="wiscore", low=0.0, high=1.0, of=partial(_rating, name="score"), shares=VERIFIED_WEIGHTS),),
+    folder="wise",
+    files=result_files,
+    max_tokens=500,
     note="Verdicts of 0 or 1; overall 0.4 culture + 0.12 each of time, space, biology, physics and chemistry.",
-)  # fmt: skip
+)

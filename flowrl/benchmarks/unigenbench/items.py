@@ -142,9 +142,13 @@ def _item(row: Row, language: Language, suffix: str, where: str, repairs: list[s
     if unknown := [label for label in labels if label not in LABELS[language]]:
         raise ValueError(f"{where} (index {number}): {unknown_name('test point', unknown[0], LABELS[language])}")
     return Item(
-        index=number, prompt=prompt, points=tuple(labels), descriptions=tuple(descriptions),
-        theme=str(record.get(theme, "")), subject=str(record.get(subject, "")),
-    )  # fmt: skip
+        index=number,
+        prompt=prompt,
+        points=tuple(labels),
+        descriptions=tuple(descriptions),
+        theme=str(record.get(theme, "")),
+        subject=str(record.get(subject, "")),
+    )
 
 
 def _texts(record: Mapping[str, Any], key: str, where: str) -> list[str]:

@@ -35,8 +35,12 @@ def results_text(rows: Iterable[Judged]) -> str:
     for row in rows:
         result: dict[str, Any] | None = None
         if row.reply is not None:
-            result = {"prompt": row.prompt, "testpoint": list(row.points), "analysis": row.reply.analysis,
-                      "score": row.reply.score}  # fmt: skip
+            result = {
+                "prompt": row.prompt,
+                "testpoint": list(row.points),
+                "analysis": row.reply.analysis,
+                "score": row.reply.score,
+            }
         # A judge may write what JSON does not know, such as a set; it is kept as text.
         text = json.dumps(result, ensure_ascii=False, indent=4, default=str)
         writer.writerow([row.index, row.prompt, str(list(row.points)), row.output, text, row.image])

@@ -53,9 +53,13 @@ class TunedModels:
 
         def velocity(prompts: Sequence[Prompt]) -> Velocity:
             return rlg_velocity(
-                self.pipeline, [self.adapters[run]], prompts, [scale], guidance_scale=self.guidance,
+                self.pipeline,
+                [self.adapters[run]],
+                prompts,
+                [scale],
+                guidance_scale=self.guidance,
                 base_guidance_scale=self.base_guidance,
-            )  # fmt: skip
+            )
 
         return in_batches(velocity, self.batch_size)
 

@@ -254,9 +254,14 @@ def may_be_best(scales: Sequence[SettingResult], peak: SettingResult, name: str)
 
 
 def results_of(
-    columns: Mapping[Setting, Mapping[str, Column]], measures: Sequence[Measure], *, evaluations: Mapping[Setting, int],
-    drifts: Mapping[str, float], notes: Sequence[str] = (), folder: Path = Path(),
-) -> Sweep:  # fmt: skip
+    columns: Mapping[Setting, Mapping[str, Column]],
+    measures: Sequence[Measure],
+    *,
+    evaluations: Mapping[Setting, int],
+    drifts: Mapping[str, float],
+    notes: Sequence[str] = (),
+    folder: Path = Path(),
+) -> Sweep:
     """Makes results of columns.
 
     Args:
@@ -296,10 +301,15 @@ def results_of(
     peak = max(rlg, key=lambda one: one.means[judge.name].mean)
     level = may_be_best(rlg, peak, judge.name)
     return Sweep(
-        settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
-        diversity=FEATURES if FEATURES in peak.columns else PIXELS, folder=folder,
+        settings=tuple(found),
+        measures=tuple(measures),
+        judge=judge,
+        peak=peak,
+        level=level,
+        diversity=FEATURES if FEATURES in peak.columns else PIXELS,
+        folder=folder,
         notes=(*notes, *_notes(found, measures, judge, peak)),
-    )  # fmt: skip
+    )
 
 
 def _compare_to_ends(plain: Sequence[SettingResult]) -> list[SettingResult]:

@@ -40,9 +40,13 @@ class Leaderboard:
 
 @public
 def leaderboard(
-    results: Sequence[str | Path], *, across: Sequence[str] = (), out: str | Path | None = None, show: bool = True,
+    results: Sequence[str | Path],
+    *,
+    across: Sequence[str] = (),
+    out: str | Path | None = None,
+    show: bool = True,
     page: Callable[..., str] | None = None,
-) -> Leaderboard:  # fmt: skip
+) -> Leaderboard:
     """Ranks finished evaluations: scores with intervals, the ranks that each may have, differences to the first.
 
     Args:

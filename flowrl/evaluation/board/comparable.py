@@ -90,9 +90,14 @@ def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> 
         for place, part in enumerate(ordered):
             own = _shared(part)
             groups.append(
-                Group(benchmark=benchmark, metric=metric, entries=tuple(entry for entry, _ in part), conditions=own,
-                      apart="; ".join(differences(first, own, across)) if place else "")
-            )  # fmt: skip
+                Group(
+                    benchmark=benchmark,
+                    metric=metric,
+                    entries=tuple(entry for entry, _ in part),
+                    conditions=own,
+                    apart="; ".join(differences(first, own, across)) if place else "",
+                )
+            )
     return groups
 
 
@@ -100,8 +105,11 @@ def _shared(part: Sequence[tuple[BoardEntry, Conditions]]) -> Conditions:
     """Conditions of a group; one that differs within it, as was asked for, lists what there is."""
     found = dict(part[0][1])
     for key in found:
-        values = {json.dumps(known.get(key), sort_keys=True, default=str): known.get(key) for _, known in part
-                  if key != PROMPTS}  # fmt: skip
+        values = {
+            json.dumps(known.get(key), sort_keys=True, default=str): known.get(key)
+            for _, known in part
+            if key != PROMPTS
+        }
         if len(values) > 1:
             found[key] = " or ".join(map(_describe, values.values()))
     return found
@@ -162,8 +170,11 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any], across: Seq
         elif key == "judge":
             said.append(f"another judge: {_describe(theirs)}, not {_describe(ours)}")
         elif key == SAMPLING:
-            said.append("images of another program, whose sampling is not known" if theirs
-                        else "images drawn here, not by another program")  # fmt: skip
+            said.append(
+                "images of another program, whose sampling is not known"
+                if theirs
+                else "images drawn here, not by another program"
+            )
         elif SAMPLING in first or SAMPLING in second:
             if key not in SAMPLED:
                 said.append(f"{key} {_describe(theirs)}, not {_describe(ours)}")

@@ -99,11 +99,16 @@ def table_of(ranking: Ranking) -> Table:
     rows = []
     for line in ranking.standings:
         behind = line.behind
-        rows.append((
-            name_of(line), rank_text(line), format_value(line.score.mean, digits),
-            range_of(line.score, digits), DASH if behind is None else format_value(behind.mean, digits, sign=True),
-            range_of(behind, digits, sign=True),
-        ))  # fmt: skip
+        rows.append(
+            (
+                name_of(line),
+                rank_text(line),
+                format_value(line.score.mean, digits),
+                range_of(line.score, digits),
+                DASH if behind is None else format_value(behind.mean, digits, sign=True),
+                range_of(behind, digits, sign=True),
+            )
+        )
     apart = f"Apart from the table above: {ranking.group.apart}. " if ranking.group.apart else ""
     said = " ".join([f"{apart}{conditions_text(ranking)}.", pairing_text(ranking), *ranking.notes]).replace("  ", " ")
     return Table(title=title(ranking), head=HEAD, rows=tuple(rows), note=said.strip())

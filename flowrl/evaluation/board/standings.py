@@ -85,13 +85,17 @@ def rank(group: Group) -> Ranking:
         notes.append(f"Less {metric} is better: the lowest is ranked first.")
     ranked = rank_lines(basis.scores, basis.changes, basis.factor, less_is_better=less)
     return Ranking(
-        group=group, factor=basis.factor, images=basis.images, notes=(*notes, *basis.notes),
+        group=group,
+        factor=basis.factor,
+        images=basis.images,
+        notes=(*notes, *basis.notes),
         standings=tuple(
-            Standing(name=line.name, entries=tuple(lines[line.name]), score=line.score, rank=line.rank,
-                     behind=line.behind)
+            Standing(
+                name=line.name, entries=tuple(lines[line.name]), score=line.score, rank=line.rank, behind=line.behind
+            )
             for line in ranked
         ),
-    )  # fmt: skip
+    )
 
 
 def _by_images(

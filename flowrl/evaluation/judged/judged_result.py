@@ -163,10 +163,14 @@ def _task_lines(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> list[Line]:
         return (int(head) if head.isdecimal() else 0, task)
 
     return [
-        (task, [scale(part[task], score.low, score.high) for part in found],
-         scale(changes[task], score.low, score.high, change=True) if task in changes else None)
-        for task in sorted(order, key=by_number) if all(task in part for part in found)
-    ]  # fmt: skip
+        (
+            task,
+            [scale(part[task], score.low, score.high) for part in found],
+            scale(changes[task], score.low, score.high, change=True) if task in changes else None,
+        )
+        for task in sorted(order, key=by_number)
+        if all(task in part for part in found)
+    ]
 
 
 def _side(protocol: Protocol, part: SubjectVerdicts[CaseVerdicts], named: Mapping[str, Interval]) -> SideResult:

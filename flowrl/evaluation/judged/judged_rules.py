@@ -82,9 +82,12 @@ class JudgedPlan:
         """
         assert self.judge is not None
         return {
-            "benchmark": self.protocol.title, "version": _VERSION, "judge": identity_of(self.judge),
-            **asdict(self.asking), **weights_of(self.judge, version),
-        }  # fmt: skip
+            "benchmark": self.protocol.title,
+            "version": _VERSION,
+            "judge": identity_of(self.judge),
+            **asdict(self.asking),
+            **weights_of(self.judge, version),
+        }
 
 
 def plan_of(settings: Settings) -> JudgedPlan:
@@ -146,10 +149,14 @@ def prompts_of(settings: Settings, subject: Subject, plan: JudgedPlan) -> list[P
     found = []
     for case in plan.cases:
         sources = () if case.source is None else (case.source,)
-        found.append(Prompt(
-            text=case.prompt, metadata={"key": case.key, "task": case.task}, sources=tuple(map(str, sources)),
-            source_names=tuple(source.name for source in sources),
-        ))  # fmt: skip
+        found.append(
+            Prompt(
+                text=case.prompt,
+                metadata={"key": case.key, "task": case.task},
+                sources=tuple(map(str, sources)),
+                source_names=tuple(source.name for source in sources),
+            )
+        )
     return found
 
 

@@ -80,9 +80,14 @@ class CardMeasures:
 
 
 def measure(
-    rewards: Mapping[str, Reward], items: Sequence[ImageFile], *, batch_size: int, changes: Sequence[str] = (),
-    spec: Mapping[str, Any] | None = None, device: torch.device = CPU,
-) -> CardMeasures:  # fmt: skip
+    rewards: Mapping[str, Reward],
+    items: Sequence[ImageFile],
+    *,
+    batch_size: int,
+    changes: Sequence[str] = (),
+    spec: Mapping[str, Any] | None = None,
+    device: torch.device = CPU,
+) -> CardMeasures:
     """Measures the first of the rewards.
 
     Args:

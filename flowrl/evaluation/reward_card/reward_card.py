@@ -187,9 +187,13 @@ def as_json(measured: CardMeasures) -> dict[str, Any]:
     found["repeat"]["signal_to_noise"] = plain(measured.repeat.signal_to_noise)
     found["verdicts"] = [asdict(verdict) for verdict in verdicts(measured)]
     found["values"] = [
-        {"file": item.file, "prompt": item.prompt, "first": plain(float(measured.values[i])),
-         "second": plain(float(measured.again[i])),
-         **{change: plain(float(values[i])) for change, values in measured.changed.items()}}
+        {
+            "file": item.file,
+            "prompt": item.prompt,
+            "first": plain(float(measured.values[i])),
+            "second": plain(float(measured.again[i])),
+            **{change: plain(float(values[i])) for change, values in measured.changed.items()},
+        }
         for i, item in enumerate(measured.items)
-    ]  # fmt: skip
+    ]
     return found

@@ -123,10 +123,13 @@ def _dimensions(
 def _subs(scores: Sequence[Scores]) -> Table:
     labels = sorted({label for part in scores for label in part.sub})
     rows = [
-        (label, *(number(part.sub[label].accuracy) if label in part.sub else "-" for part in reversed(scores)),
-         _count(scores[0].sub[label]) if label in scores[0].sub else "-")
+        (
+            label,
+            *(number(part.sub[label].accuracy) if label in part.sub else "-" for part in reversed(scores)),
+            _count(scores[0].sub[label]) if label in scores[0].sub else "-",
+        )
         for label in labels
-    ]  # fmt: skip
+    ]
     head = ("", "score", "test points") if len(scores) == 1 else ("", "base", "model", "test points")
     return Table(title="Test points", head=head, rows=tuple(rows), note="Test points that are met, of those judged.")
 

@@ -109,9 +109,12 @@ class PointPlan:
     def identity(self) -> dict[str, Any]:
         """What an answer depends on besides the image and the item."""
         return {
-            "benchmark": "unigenbench", "version": _VERSION, "judge": identity_of(self.judge),
-            "wording": self.wording.digest, **asdict(self.asking),
-        }  # fmt: skip
+            "benchmark": "unigenbench",
+            "version": _VERSION,
+            "judge": identity_of(self.judge),
+            "wording": self.wording.digest,
+            **asdict(self.asking),
+        }
 
 
 def plan_of(settings: Settings) -> PointPlan:
@@ -127,10 +130,13 @@ def plan_of(settings: Settings) -> PointPlan:
     # As the published code asks: Gemini is shown the text first, judges behind vLLM the image.
     image_last = str(judge["model"]).startswith("gemini")
     return PointPlan(
-        file=file, items=tuple(some(file.items, settings.num_prompts)), judge=judge,
+        file=file,
+        items=tuple(some(file.items, settings.num_prompts)),
+        judge=judge,
         wording=read_wording(file.language, options.template, options.definitions, image_last=image_last),
-        asking=options.asking(settings.seed), dry_run=options.dry_run,
-    )  # fmt: skip
+        asking=options.asking(settings.seed),
+        dry_run=options.dry_run,
+    )
 
 
 def existing(settings: Settings, plan: PointPlan, folder: Path) -> list[ImageFile]:
@@ -190,11 +196,15 @@ def ask(settings: Settings, plan: PointPlan, chat: Chat, subject: Subject, image
         answers = ask_kept(chat, keys, build, read, journal, asking, label=subject.label)
     rows = [
         Judged(
-            index=item.index, prompt=item.prompt, points=item.points, output=row["output"], image=str(image.path),
+            index=item.index,
+            prompt=item.prompt,
+            points=item.points,
+            output=row["output"],
+            image=str(image.path),
             reply=read_reply(row["output"], len(item.points)) if row["error"] is None else None,
         )
         for (image, item), row in zip(work, answers, strict=True)
-    ]  # fmt: skip
+    ]
     folder = subject.folder / "results"
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{subject.label}_{plan.file.track}".replace("/", "-")

@@ -58,10 +58,15 @@ def clips_section(
     ]  # fmt: skip
     address = clip_addresses(list(dict.fromkeys(shot.clip for _, _, shots in figures for shot in shots)), home)
     body = "".join(
-        _figure(why, clips[0][place], shots, address, [{name: float(column[place]) for name, column in part.items()}
-                                                       for part in values])
+        _figure(
+            why,
+            clips[0][place],
+            shots,
+            address,
+            [{name: float(column[place]) for name, column in part.items()} for part in values],
+        )
         for why, place, shots in figures
-    )  # fmt: skip
+    )
     linked = any(not where.startswith("data:") for where in address.values())
     lead = (
         f"The first {FIRST} prompts in order, not picked, then the clips of {esc(subjects[0].label)} with the largest "
@@ -98,9 +103,12 @@ def _shot(subject: Subject, clip: ImageFile) -> Shot | None:
 
 
 def _figure(
-    why: str, clip: ImageFile, shots: Sequence[Shot], address: Mapping[Path, str],
+    why: str,
+    clip: ImageFile,
+    shots: Sequence[Shot],
+    address: Mapping[Path, str],
     values: Sequence[Mapping[str, float]],
-) -> str:  # fmt: skip
+) -> str:
     if not shots:
         return ""
     elements = "".join(

@@ -215,9 +215,12 @@ def _ordered(found: Mapping[str, Interval]) -> dict[str, Interval]:
 
 
 def _notes(
-    settings: Settings, plan: VBenchPlan, clips: Sequence[ImageFile], measured: Mapping[str, Measured],
+    settings: Settings,
+    plan: VBenchPlan,
+    clips: Sequence[ImageFile],
+    measured: Mapping[str, Measured],
     faults: Sequence[Faults],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     notes, count = [], len(plan.options.dimensions)
     lacking = [name for name in SUMS if name not in aggregate(dict.fromkeys(plan.options.dimensions, 0.0))]
     if lacking:
@@ -225,8 +228,10 @@ def _notes(
             f"{count} of {len(DIMENSIONS)} dimensions were measured, so there is no {', '.join(lacking)} score."
         )
     elif count == len(DIMENSIONS) and (len(plan.entries) != PROMPTS or settings.samples != VIDEOS):
-        notes.append(f"{len(plan.entries)} prompts with {settings.samples} videos each; published numbers are of "
-                     f"{PROMPTS} with {VIDEOS}: compare with the same ones only.")  # fmt: skip
+        notes.append(
+            f"{len(plan.entries)} prompts with {settings.samples} videos each; published numbers are of "
+            f"{PROMPTS} with {VIDEOS}: compare with the same ones only."
+        )
     if plan.package.version != CHECKED:
         notes.append(f"vbench {plan.package.version} measured this; layout and constants were checked with {CHECKED}.")
     if "temporal_flickering" in measured:

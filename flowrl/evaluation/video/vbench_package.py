@@ -96,9 +96,14 @@ def measure(
     log = folder / "log.txt"
     with log.open("wb") as stream:
         done = subprocess.run(
-            command, stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, check=False,
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            check=False,
             env=_environment() | {"MASTER_PORT": str(_free_port())},
-        )  # fmt: skip
+        )
     found = sorted(folder.glob("*_eval_results.json"))
     if done.returncode != 0 or not found:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LAST:]

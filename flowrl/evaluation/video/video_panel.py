@@ -118,10 +118,11 @@ def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVe
         for place, row in enumerate(one.found.scored.rows):
             row["values"] |= {name: float(column[place]) for name, column in one.found.faults.items()}
     return [
-        SubjectVerdicts(subject=one.subject, images=one.images, found=replace(one.found.scored, values=found),
-                        seconds=one.seconds)
+        SubjectVerdicts(
+            subject=one.subject, images=one.images, found=replace(one.found.scored, values=found), seconds=one.seconds
+        )
         for one, found in zip(parts, columns, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def sub_scores(scored: Sequence[ScoredImages], name: str) -> dict[str, list[np.ndarray]]:

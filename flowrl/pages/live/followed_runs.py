@@ -155,9 +155,10 @@ def _runs_below(root: Path, deep: int) -> Iterator[Path]:
         return
     try:
         inside = sorted(
-            entry.name for entry in os.scandir(root)
+            entry.name
+            for entry in os.scandir(root)
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
-        )  # fmt: skip
+        )
     except OSError:  # gone, or nobody may look into it
         return
     for name in inside:

@@ -55,8 +55,9 @@ def _of_evaluations(pair: Pair, names: tuple[str, str]) -> list[str]:
     for key in _evaluations(pair)[:MOST_EVALUATED]:
         series = [
             replace(evaluation_series(run, key, names[k], color=k + 1), dashed=k == 1)
-            for k, run in enumerate(pair) if len(column(run.evaluations, key)[1])
-        ]  # fmt: skip
+            for k, run in enumerate(pair)
+            if len(column(run.evaluations, key)[1])
+        ]
         charts.append(_chart(_title(key), series, names))
     return charts
 
@@ -77,8 +78,9 @@ def _chart(title: str, series: list[Series], names: tuple[str, str]) -> str:
         return ""
     text = f"{title} of {' and '.join(line.label for line in series)}"
     key = [(line.label, line.color, "dash" if line.dashed else "line") for line in series]
-    return card(line_chart(series, x_label="iteration", y_label="", description=text), title=esc(title),
-                below=legend(key))  # fmt: skip
+    return card(
+        line_chart(series, x_label="iteration", y_label="", description=text), title=esc(title), below=legend(key)
+    )
 
 
 def _numbers(pair: Pair, names: tuple[str, str], signs: list[tuple[str, str]]) -> str:

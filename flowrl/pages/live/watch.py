@@ -44,8 +44,10 @@ def watch(runs: Sequence[str | Path] = ("runs",), *, port: int = 8191) -> None:
         found = watched.look()
         read_ahead(found)
         print(f"Watching {plural(len(found), 'run')}; Ctrl-C stops. The page:\n{address}")
-        print(f"From another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then the same address.",
-              flush=True)  # fmt: skip
+        print(
+            f"From another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then the same address.",
+            flush=True,
+        )
         with suppress(KeyboardInterrupt):  # uvicorn has stopped, and hands the signal on
             server.run(sockets=[bound])
     print("Stopped.", flush=True)

@@ -46,9 +46,12 @@ HOSTS = ("127.0.0.1", "localhost")
 LONGEST_PATH = 1000
 """Letters of a path; numbers in it have 15 digits at most."""
 _HEADERS = {
-    "cache-control": "no-store", "referrer-policy": "no-referrer", "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY", "cross-origin-resource-policy": "same-origin",
-}  # fmt: skip
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
 def make_app(watched: Watched, token: str) -> ASGIApp:
@@ -72,10 +75,15 @@ def make_app(watched: Watched, token: str) -> ASGIApp:
 
     number = "{number:int}"
     routes = [
-        route("/", _page), route("/page.js", _script), route("/list", _list), route(f"/run/{number}", _run),
-        route(f"/pair/{number}/{{other:int}}", _pair), route(f"/log/{number}", _log),
-        route(f"/samples/{number}", _samples), route(f"/sample/{number}/{{iteration:int}}/{{name}}", _sample),
-    ]  # fmt: skip
+        route("/", _page),
+        route("/page.js", _script),
+        route("/list", _list),
+        route(f"/run/{number}", _run),
+        route(f"/pair/{number}/{{other:int}}", _pair),
+        route(f"/log/{number}", _log),
+        route(f"/samples/{number}", _samples),
+        route(f"/sample/{number}/{{iteration:int}}/{{name}}", _sample),
+    ]
     return _guarded(Starlette(routes=routes), token)
 
 
