@@ -5,6 +5,8 @@ inputs           what it is made with (`flowrl.training.seal`)
 started, ...     command, commit, versions and machine of the start
 resumed          the same of every time that it was continued, with the iteration it went on from and what had
                  changed in the inputs
+
+What comes to light later is noted by `flowrl.training.run`, `flowrl.training.loop` and `flowrl.session.train`.
 """
 
 from __future__ import annotations
