@@ -14,7 +14,7 @@ from flowrl.runtime.public import public
 
 MODELS: dict[str, tuple[str, str]] = {
     "kontext": ("flowrl.pretraining.make_kontext", "KontextConfig"),
-    "prompts": ("flowrl.pretraining.make_prompts", "PromptsConfig"),
+    "prompts": ("flowrl.pretraining.make_prompts", "PromptListsConfig"),
     "scorer": ("flowrl.pretraining.make_scorer", "ScorerConfig"),
     "sd15": ("flowrl.pretraining.make_sd15", "Sd15Config"),
     "sd3": ("flowrl.pretraining.make_sd3", "PretrainConfig"),

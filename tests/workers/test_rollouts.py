@@ -83,7 +83,7 @@ def test_a_run_whose_worker_dies_has_the_bits_of_one_without_workers(
     assert Kept.dies_at is None
     assert_same(here, there)
     assert "was lost (its process ended)" in capsys.readouterr().err
-    assert {type(answer).__name__ for answer in Kept.answers} >= {"Lost", "Done"}
+    assert {type(answer).__name__ for answer in Kept.answers} >= {"WorkerGone", "PieceDone"}
     assert numbers(there)["workers/alive"] in (1, 2)
     assert numbers(there)["workers/wait_seconds"] > 0
 
