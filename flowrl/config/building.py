@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from flowrl.config.overrides import value_text
 from flowrl.config.spelling import closest, edit_distance
 from flowrl.config.strict_yaml import (
     ConfigError,
@@ -57,16 +56,7 @@ def setting_words(settings: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: a value that no file could hold.
     """
-    words = []
-    for key, value in dotted_items(settings):
-        try:
-            words.append(f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)}")
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a "
-                "reward of your own is {'file': 'my_reward.py', 'function': 'score'}"
-            ) from None
-    return words
+    return [f"{key}={value_text(key, value)}" for key, value in dotted_items(settings)]
 
 
 def build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str = "") -> Any:

@@ -62,14 +62,23 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
         if isinstance(value, Typed):
             words[apply_override(data, value)] = str(value)
             continue
-        try:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a "
-                "reward of your own is {'file': 'my_reward.py', 'function': 'score'}"
-            ) from None
+        text = value_text(key, value)
         word = f"{key}={value if isinstance(value, str | Path) else text}"
         words[key] = word
         set_value(data, key, Override(text=text, value=json.loads(text)), word)
     return words
+
+
+def value_text(key: str, value: Any) -> str:
+    """A setting's value as JSON, which is YAML too.
+
+    Raises:
+        ConfigError: a value that no file could hold.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a "
+            "reward of your own is {'file': 'my_reward.py', 'function': 'score'}"
+        ) from None
