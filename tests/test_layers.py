@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from house import circles
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 500
@@ -157,10 +158,7 @@ def file_graph() -> dict[str, set[str]]:
 
 
 def folder_graph() -> dict[str, set[str]]:
-    """Folder of the tree -> folders it imports from; the root's loose modules count by themselves.
-
-    A folder within another shares its contract, so that arrows between the two are left out.
-    """
+    """Folder of the tree -> folders it imports from, parents and children too; loose modules of flowrl/ by themselves."""
 
     def folder(module: str) -> str:
         path = MODULES[module].relative_to(ROOT)
@@ -169,20 +167,8 @@ def folder_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = defaultdict(set)
     for module, names in file_graph().items():
         own = folder(module)
-        graph[own] |= {name for name in map(folder, names) if not f"{own}/".startswith(f"{name}/")}
-    return {own: {name for name in names if not name.startswith(f"{own}/")} for own, names in graph.items()}
-
-
-def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """What is left after taking away, again and again, nodes without a way in or a way on: nodes on circles."""
-    left = {node: set(names) for node, names in graph.items()}
-    while True:
-        ends = {node for node, names in left.items() if not names & left.keys()}
-        starts = set(left) - {name for names in left.values() for name in names}
-        if not ends | starts:
-            break
-        left = {node: names for node, names in left.items() if node not in ends | starts}
-    return [sorted(left)] if left else []
+        graph[own] |= set(map(folder, names)) - {own}
+    return graph
 
 
 def test_no_file_imports_itself_through_others() -> None:
