@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flowrl.commands.sampling_arguments import count
-from flowrl.config.overrides import typed_settings
+import flowrl
+from flowrl.commands.sampling_arguments import config_and_settings, count
 from flowrl.planning.throughput import FILE
 from flowrl.profiling.result import MINUTES, PAGE, REPEATS, SECTIONS, read_bench
 from flowrl.runtime.scrubbing import say as print
@@ -68,20 +68,17 @@ def run(parsed: argparse.Namespace) -> int:
         if unread:
             raise ValueError(f"`compare` measures nothing, so {unread[0]} has no place beside it")
         return _compare(*(Path(path).expanduser() for path in parsed.compare), out=parsed.out)
-    import flowrl
     from flowrl.profiling.text import as_text
 
-    named = bool(words) and "=" not in words[0]
-    taken = ("config", "show", "page", "out", *_OPTIONS)
-    settings = typed_settings(words[1:] if named else words, taken=taken)
-    made = flowrl.bench(words[0] if named else None, out=parsed.out, **given, **settings)
+    config, settings = config_and_settings(words, flowrl.bench)
+    made = flowrl.bench(config, out=parsed.out, **given, **settings)
     folder = made.folder
     assert folder is not None
     print(f"\n{as_text(made)}\n\nNumbers   {folder / FILE}\nPage      {folder / PAGE}")
     return int(made.wrong) if made.finished else 130
 
 
-def _compare(first: Path, second: Path, *, out: str | None) -> int:
+def _compare(first: Path, second: Path, *, out: Path | None) -> int:
     """Prints two benches beside each other, and writes their page."""
     from flowrl.pages.bench_page import render_comparison
     from flowrl.profiling.bench import bench_folder

@@ -7,7 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from flowrl.config.overrides import typed_settings
+import flowrl
+from flowrl.commands.sampling_arguments import config_and_settings
 from flowrl.runtime.files import plain
 from flowrl.runtime.scrubbing import say as print
 
@@ -38,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Prints what was found; returns 1 where something would stop a run, or has made one worthless."""
-    import flowrl
     from flowrl.cli import in_flags
     from flowrl.health.diagnosis import as_data
     from flowrl.health.doctor_text import as_text, last_words
@@ -51,16 +51,8 @@ def run(parsed: argparse.Namespace) -> int:
             print(before + in_flags(as_text(one, getattr(sys.stdout, "encoding", None)), "doctor"), flush=True)
         before = "\n"
 
-    words: list[str] = parsed.arguments
-    named = bool(words) and "=" not in words[0]
-    taken = ("config_or_run", "step", "offline", "on_examination", "show")
-    found = flowrl.doctor(
-        words[0] if named else None,
-        step=parsed.step,
-        offline=parsed.offline,
-        on_examination=show,
-        **typed_settings(words[1:] if named else words, taken),
-    )
+    looked_at, settings = config_and_settings(parsed.arguments, flowrl.doctor)
+    found = flowrl.doctor(looked_at, step=parsed.step, offline=parsed.offline, on_examination=show, **settings)
     if parsed.json:
         print(in_flags(json.dumps(plain(as_data(found)), indent=1), "doctor"))
     elif not found.of_run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import flowrl
 from flowrl.commands.sampling_arguments import count
 from flowrl.runtime.scrubbing import say as print
 
@@ -39,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Asks for what no flag says where somebody can be asked, writes the file, and says what comes next."""
-    import flowrl
     from flowrl.cli import in_flags
     from flowrl.commands.init_questions import QUESTIONS, ask, card_fault
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from flowrl.commands.sampling_arguments import count
-from flowrl.config.overrides import typed_settings
+import flowrl
+from flowrl.commands.sampling_arguments import count, settings_for
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -40,15 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Prints the plan; returns 1 where `flowrl train` would refuse the configuration."""
-    import flowrl
+    from flowrl.cli import in_flags
     from flowrl.planning.plan import RefusedError
 
     options = {name: getattr(parsed, name) for name in ("card", "processes", "tflops", "bench")}
     try:
-        made = flowrl.plan(parsed.config, **options, **typed_settings(parsed.overrides, taken=("config", *options)))
+        made = flowrl.plan(parsed.config, **options, **settings_for(parsed.overrides, flowrl.plan))
     except RefusedError as error:
         for reason in error.reasons:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
-    print(made.text.replace("`tflops`", "--tflops"))
+    print(in_flags(made.text, "plan"))
     return 0

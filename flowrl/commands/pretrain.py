@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+import flowrl
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -25,8 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Makes what was named, and says where it lies."""
-    import flowrl
-
     words: list[str] = parsed.arguments
     named = bool(words) and "=" not in words[0]
     print(f"wrote {flowrl.pretrain(*(words if named else ['sd3', *words]))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import flowrl
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -16,7 +17,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Writes the report and says where it lies."""
-    import flowrl
-
     print(f"wrote {flowrl.report(**vars(parsed))}")
     return 0

@@ -1,21 +1,20 @@
-"""Flags that mean the same in every command: how images are drawn, and where. Nothing heavy is imported here."""
+"""Arguments that mean the same in every command: how images are drawn, and where; a configuration and its settings.
+
+Nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flowrl.config.bounds import GUIDANCE, IMAGES, SIDE, STEPS, THREADS
+from flowrl.config.overrides import typed_settings
 from flowrl.runtime.private_names import ActionsContainer
-
-if TYPE_CHECKING:
-    pass
-
-SAMPLING = ("steps", "guidance", "height", "width", "dtype", "max_sequence_length")
-"""Flags of sampling, as Python calls them."""
 
 
 def add_sampling_arguments(
@@ -135,3 +134,15 @@ def option_pairs(texts: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"--option {text!r} must be KEY=VALUE, such as --option detector=FOLDER.")
         found[key] = value
     return found
+
+
+def config_and_settings(words: Sequence[str], function: Callable[..., object]) -> tuple[str | None, dict[str, Any]]:
+    """What `[CONFIG] key=value ...` says: the configuration, None where none is named, and settings for a function."""
+    named = bool(words) and "=" not in words[0]
+    return words[0] if named else None, settings_for(words[1:] if named else words, function)
+
+
+def settings_for(words: Sequence[str], function: Callable[..., object]) -> dict[str, Any]:
+    """`key=value` words as settings of a function, whose own parameters they cannot set."""
+    own = inspect.signature(function).parameters.values()
+    return typed_settings(words, taken=[one.name for one in own if one.kind is not one.VAR_KEYWORD])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from flowrl.commands.sampling_arguments import count
-from flowrl.config.overrides import typed_settings
+import flowrl
+from flowrl.commands.sampling_arguments import config_and_settings, count
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -35,14 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Trains; returns 0 where the run came to its end, 130 where it was interrupted."""
-    import flowrl
-
-    words: list[str] = parsed.arguments
-    named = bool(words) and "=" not in words[0]
-    settings = typed_settings(
-        words[1:] if named else words, taken=("config", "card", "on_iteration", "show", "page", "fit")
-    )
-    trained = flowrl.train(words[0] if named else None, card=parsed.card, **settings)
+    config, settings = config_and_settings(parsed.arguments, flowrl.train)
+    trained = flowrl.train(config, card=parsed.card, **settings)
     if trained.summary:
         print(trained.summary)
     return 0 if trained.finished else 130

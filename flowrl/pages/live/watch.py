@@ -27,7 +27,7 @@ AHEAD = 10.0
 """Seconds that are spent on reading before the address is said."""
 
 
-def watch(runs: Sequence[str | Path] = ("runs",), *, port: int = 8191) -> None:
+def watch(runs: Sequence[str | Path] = ("runs",), *, port: int) -> None:
     """Serves the page until a signal.
 
     Args:
