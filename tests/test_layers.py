@@ -158,7 +158,7 @@ def file_graph() -> dict[str, set[str]]:
 
 
 def folder_graph() -> dict[str, set[str]]:
-    """Folder of the tree -> folders it imports from, parents and children too; loose modules of flowrl/ by themselves."""
+    """Folder of the tree -> folders it imports from, parents and children too; loose modules are their own."""
 
     def folder(module: str) -> str:
         path = MODULES[module].relative_to(ROOT)
