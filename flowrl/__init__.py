@@ -27,7 +27,7 @@ _PLACES: dict[str, str] = {
     "sweep": "flowrl.comparing.sweep.sweep",
     "evaluate": "flowrl.evaluation.evaluate",
     "leaderboard": "flowrl.evaluation.board.board",
-    "model_card": "flowrl.publishing.model_card",
+    "model_card": "flowrl.publishing.model_index",
     "realism": "flowrl.evaluation.realism",
     "reward_card": "flowrl.evaluation.reward_card.reward_card",
     "rubric": "flowrl.evaluation.rubric",

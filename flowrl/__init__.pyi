@@ -15,7 +15,7 @@ from flowrl.pretraining.pretrain import pretrain as pretrain
 from flowrl.profiling.bench import bench as bench
 from flowrl.publishing.export import export as export
 from flowrl.publishing.merge import merge as merge
-from flowrl.publishing.model_card import model_card as model_card
+from flowrl.publishing.model_index import model_card as model_card
 from flowrl.publishing.push import push as push
 from flowrl.runs.trained_run import read_run as read_run
 from flowrl.runtime.failures import FlowrlError as FlowrlError

@@ -25,7 +25,7 @@ from flowrl.training.heldout import generate
 from flowrl.training.model_files import MODEL, digests_of
 from flowrl.training.parts import at_eval_size, encode_everything, eval_schedule, load_pipeline, read_prompts
 from flowrl.training.prompting import RunPrompts, device_of
-from flowrl.training.seal import digest_of, inputs_of
+from flowrl.training.resume_check import digest_of, inputs_of
 from flowrl.trajectory import Schedule
 
 DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16

@@ -1,4 +1,4 @@
-"""Which of several names a misspelt one was meant to be."""
+"""The nearest of several names to a misspelt one; `building.py` writes the sentence about an unknown key."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from flowrl.profiling.subject import BenchSubject, joined_reward
 from flowrl.recipes.counting import Counts
 from flowrl.session.batch_sizes import sizes_line
 from flowrl.session.preflight import recipe_of, resolve
+from flowrl.training.resume_check import inputs_of
 from flowrl.training.run import Run
-from flowrl.training.seal import inputs_of
 
 ITERATIONS = 3  # of which the first is left out
 _RATIO = "ratio_first_deviation"

@@ -1,265 +1,292 @@
-"""Evaluations as the metadata of a model card that the hub reads: `model-index` in the front matter of README.md.
-
-A result says task, dataset (the benchmark, with the conditions as its `args`) and metrics (with the 95 % interval as
-their `args`), built by the hub's own library. In a README.md that is there, the block alone is replaced: everything
-before and after it stays to the byte, results of others and of other conditions stay in it, and results of the same
-conditions get their new numbers.
-"""
+"""The model card of a run: the hub's YAML front matter, and what a stranger needs to use and to judge the LoRA."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
+from flowrl.config.readers import is_read
+from flowrl.generation.models import Source
+from flowrl.pipelines.places.known_checkpoints import tables
+from flowrl.pipelines.places.lora_places import LORA_FILE
+from flowrl.prompts.overlap import held_out_or_shared
+from flowrl.publishing.base_licences import Terms
+from flowrl.publishing.model_index import INDEX, dump_yaml
+from flowrl.publishing.places import without_places
+from flowrl.rendering.markup import estimate, plural
+from flowrl.rewards import reproduction_of
+from flowrl.rewards.compose import unique_keys
+from flowrl.runs.held_out_result import HeldOut, conclusion
+from flowrl.runs.run_data import RunData
+from flowrl.statistics.bootstrap import LEVEL
 
-from flowrl.benchmarks.judged.protocols import PROTOCOLS
-from flowrl.evaluation.board.board import of_one_model
-from flowrl.evaluation.board.comparable import PROMPTS, conditions, judge_of
-from flowrl.evaluation.board.finished import BoardEntry
-from flowrl.media.lossless import CLIPS
-from flowrl.rendering.markup import plural
-from flowrl.runtime.files import plain, read_text, write_atomically
-from flowrl.runtime.public import public
-from flowrl.statistics.bootstrap import LEVEL, point
+MADE = "<!-- written by flowrl push -->"
+"""By which a card is known again."""
+SHOWN = (
+    "recipe", "seed", "num_iterations", "prompts_per_step", "group_size", "updates_per_rollout", "clip_range",
+    "kl_coef", "credit.method", "objective.name", "sampler.kernel", "sampler.noise_level", "sampler.num_steps",
+    "sampler.guidance_scale", "optim.lr", "policy.lora_rank", "policy.lora_alpha", "policy.lora_variant",
+    "policy.target_modules", "policy.init_lora", "policy.ema_decay", "pipeline.dtype", "pipeline.quantize",
+    "pipeline.height", "pipeline.width", "pipeline.num_frames",
+)  # fmt: skip
+"""Settings that a card names; all of them are in config.yaml."""
+_TRUE_GUIDANCE = ("qwen_image", "qwen_image_edit")  # whose stock class calls it true_cfg_scale
 
-__all__ = ["WrittenCard", "model_card"]
+_USE = """## How to use it
 
-INDEX = "model-index"
-NOT_NUMBERS = ("_low", "_high", "_failed", "skipped", "skipped_ratio")
-"""Ends of metrics that say how another one was found."""
-_KEY = re.compile(rf"""(?:{INDEX}|"{INDEX}"|'{INDEX}')\s*:""")
-_FENCE = re.compile(r"---[ \t]*\r?\n?")
+Stock diffusers; `FOLDER` is this repository's id or a copy of it:
 
-Block = dict[str, Any]
+```python
+import torch
+from diffusers import {stock}
 
+pipe = {stock}.from_pretrained("{base}", torch_dtype=torch.{dtype})
+pipe.load_lora_weights("FOLDER", weight_name="{file}"){experts}
+{call}
+```
 
-def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[str, int]:
-    """Merges evaluations into the README.md, which is made where it is missing.
+{missing}These are the steps and the guidance of the run's evaluations. A seed of stock diffusers is not one of flowrl,
+which drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT {drawn}`.
 
-    Args:
-        path: of the README.md.
-        name: of the model, where the card does not name it.
-        entries: of one model.
-
-    Returns:
-        The block as it stands now, and how many numbers were written.
-
-    Raises:
-        ValueError: its front matter cannot be read, or cannot be changed without loss; nothing was written then.
-    """
-    text = ""
-    if path.exists():
-        read_text(path)  # says what is wrong with it
-        text = path.read_bytes().decode("utf-8")  # with its mark and line ends as they are
-    head, front, rest = split_front(text, str(path))
-    known = _mapping(front, str(path))
-    index = merge_index(known.get(INDEX), model_index(name, entries), str(path))
-    block = dump_yaml({INDEX: index})
-    changed = _replace_block(front, block.replace("\n", "\r\n") if "\r\n" in head + front else block, str(path))
-    if _mapping(changed, str(path)) != {**known, INDEX: yaml.safe_load(block)[INDEX]}:
-        raise ValueError(
-            f"{path}: its front matter is written in a way that cannot be changed without loss (such as anchors in "
-            f"{INDEX} that other keys use); add this by hand:\n{block}"
-        )
-    write_atomically(path, head + changed + rest)
-    return block, sum(len(numbers_of(entry)) for entry in entries)
-
-
-def model_index(name: str, entries: Sequence[BoardEntry]) -> list[Block]:
-    """The block of some evaluations of one model, by the hub's library.
-
-    Raises:
-        ValueError: two of them are of one benchmark under the same conditions.
-    """
-    from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
-
-    results: list[Block] = []
-    for entry in entries:
-        known = {key: len(value) if key == PROMPTS else value for key, value in conditions(entry, "").items()}
-        if entry.drawn is not None:
-            known |= {"prompts_hash": entry.drawn.get("prompts"), "seed": entry.drawn.get("seed")}
-        known = {key.replace(" ", "_").replace("'s", ""): value for key, value in plain(known).items()}
-        if isinstance(entry.facts.get("versions"), Mapping):  # each number says its own
-            known.pop("judge", None)
-        known = {key: value for key, value in known.items() if value is not None}
-        # The library takes results for one where task, dataset and its config are the same, whatever their args say.
-        mark = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
-        config = f"{known[PROMPTS]} prompts, {mark}"
-        listed = [
-            EvalResult(
-                task_type=task_of(entry), dataset_type=entry.benchmark, dataset_name=entry.benchmark,
-                dataset_config=config, dataset_args=known,
-                metric_type=metric, metric_name=f"{entry.benchmark} {metric.replace('_', ' ')}",
-                metric_value=value, metric_args=_metric_args(entry, metric),
-            )
-            for metric, value in numbers_of(entry).items()
-        ]  # fmt: skip
-        if not listed:
-            raise ValueError(f"{entry.folder} has no number to write into a card: nothing was judged.")
-        results += eval_results_to_model_index(name, listed)[0]["results"]
-    kept: list[Block] = []
-    for result, entry in zip(results, entries, strict=True):
-        if any(_conditions_of(other) == _conditions_of(result) for other in kept):
-            raise ValueError(
-                f"{entry.folder} and another result are of {entry.benchmark} under the same conditions: a card has one "
-                f"number for these, leave one out."
-            )
-        kept.append(result)
-    return [{"name": name, "results": kept}]
-
-
-def numbers_of(entry: BoardEntry) -> dict[str, float]:
-    """Metrics that are known, without those that say how they were found."""
-    return {
-        name: value for name, value in entry.metrics.items() if math.isfinite(value) and not name.endswith(NOT_NUMBERS)
-    }
-
-
-def task_of(entry: BoardEntry) -> str:
-    """The hub's name for what the model does, from what its images are."""
-    row = entry.rows[0] if entry.rows else {}
-    if str(row.get("file", "")).lower().endswith(CLIPS):
-        return "text-to-video"
-    rules = PROTOCOLS.get(entry.benchmark)
-    return "image-to-image" if rules is not None and rules.edits else "text-to-image"
-
-
-def merge_index(old: Any, new: Sequence[Block], where: str) -> list[Block]:
-    """The old block with the new results: in place of those of the same conditions, else after them.
-
-    Raises:
-        ValueError: the old block is none that the hub understands.
-    """
-    from huggingface_hub.repocard_data import model_index_to_eval_results
-
-    if not old:
-        return list(new)
-    try:
-        model_index_to_eval_results(old)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"{where}: its {INDEX} is none that the hub understands ({type(error).__name__}: {error}): correct or "
-            f"remove it first."
-        ) from error
-    place = next((k for k, model in enumerate(old) if model["name"] == new[0]["name"]), 0)
-    results = list(old[place]["results"])
-    for result in new[0]["results"]:
-        same = next((k for k, other in enumerate(results) if _conditions_of(other) == _conditions_of(result)), None)
-        if same is None:
-            results.append(result)
-            continue
-        fresh = {metric["type"] for metric in result["metrics"]}
-        kept = [metric for metric in results[same]["metrics"] if metric["type"] not in fresh]
-        results[same] = {**results[same], "metrics": [*result["metrics"], *kept]}
-    return [{**model, "results": results} if k == place else model for k, model in enumerate(old)]
-
-
-def split_front(text: str, where: str) -> tuple[str, str, str]:
-    """A card as what stands before the metadata (with the opening line), the metadata, and all from the closing line.
-
-    Raises:
-        ValueError: the metadata is never closed.
-    """
-    lines = text.splitlines(keepends=True)
-    start = next((k for k, line in enumerate(lines) if line.lstrip("\ufeff").strip()), None)
-    if start is None or not _FENCE.fullmatch(lines[start].lstrip("\ufeff")):
-        end = "\r\n" if "\r\n" in text else "\n"
-        mark = "\ufeff" if text.startswith("\ufeff") else ""
-        body = text.removeprefix("\ufeff")
-        return f"{mark}---{end}", "", f"---{end}" + (end + body if body.strip() else body)
-    for k in range(start + 1, len(lines)):
-        if _FENCE.fullmatch(lines[k]):
-            return "".join(lines[: start + 1]), "".join(lines[start + 1 : k]), "".join(lines[k:])
-    raise ValueError(f"{where}: its front matter begins with --- and has no second --- that ends it: add one.")
-
-
-def dump_yaml(value: Mapping[str, Any]) -> str:
-    """YAML in the order of the keys, as the hub's library writes it."""
-    return str(yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))
-
-
-def _mapping(front: str, where: str) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(front)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{where}: its front matter is no YAML ({' '.join(str(error).split())}).") from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{where}: its front matter is no mapping of keys to values.")
-    return found
-
-
-def _replace_block(front: str, block: str, where: str) -> str:
-    """The metadata with its block replaced, or with one at its end; all other lines as they are."""
-    lines = front.splitlines(keepends=True)
-    starts = [k for k, line in enumerate(lines) if _KEY.match(line)]
-    if len(starts) > 1:
-        raise ValueError(f"{where}: its front matter has {INDEX} {len(starts)} times: keep one of them.")
-    if not starts:
-        if lines and not lines[-1].endswith("\n"):
-            lines[-1] += "\n"
-        return "".join(lines) + block
-    end = starts[0] + 1
-    while end < len(lines) and (not lines[end].strip() or lines[end][0] in " \t-#"):
-        end += 1
-    while lines[end - 1].strip() == "" or lines[end - 1].startswith("#"):  # they belong to what follows
-        end -= 1
-    return "".join(lines[: starts[0]]) + block + "".join(lines[end:])
-
-
-def _metric_args(entry: BoardEntry, metric: str) -> dict[str, Any] | None:
-    found: dict[str, Any] = {}
-    interval = entry.intervals.get(metric, point(math.nan))
-    if interval.known:
-        found |= {"low": interval.low, "high": interval.high, "level": LEVEL}
-    if judge := judge_of(entry, metric):
-        found["judge"] = str(judge)
-    return found or None
-
-
-def _conditions_of(result: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What tells results apart that stand beside each other."""
-    dataset = {key: value for key, value in result["dataset"].items() if key != "name"}
-    return result["task"]["type"], yaml.safe_load(yaml.safe_dump(dataset))
+{comfyui}"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenCard:
-    """A README.md with evaluations in its metadata.
+class RunCard:
+    """What a card is made of; `text` is its README.md.
 
     Attributes:
-        path: the file.
-        block: its model-index as it is now.
-        text: the block, and a line on what was written.
+        base: hub id of the base model; None where there is none to name.
+        terms: of the base's licence, None where it is not known.
+        images: per shown prompt: text, seed, files before and after, in the shared folder.
+        comfyui: the file for ComfyUI, or in words why there is none.
+        task: the hub's name for what the model does.
     """
 
-    path: Path
-    block: str
-    text: str
+    name: str
+    run: RunData
+    source: Source
+    base: str | None
+    terms: Terms | None
+    held: HeldOut | None
+    images: Sequence[tuple[str, str, str, str]]
+    comfyui: str
+    task: str
+
+    def text(self) -> str:
+        """README.md."""
+        front = dump_yaml(self._front())
+        parts = [f"# {self.name}", MADE, self._lead(), self._samples(), self._use(), self._scores(), self._training(),
+                 self._licence(), self._again()]  # fmt: skip
+        return f"---\n{front}---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+
+    def _front(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.terms is not None:
+            found["license"] = self.terms.hub
+            if self.terms.hub == "other":
+                found["license_name"] = self.terms.name
+                found["license_link"] = self.terms.link or (
+                    f"https://huggingface.co/{self.base}" if self.base else "LICENSE"
+                )
+        if self.base is not None:
+            found |= {"base_model": self.base, "base_model_relation": "adapter"}
+        found |= {"library_name": "diffusers", "pipeline_tag": self.task}
+        found["tags"] = ["lora", "diffusers", self.task, "reinforcement-learning", "flowrl"]
+        shown = [{"text": text, "output": {"url": after}} for text, _, _, after in self.images]
+        if shown:
+            found["widget"] = shown
+        if (index := self._own_index()) is not None:
+            found[INDEX] = index
+        return found
+
+    def _own_index(self) -> list[dict[str, Any]] | None:
+        """What the run's own evaluations say of the tuned model, by the hub's library."""
+        held = self.held
+        if held is None or held.after is None:
+            return None
+        from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
+
+        bounds = {"low": held.after.low, "high": held.after.high, "level": LEVEL} if held.after.known else {}
+        result = EvalResult(
+            task_type=self.task,
+            dataset_type="prompts",
+            dataset_name=_prompts(self.run, "eval") or "held-out prompts",
+            dataset_args={"iteration": held.last, "images_compared": held.num_pairs},
+            metric_type=held.metric,
+            metric_name=f"{held.label} of the run's own evaluation",
+            metric_value=held.after.mean,
+            metric_args=bounds | {"before_training": held.before.mean},
+        )
+        return list(eval_results_to_model_index(self.name, [result]))
+
+    def _lead(self) -> str:
+        model = self.source.model
+        if self.base:
+            base = f"[{self.base}](https://huggingface.co/{self.base})"
+        elif model.startswith("asset:"):
+            base = f"`{model}`, a small model that ships with flowrl"
+        else:
+            base = f"`{without_places(model)}`, a model that is not named on the hub here"
+        rank = self.run.config.get("policy", {}).get("lora_rank")
+        text = (
+            f"A LoRA{f' of rank {rank}' if rank else ''} for {base}, trained by reinforcement learning with flowrl for "
+            f"{plural(len(self.run.train), 'iteration')}. There is no trigger word: it acts on every prompt."
+        )
+        if not self.run.finished:
+            text += " The run had not finished when this card was written."
+        return text
+
+    def _samples(self) -> str:
+        if not self.images:
+            return "## Before and after\n\nThe run kept no samples of two times, so that none are shown."
+        first, last = self.run.pair_iterations
+        rows = [
+            f"| {_media(before, text)} | {_media(after, text)} | {_cell(text)}{f' (seed {seed})' if seed else ''} |"
+            for text, seed, before, after in self.images
+        ]
+        start = "before training" if first == 0 else f"after {plural(first, 'iteration')}"
+        return (
+            "## Before and after\n\nSame prompt, same start noise. The first ones in order, not picked.\n\n"
+            f"| {start} | after {plural(last, 'iteration')} | prompt |\n|---|---|---|\n" + "\n".join(rows)
+        )
+
+    def _use(self) -> str:
+        source, base = self.source, self.base or "BASE"
+        guidance = "true_cfg_scale" if source.family in _TRUE_GUIDANCE else "guidance_scale"
+        # Of a family that has several stock classes, the one that finds the right one by itself.
+        stock = tables()["families"].get(source.family, {}).get("stock", [])
+        size = "".join(
+            f", {name}={value}" for name in ("height", "width", "num_frames") if (value := source.options.get(name))
+        )
+        image = "image=IMAGE, " if self.task.startswith("image-to") else ""
+        what = "frames = pipe(...).frames[0]" if self.task.endswith("video") else "image = pipe(...).images[0]"
+        call = what.replace(
+            "...",
+            f"{image}prompt=PROMPT, num_inference_steps={source.num_steps}, {guidance}={source.guidance_scale:g}{size}",
+        )
+        experts = (
+            f'\npipe.load_lora_weights(\n    "FOLDER", subfolder="transformer_2", weight_name="{LORA_FILE}", '
+            "load_into_transformer_2=True,\n)"
+        )
+        two = source.lora is not None and (source.lora / "transformer_2").is_dir()
+        missing = "" if self.base else "`BASE` is the base model that is named above. "
+        drawn = f"--steps {source.num_steps} --guidance {source.guidance_scale:g}"
+        return _USE.format(
+            stock=stock[0] if len(stock) == 1 else "DiffusionPipeline", base=base, dtype=source.dtype, file=LORA_FILE,
+            experts=experts if two else "", call=call, missing=missing, drawn=drawn, comfyui=self.comfyui,
+        )  # fmt: skip
+
+    def _scores(self) -> str:
+        held, run = self.held, self.run
+        if held is None:
+            return "## Scores\n\nThe run had no held-out evaluation: nothing is said about new prompts."
+        lines = ["## Scores", ""]
+        rows = [("before training" if held.first == 0 else f"after {held.first}", estimate(held.before))]
+        if held.after is not None:
+            rows.append((f"after {plural(held.last, 'iteration')}", estimate(held.after)))
+            known = held.difference is not None and held.difference.known
+            change = estimate(held.difference, sign=True) if known and held.difference else f"{held.change:+.3f}"
+            rows.append(("paired difference", f"{change}: {conclusion(held.difference)}"))
+        lines += [f"{run.held_word.capitalize()} {held.label}:", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in rows]
+        if held.after is not None:
+            lines += ["", f"{plural(held.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
+                      + (f"; the interval speaks of {held.claim} and of other start noise. " if not held.untold else
+                         f"; no interval: {held.untold}. ")
+                      + "Another training seed can differ by more. Numbers of benchmarks, where there are any, are in "
+                      f"the `{INDEX}` of this card."]  # fmt: skip
+        if shared := held_out_or_shared(run.manifest.get("eval_prompts"))[1]:
+            lines += ["", f"{shared}: on those the scores say nothing about new prompts."]
+        return "\n".join(lines)
+
+    def _training(self) -> str:
+        run, config = self.run, self.run.config
+        versions = (run.manifest.get("inputs") or {}).get("rewards") or {}
+        held = f", evaluated on `{name}`" if (name := _prompts(run, "eval")) else ""
+        lines = ["## Training", "", f"Prompts: `{_prompts(run, 'train') or 'not stated'}`{held}."]
+        lines += ["", "Rewards, and what they stand for:", ""]
+        rewards = config.get("rewards") or []
+        keys = unique_keys([str(one.get("label") or one.get("name") or one.get("function")) for one in rewards])
+        lines += [_reward(reward, key, versions) for reward, key in zip(rewards, keys, strict=True)]
+        recipe, objective = str(config.get("recipe")), str(_at(config, "objective.name") or "")
+        rows = [
+            f"| `{key}` | {_cell(without_places(', '.join(map(str, value if isinstance(value, list) else [value]))))} |"
+            for key in SHOWN
+            if (value := _at(config, key)) is not None and is_read(key, recipe, objective)
+        ]
+        return "\n".join(
+            [*lines, "", "Settings; all of them are in `config.yaml`:", "", "| key | value |", "|---|---|", *rows]
+        )
+
+    def _licence(self) -> str:
+        if self.terms is None:
+            return (
+                "## Licence\n\nThe licence of the base model is not known here. A LoRA is bound by it: read it at the "
+                "base model's page before you use or pass this on."
+            )
+        where = f" ([text]({self.terms.link}))" if self.terms.link else ""
+        return (
+            f"## Licence\n\nThe base model's: {self.terms.title}{where}. {self.terms.demands} This is a summary; the "
+            "text of the licence is what counts."
+        )
+
+    def _again(self) -> str:
+        manifest = self.run.manifest
+        versions = manifest.get("versions") or {}
+        named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+        commit = manifest.get("git_commit")
+        ran = [f"command: `{without_places(str(manifest['command']))}`"] if manifest.get("command") else []
+        lines = [
+            f"commit of flowrl: `{commit}`" if commit else "commit of flowrl: not known, an installed release",
+            *ran,
+            f"libraries: {named}",
+            f"device: {without_places(str(manifest.get('device', 'not stated')))}",
+        ]
+        return (
+            "## How to reproduce\n\n`flowrl train config.yaml out=FOLDER`, once prompts, rewards and model in it are "
+            "where you have them (places on the machine that trained were taken out).\n\n"
+            + "\n".join(f"- {x}" for x in lines)
+        )
 
 
-@public
-def model_card(results: Sequence[str | Path], *, out: str | Path | None = None) -> WrittenCard:
-    """Adds finished evaluations of one model to the front matter of a README.md.
+def task_of_run(run: RunData) -> str:
+    """The hub's name for what a run's model does."""
+    given = "image" if any(pair.sources for pair in run.pairs) else "text"
+    return f"{given}-to-{run.sample_word}"
 
-    Args:
-        results: result folders, folders that hold some, or `NAME=FOLDER,FOLDER` for trainings of one method.
-        out: the README.md or its folder; None is the folder of the first result.
 
-    Raises:
-        FlowrlError: the results are of several models, or the README.md cannot be changed without loss.
-    """
-    name, entries = of_one_model(results)
-    place = entries[0].folder if out is None else Path(out)
-    path = place / "README.md" if place.is_dir() or place.suffix != ".md" else place
-    block, added = add_to_card(path, name, entries)
-    said = f"wrote {path}: model-index with {plural(added, 'number')} of {plural(len(entries), 'evaluation')}"
-    return WrittenCard(path=path, block=block, text=f"{block}\n{said}")
+def _media(file: str, text: str) -> str:
+    if file.endswith(".mp4"):
+        return f'<video src="{file}" controls loop muted></video>'
+    return f"![{_cell(text).replace('[', '(').replace(']', ')')}]({file})"
+
+
+def _cell(text: str) -> str:
+    """Text that breaks no row and starts no markup."""
+    flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return flat.replace("|", "\\|").replace("`", "\\`")
+
+
+def _reward(reward: Mapping[str, Any], own: str, versions: Mapping[str, str]) -> str:
+    name, options = reward.get("name"), reward.get("options") or {}
+    text = f"- `{own}`{f' ({name})' if name not in (None, own) else ''}, weight {reward.get('weight', 1.0):g}"
+    if name is None:
+        text += f": a function of `{without_places(str(reward.get('file'))).rpartition('/')[2]}`, which is not shared"
+    version = versions.get(f"reward {own}")
+    text += f"; version `{without_places(str(version))}`" if version else ""
+    reproduces = reproduction_of(name, options) if name else None
+    return text + (f". {without_places(reproduces)}" if reproduces else ". It has no published number to meet.")
+
+
+def _prompts(run: RunData, which: str) -> str | None:
+    found = (run.config.get("prompts") or {}).get(which)
+    return without_places(str(found)).removeprefix("\u2026/") if found else None
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

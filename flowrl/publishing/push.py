@@ -19,8 +19,8 @@ from flowrl.publishing.base_licences import terms_of
 from flowrl.publishing.export import Content, files_of_form
 from flowrl.publishing.hub_upload import check_target, upload
 from flowrl.publishing.lora_exports import SavedLora, finite_loras
-from flowrl.publishing.model_card import add_to_card
-from flowrl.publishing.model_card_text import RunCard, task_of_run
+from flowrl.publishing.model_card import RunCard, task_of_run
+from flowrl.publishing.model_index import add_to_card
 from flowrl.publishing.places import settings_without_places
 from flowrl.publishing.shared_files import README, Shared, image_files, list_files, write_files
 from flowrl.runs.held_out_result import held_out

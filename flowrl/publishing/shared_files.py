@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.publishing.model_card_text import MADE
+from flowrl.publishing.model_card import MADE
 from flowrl.rendering.markup import plural
 from flowrl.runs.run_data import RunData
 from flowrl.runtime.files import free_bytes, leads_out, refuse_foreign, replacing

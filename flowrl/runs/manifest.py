@@ -1,7 +1,7 @@
 """`manifest.json` of a run folder: who it is, what it is made with, what ran, with which versions, and how it ended.
 
 run              a random id, which its checkpoints carry too
-inputs           what it is made with (`flowrl.training.seal`)
+inputs           what it is made with (`flowrl.training.resume_check`)
 started, ...     command, commit, versions and machine of the start
 resumed          the same of every time that it was continued, with the iteration it went on from and what had
                  changed in the inputs

@@ -28,7 +28,7 @@ from flowrl.session.batch_sizes import sizes_line
 from flowrl.session.preflight import load_checked, preflight
 from flowrl.training.processes.launched import launched
 from flowrl.training.processes.meeting import meet, telling_others, words_left
-from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
+from flowrl.training.resume_check import ALLOW, MOVED, RESUME_KEYS, inputs_of
 from flowrl.training.trackers.tracker import FOLDERS
 
 if TYPE_CHECKING:

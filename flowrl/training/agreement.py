@@ -18,7 +18,7 @@ from flowrl.config.train import ConfigError, TrainConfig, resolve_path
 from flowrl.runtime.versions import numbers, versions
 from flowrl.training.model_files import digest_of_file, files_of
 from flowrl.training.processes.devices import device_kind
-from flowrl.training.seal import settings_of
+from flowrl.training.resume_check import settings_of
 
 OWN = ("out", "progress", "threads", "pipeline.device")
 """Settings that each process may have for itself: process 0's folder and progress are those of the run, threads and
@@ -36,7 +36,7 @@ def facts_of(config: TrainConfig, inputs: Mapping[str, Any], *, resumed: bool) -
 
     Args:
         config: the run's settings.
-        inputs: `flowrl.training.seal.inputs_of` them.
+        inputs: `flowrl.training.resume_check.inputs_of` them.
         resumed: whether a run is continued.
     """
     settings = settings_of(config)

@@ -1,4 +1,5 @@
-"""What every recipe does around its own step: parts, prompts, counted network, progress, evaluation, saving, budget.
+"""What every recipe does around its own step: parts, prompts, counted network, progress, running average of the
+updates (EMA), evaluation, saving, budget.
 
     loop = Loop(ready, run)
     for iteration in loop:
@@ -66,10 +67,10 @@ from flowrl.training.parts import (
 from flowrl.training.processes.mesh import Shards, device_mesh, shards_of
 from flowrl.training.prompting import encode_prompts
 from flowrl.training.ready import Ready
+from flowrl.training.resume_check import model_of, reproduced_in, versions_of
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
-from flowrl.training.seal import model_of, reproduced_in, versions_of
 from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
     evaluation_warnings,

@@ -41,7 +41,7 @@ from flowrl.training.checkpoints import (
 )
 from flowrl.training.processes.devices import accelerator_of, on_main
 from flowrl.training.processes.mesh import layout_of
-from flowrl.training.seal import ALLOW, changes, digest_of
+from flowrl.training.resume_check import ALLOW, changes, digest_of
 from flowrl.training.trackers.metric_rows import ROWS, MetricRows, set_aside
 from flowrl.training.trackers.opening import open_trackers
 from flowrl.training.trackers.tracker import Trackers
@@ -99,7 +99,7 @@ class Run:
             folder: of `owned_folder`.
             config: the resolved configuration, written to `config.yaml`.
             name: of the configuration.
-            inputs: what the run is made with, `flowrl.training.seal.inputs_of`.
+            inputs: what the run is made with, `flowrl.training.resume_check.inputs_of`.
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
             rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), where it has any.

@@ -13,7 +13,7 @@ from flowrl.evaluation.benchmark import BENCHMARKS
 from flowrl.evaluation.published import published_page
 from flowrl.rewards import REWARDS, build_reward, reproduction_of
 from flowrl.rewards.compose import sum_of
-from flowrl.training.seal import reproduced_in
+from flowrl.training.resume_check import reproduced_in
 
 OUR_OWN = {
     "attributes", "edit_verdict", "grid_verdict", "loudness", "motion_verdict", "noisy", "preference_head", "remote",

@@ -24,8 +24,8 @@ from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
 from flowrl.session.preflight import preflight
 from flowrl.training.learner import GradientSum
+from flowrl.training.resume_check import inputs_of
 from flowrl.training.run import Run
-from flowrl.training.seal import inputs_of
 from flowrl.training.stages import Stages
 
 SHORT = (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flowrl.config.readers import is_read
-from flowrl.publishing.model_card_text import RunCard
+from flowrl.publishing.model_card import RunCard
 from flowrl.rewards.compose import unique_keys
 
 

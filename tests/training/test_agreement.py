@@ -24,7 +24,7 @@ from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes import meeting
 from flowrl.training.processes.launched import Launched, launched
 from flowrl.training.processes.meeting import Meeting
-from flowrl.training.seal import RESUME_KEYS, inputs_of
+from flowrl.training.resume_check import RESUME_KEYS, inputs_of
 
 
 @pytest.fixture(scope="module")

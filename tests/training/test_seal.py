@@ -26,7 +26,7 @@ from flowrl.runs.evaluation_rows import evaluations
 from flowrl.runtime.files import LOCK, is_taken, locked
 from flowrl.training.checkpoints import checkpoints
 from flowrl.training.parts import read_run_prompts
-from flowrl.training.seal import changes, inputs_of, model_of
+from flowrl.training.resume_check import changes, inputs_of, model_of
 
 EVALUATED = ("num_iterations=4", "eval_every=2", "eval.num_images=0", "prompts.eval=prompts.txt")
 

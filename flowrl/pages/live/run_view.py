@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.pages.achieved import curves, summary, tasks, tiles
 from flowrl.pages.health_section import health, time_by_stage
 from flowrl.pages.live.followed_runs import Followed
+from flowrl.pages.run_curves import curves, summary, tasks, tiles
 from flowrl.rendering.charts import NARROW, draw_lines, finite_ends, smooth_series
 from flowrl.rendering.markup import DASH, card, duration, esc, number, plural, section
 from flowrl.runs.held_out_result import held_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrl.pages.achieved import evaluation_series, training_series
+from flowrl.pages.run_curves import evaluation_series, training_series
 from flowrl.rendering.charts import Series, legend, line_chart, smooth_series
 from flowrl.rendering.markup import DASH, card, esc, number, section, signed, table
 from flowrl.runs.run_data import RunData, column, keys_below

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from flowrl.evaluation.board.finished import find_entries
-from flowrl.publishing.model_card import add_to_card, split_front, task_of
+from flowrl.publishing.model_index import add_to_card, split_front, task_of
 
 CARD = """---
 # keep this comment

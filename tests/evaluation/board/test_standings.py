@@ -16,7 +16,7 @@ from flowrl.evaluation.board.finished import BoardEntry, find_entries
 from flowrl.evaluation.board.leaderboard import table_of
 from flowrl.evaluation.board.standings import Ranking, rank
 from flowrl.pages.strips import Room, strips_of
-from flowrl.publishing.model_card import model_index, task_of
+from flowrl.publishing.model_index import model_index, task_of
 
 Rows = Sequence[Mapping[str, Any]]
 CLIP = {"video_reward": "v1", "diagnostics": "temporal-1"}

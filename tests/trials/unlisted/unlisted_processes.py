@@ -23,7 +23,7 @@ from flowrl.training.parts import read_run_prompts
 from flowrl.training.processes import meeting
 from flowrl.training.processes.launched import Launched, launched
 from flowrl.training.processes.meeting import Meeting
-from flowrl.training.seal import inputs_of
+from flowrl.training.resume_check import inputs_of
 
 Change = Callable[[Path], object]
 

@@ -1,4 +1,4 @@
-"""The upper half of the page: the summary sentence, the tiles, the curves and the tasks."""
+"""Summary sentence, tiles, curves and tasks of a run, on the report and on the live page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is made with, kept in its manifest, so that it is never continued with something else unsaid.
+"""What a run is made with, kept in its manifest, and what of it a continued run may change (`RESUME_KEYS`).
 
 config     every setting by its dotted key, but for `RESUME_KEYS` and the addresses of servers
 model      its files, each with a digest, or the commit of a hub repository
