@@ -95,7 +95,7 @@ def run_of(folder: Path, rows: Sequence[Row], broken: int = 0) -> RunData:
     notes: list[str] = []
     config_text = without_secrets(_text(folder / "config.yaml"))
     try:
-        config = yaml.safe_load(config_text) or {}
+        config = yaml.load(config_text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
     except yaml.YAMLError:
         config = {}
         notes.append("config.yaml is not valid YAML; it is shown as text only.")

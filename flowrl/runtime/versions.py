@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def version_text() -> str:
     return ", ".join([own.replace("-toolkit", ""), f"Python {platform.python_version()}", *libraries])
 
 
+@cache
 def version_of(package: str) -> str | None:
     """The version of an installed package; None where it is not."""
     try:
