@@ -19,7 +19,7 @@ from flowrl.health.diagnosis import Check, Examination, State
 from flowrl.health.spoken import divided, faulty
 from flowrl.rendering.markup import number
 from flowrl.runs.run_data import RunData, column, keys_below, read_run, warnings_by_kind
-from flowrl.runs.vital_signs import ALARMS, SIGNS, Sign, Values
+from flowrl.runs.vital_signs import ALARMS, SIGNS
 from flowrl.training.checkpoints import check_newest
 from flowrl.training.watchdog import iteration_warnings, new_history
 
@@ -85,7 +85,9 @@ def _signs(run: RunData) -> Iterator[Check]:
         at, values = column(run.train, sign.key)
         if not len(values) or sign.is_healthy(values):
             continue
-        since = _since(sign, values)
+        since = len(values) - 1  # from here on it was unhealthy until the end
+        while since > 0 and not sign.is_healthy(values[:since]):
+            since -= 1
         found = f"{sign.key} is {sign.tested(values)}, unhealthy since iteration {int(at[since])}"
         if sign.key == "invalid_ratio":
             keys = keys_below(run.train, "reward_errors/")
@@ -96,14 +98,6 @@ def _signs(run: RunData) -> Iterator[Check]:
         healthy = sign.healthy.partition(". ")[0].rstrip(".")
         found = f"{found}; healthy: {healthy[:1].lower()}{healthy[1:]}"
         yield Check(sign.title.lower(), "fault" if ruined else "warning", found, sign.cure)
-
-
-def _since(sign: Sign, values: Values) -> int:
-    """The place from which on a sign was unhealthy until the end."""
-    place = len(values)
-    while place > 1 and not sign.is_healthy(values[: place - 1]):
-        place -= 1
-    return place - 1
 
 
 def _reward(run: RunData) -> Iterator[Check]:

@@ -112,7 +112,11 @@ class Reader:
 
     def _assign(self, line: ast.Assign, names: dict[str, Any], path: Path) -> None:
         value = self._value(line.value, names, path)
-        if not _is_short(value):
+        try:
+            is_short = len(repr(value)) <= _LONGEST
+        except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
+            is_short = False
+        if not is_short:
             raise _refusal(path, line)
         for target in line.targets:
             if isinstance(target, ast.Name):
@@ -191,10 +195,3 @@ def _refusal(path: Path, node: ast.AST) -> ValueError:
 
 def _are_numbers(values: Iterable[Any]) -> bool:
     return all(isinstance(value, (int, float)) for value in values)
-
-
-def _is_short(value: Any) -> bool:
-    try:
-        return len(repr(value)) <= _LONGEST
-    except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
-        return False

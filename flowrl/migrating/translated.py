@@ -94,7 +94,9 @@ def _by_table(given: Foreign, key: str, value: Any) -> Made:
     entry = table.get(name)
     if entry is None:
         sections = [part for part in table if part.endswith(".") and name.startswith(part)]
-        entry = table[max(sections, key=len)] if sections else _unlisted(key)
+        elsewhere = foreign_words().keys.get(key.rpartition(".")[2])
+        unknown = "! not known of this toolkit" + (f"; elsewhere it is {elsewhere}" if elsewhere else "")
+        entry = table[max(sections, key=len)] if sections else unknown
     if entry[:2] in FATE_OF:
         return entry
     if value is None or value in ("", {}, []):
@@ -102,11 +104,6 @@ def _by_table(given: Foreign, key: str, value: Any) -> Made:
     if entry.startswith("= "):
         return f"! it would be {entry[2:]}"
     return {ours: _value(ours, value) for ours in entry.split(", ")}
-
-
-def _unlisted(key: str) -> str:
-    ours = foreign_words().keys.get(key.rpartition(".")[2])
-    return f"! not known of this toolkit; elsewhere it is {ours}" if ours else "! not known of this toolkit"
 
 
 def _value(ours: str, value: Any) -> Any:

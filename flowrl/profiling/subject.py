@@ -169,7 +169,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     """
     notes = list[str]()
     _refuse_unmeasured(config)
-    config = _with_prompts(_without_workers(config, notes), notes)
+    config = _alone(config, notes)
     config, absent = _with_rewards(config)
     stands_in = config.prompts.train == STAND_IN_PROMPTS
     ready = preflight(config, stand_in=stands_in)
@@ -241,14 +241,23 @@ def _refuse_unmeasured(config: TrainConfig) -> None:
             )
 
 
-def _without_workers(config: TrainConfig, notes: list[str]) -> TrainConfig:
-    """The configuration with everything drawn and scored in this process."""
+def _alone(config: TrainConfig, notes: list[str]) -> TrainConfig:
+    """The configuration with everything drawn and scored in this process, on prompts that are here, unevaluated."""
     given = {"rollouts": config.workers.rollouts, "rewards": config.workers.rewards}
     named = " and ".join(f"workers.{key}={number}" for key, number in given.items() if number)
-    if not named:
-        return config
-    notes.append(f"{named} left out: a bench draws and scores in its own process")
-    return replace(config, workers=WorkersConfig())
+    if named:
+        notes.append(f"{named} left out: a bench draws and scores in its own process")
+    train = config.prompts.train
+    if not is_here(train):
+        notes.append(f"prompts.train, {train}, is not here: prompts are those of {STAND_IN_PROMPTS}")
+        train = STAND_IN_PROMPTS
+    return replace(
+        config,
+        workers=WorkersConfig() if named else config.workers,
+        prompts=replace(config.prompts, train=train, eval=None, cache=None),
+        eval_every=0,
+        eval=replace(config.eval, rewards=(), initial=False),
+    )
 
 
 def device_of_config(config: TrainConfig) -> torch.device:
@@ -262,20 +271,6 @@ def free_encoders(subject: BenchSubject) -> None:
     """Embeds the prompts of all phases, and drops the text encoders where the configuration says so."""
     if subject.text_encoders and subject.config.pipeline.free_text_encoders:
         encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
-
-
-def _with_prompts(config: TrainConfig, notes: list[str]) -> TrainConfig:
-    """The configuration with stand-ins for prompt files that are not here, and without evaluations."""
-    train = config.prompts.train
-    if not is_here(train):
-        notes.append(f"prompts.train, {train}, is not here: prompts are those of {STAND_IN_PROMPTS}")
-        train = STAND_IN_PROMPTS
-    return replace(
-        config,
-        prompts=replace(config.prompts, train=train, eval=None, cache=None),
-        eval_every=0,
-        eval=replace(config.eval, rewards=(), initial=False),
-    )
 
 
 def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str]]]:
