@@ -192,7 +192,7 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
         try:
             checked = check_reward(entry)
             if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
-                yield _reached(name, checked, prompts)
+                yield _ask_server(name, checked, prompts)
             else:
                 yield _kept(name, checked, offline=offline)
         except CANNOT as error:
@@ -222,7 +222,7 @@ def _asks_judge(options: Any) -> bool:
     return isinstance(options, Sequence) and not isinstance(options, str) and any(map(_asks_judge, options))
 
 
-def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Check:
+def _ask_server(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Check:
     begun = time.perf_counter()
     reward = checked.build(torch.device("cpu"), {})
     reached = time.perf_counter() - begun

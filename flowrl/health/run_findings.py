@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,15 @@ def diagnose_run(folder: Path) -> Examination:
 
 def _warnings(run: RunData) -> Iterator[Check]:
     """Every kind of warning, as it was said first."""
-    for name, found in (run.warnings or _seen_again(run)).items():
+    warnings, config = run.warnings, None
+    if not run.warned:
+        with suppress(ValueError, OSError):  # of another release, or gone
+            config = load_config(run.folder / "config.yaml", ())
+    if config is not None:  # what the watchdog says of the log, as far as rows tell: single rewards are not in them
+        history = new_history()
+        again = ({**row, "warnings": iteration_warnings(history, row, None, config)} for row in run.train)
+        warnings = warnings_by_kind(list(again))
+    for name, found in warnings.items():
         if name == "diverged" and run.manifest.get("error"):  # the error tells it
             continue
         said = dict(reversed(found))  # of an iteration that was done again, what was said first
@@ -65,19 +74,6 @@ def _warnings(run: RunData) -> Iterator[Check]:
         words, cure = divided(said[first])
         state: State = "fault" if name in ALARMS and ALARMS[name].ruins else "warning"
         yield Check(name.replace("_", " "), state, f"{when}: {words}", cure)
-
-
-def _seen_again(run: RunData) -> dict[str, list[tuple[int, str]]]:
-    """What the watchdog says of a log without warnings, as far as rows tell: single rewards are not in them."""
-    try:
-        config = load_config(run.folder / "config.yaml", ())
-    except (ValueError, OSError):  # of another release, or gone
-        return {}
-    if run.warned:
-        return {}
-    history = new_history()
-    again = ({**row, "warnings": iteration_warnings(history, row, None, config)} for row in run.train)
-    return warnings_by_kind(list(again))
 
 
 def _signs(run: RunData) -> Iterator[Check]:

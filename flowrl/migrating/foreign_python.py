@@ -133,13 +133,13 @@ class Reader:
 
     def _value(self, node: ast.expr, names: dict[str, Any], path: Path) -> Any:
         try:
-            return self._evaluated(node, names, path)
+            return self._evaluate(node, names, path)
         except (KeyError, TypeError, ArithmeticError, RecursionError):
             raise _refusal(path, node) from None
 
-    def _evaluated(self, node: ast.expr, names: dict[str, Any], path: Path) -> Any:
+    def _evaluate(self, node: ast.expr, names: dict[str, Any], path: Path) -> Any:
         def of(inner: ast.expr) -> Any:
-            return self._evaluated(inner, names, path)
+            return self._evaluate(inner, names, path)
 
         match node:
             case ast.Constant():
@@ -163,10 +163,10 @@ class Reader:
             case ast.FormattedValue():
                 return of(node.value)
             case ast.Call(keywords=[]):
-                return self._called(node, list(map(of, node.args)), path)
+                return self._evaluate_call(node, list(map(of, node.args)), path)
         raise _refusal(path, node)
 
-    def _called(self, node: ast.Call, given: list[Any], path: Path) -> Any:
+    def _evaluate_call(self, node: ast.Call, given: list[Any], path: Path) -> Any:
         name = ast.unparse(node.func)
         if name.endswith("ConfigDict"):
             return dict(*given)

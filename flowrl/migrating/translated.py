@@ -107,11 +107,7 @@ def _by_table(given: Foreign, key: str, value: Any) -> Made:
 
 
 def _value(ours: str, value: Any) -> Any:
-    """A value in our words.
-
-    Raises:
-        ValueError: an algorithm that is not translated.
-    """
+    """A value in our words."""
     if ours == "recipe" and value not in ("grpo", "flow_grpo"):
         near = foreign_words().algorithms.get(str(value))
         hint = f"build on one that ships, base: {near}" if near else "'flowrl list configs' names those that ship"

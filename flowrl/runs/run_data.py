@@ -22,7 +22,7 @@ METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class BeforeAfter:
     """One prompt and seed drawn at the first and the last sampling of the run (`after` is None while there is one).
 
     Of a video `before` and `after` are rows of its frames, and the clips are there too. Sources are what was edited.
@@ -51,7 +51,7 @@ class RunData:
     evaluations: tuple[Row, ...]
     warned: tuple[Row, ...]  # rows with warnings, of iterations and evaluations
     image_rows: Mapping[int, tuple[Row, ...]]  # evaluation -> one row per image; the first and the last one only
-    pairs: tuple[Pair, ...]
+    pairs: tuple[BeforeAfter, ...]
     pair_iterations: tuple[int, ...]
     has_lora: bool
     has_model: bool
@@ -244,7 +244,7 @@ def _image_rows(folder: Path, notes: list[str]) -> dict[int, tuple[Row, ...]]:
     return found
 
 
-def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int, ...]]:
+def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[BeforeAfter, ...], tuple[int, ...]]:
     """Images of the first and last sampling that have the same number. A file being written has no final name yet."""
     found = {
         number: path
@@ -266,7 +266,7 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
         entry = prompts[number] if number < len(prompts) else {}
         seed = entry.get("seed")
         pairs.append(
-            Pair(
+            BeforeAfter(
                 prompt=str(entry.get("prompt", before.stem)),
                 seed="" if seed is None else str(seed),
                 before=before,
@@ -290,6 +290,5 @@ def shown_prompts(folder: Path, notes: list[str]) -> list[Row]:
 
 
 def _clip(image: Path) -> Path | None:
-    """The video of a row of frames."""
     clip = image.with_suffix(".mp4")
     return clip if clip.is_file() else None
