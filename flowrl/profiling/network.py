@@ -154,7 +154,6 @@ def switch_checkpointing(subject: BenchSubject, wanted: bool) -> Iterator[bool]:
 
 
 def _guided(subject: BenchSubject, images: int, trained: TrainNegative) -> Callable[[], Tensor]:
-    """The guided velocity of so many images."""
     schedule, step, scale = subject.schedule, subject.schedule.num_steps // 2, subject.config.sampler.guidance_scale
     cond, latents = subject.conditioning(images), subject.latents(images)
     velocity = guided(subject.pipeline, subject.pipeline.network, cond, scale, trained)

@@ -168,8 +168,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         ValueError: a setting that cannot work, or a model of which nothing is known.
     """
     notes = list[str]()
-    _refuse_unmeasured(config)
-    config = _alone(config, notes)
+    config = _measurable(config, notes)
     config, absent = _with_rewards(config)
     stands_in = config.prompts.train == STAND_IN_PROMPTS
     ready = preflight(config, stand_in=stands_in)
@@ -207,7 +206,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
             weight.data.copy_(_LORA_STD * counter_normal(weight.shape, "lora", number))
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
-    rewards, more = _loaded_rewards(config, device)
+    rewards, more = _load_rewards(config, device)
     if not rewards:
         entry = RewardConfig(name=STAND_IN_REWARD)
         rewards = [(validate_reward_specs([entry])[0].build(device, {}), entry)]
@@ -222,12 +221,9 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     )  # fmt: skip
 
 
-def _refuse_unmeasured(config: TrainConfig) -> None:
-    """Refuses what would be measured as something else: a bench is one process that trains a LoRA.
-
-    Raises:
-        ValueError: names the key, and what to set instead.
-    """
+def _measurable(config: TrainConfig, notes: list[str]) -> TrainConfig:
+    """What a bench measures: one process that trains a LoRA on prompts that are here and evaluates nothing; refuses
+    what would be measured as something else."""
     if config.policy.train == "full":
         raise ValueError(
             "policy.train is full, and a bench measures a LoRA alone: set policy.train=lora to measure that, or run "
@@ -239,10 +235,6 @@ def _refuse_unmeasured(config: TrainConfig) -> None:
                 f"parallel.{key} is {number}, and a bench is one process with the whole model: set parallel.{key}=1 to "
                 "measure that, or launch 'flowrl train' with torchrun for a few iterations"
             )
-
-
-def _alone(config: TrainConfig, notes: list[str]) -> TrainConfig:
-    """The configuration with everything drawn and scored in this process, on prompts that are here, unevaluated."""
     given = {"rollouts": config.workers.rollouts, "rewards": config.workers.rewards}
     named = " and ".join(f"workers.{key}={number}" for key, number in given.items() if number)
     if named:
@@ -291,7 +283,7 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     return replace(config, rewards=tuple(kept or [RewardConfig(name=STAND_IN_REWARD)])), absent
 
 
-def _loaded_rewards(
+def _load_rewards(
     config: TrainConfig, device: torch.device
 ) -> tuple[list[tuple[Reward, RewardConfig]], list[tuple[str, str]]]:
     loaded, absent = list[tuple[Reward, RewardConfig]](), list[tuple[str, str]]()
