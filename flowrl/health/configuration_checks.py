@@ -25,7 +25,7 @@ from flowrl.planning.refusals import Obstacles, obstacles
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
-from flowrl.rewards import Reward, RewardInputs, addresses_of, models_of
+from flowrl.rewards import RewardInputs, addresses_of, models_of
 from flowrl.rewards.base.specs import CheckedReward, check_reward
 from flowrl.rewards.judges.chat import is_server
 from flowrl.runtime.failures import Faults, explain, faults_of
@@ -54,7 +54,10 @@ def diagnose_configuration(
     about = f"The configuration {SETTINGS if isinstance(given, Mapping) else given}"
     try:
         path, name = named_config(given)
-        config = _loaded(path, overrides)
+        try:
+            config = load_config(path, overrides)
+        except ConfigError as error:
+            raise Faults(*error.faults, *more_faults(path, overrides, error)) from error
         about = about if isinstance(path, Mapping) else f"{about} ({path})"
         copy = config.parallel.shard * config.parallel.context
         found = obstacles(config, model_family(config.pipeline), copy * (config.parallel.replicate or 1))
@@ -85,13 +88,6 @@ def _checks(config: TrainConfig, name: str, found: Obstacles, *, step: bool, off
     if step:
         checks += step_checks(config, name, hindered=any(check.state == "fault" for check in checks))
     return tuple(checks)
-
-
-def _loaded(path: Path | Mapping[str, Any], overrides: Settings) -> TrainConfig:
-    try:
-        return load_config(path, overrides)
-    except ConfigError as error:
-        raise Faults(*error.faults, *more_faults(path, overrides, error)) from error
 
 
 def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]:
@@ -149,18 +145,19 @@ def _model(config: TrainConfig, *, offline: bool) -> Iterator[Check]:
         asked = ask(location)
         if asked.why == "found":
             yield Check("model", "note", f"{location} is on the hub: the first run downloads it")
+        elif asked.why == "offline" and published(location) is not None:
+            yield faulty(
+                "model",
+                f"{location} is neither in the hub's cache nor can the hub be asked: download it where there is a net, "
+                "and set pipeline.model to the folder, or HF_HOME to a cache that holds it",
+            )
         else:
-            yield faulty("model", _unreachable(location, refusal(location, asked, sorted(PIPELINES)), asked.why))
-    yield from _licences([location, *_reward_models(config)], offline=offline)
-
-
-def _unreachable(location: str, sentence: str, why: str) -> str:
-    if why == "offline" and published(location) is not None:
-        return (
-            f"{location} is neither in the hub's cache nor can the hub be asked: download it where there is a net, and "
-            "set pipeline.model to the folder, or HF_HOME to a cache that holds it"
-        )
-    return sentence
+            yield faulty("model", refusal(location, asked, sorted(PIPELINES)))
+    models = [location]
+    for checked in _right_rewards(config):  # the others are told with the rewards
+        with suppress(*CANNOT):
+            models += [model.name for model in models_of(checked.options) or ()]
+    yield from _licences(models, offline=offline)
 
 
 def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
@@ -185,12 +182,6 @@ def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
         yield Check("licences", "note", "; ".join(said))
 
 
-def _reward_models(config: TrainConfig) -> Iterator[str]:
-    for checked in _right_rewards(config):  # the others are told with the rewards
-        with suppress(*CANNOT):
-            yield from [model.name for model in models_of(checked.options) or ()]
-
-
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +192,7 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
         try:
             checked = check_reward(entry)
             if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
-                yield _reached(name, checked, prompts)
+                yield _ask_server(name, checked, prompts)
             else:
                 yield _kept(name, checked, offline=offline)
         except CANNOT as error:
@@ -231,14 +222,22 @@ def _asks_judge(options: Any) -> bool:
     return isinstance(options, Sequence) and not isinstance(options, str) and any(map(_asks_judge, options))
 
 
-def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Check:
+def _ask_server(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Check:
     begun = time.perf_counter()
     reward = checked.build(torch.device("cpu"), {})
     reached = time.perf_counter() - begun
     if not prompts or reward.needs & {"videos", "sounds", "source_images", "reference_images"}:
         return Check(name, "ok", f"its server is ready, in {reached:.2g} s; it was asked for no score")
+    # Noise, which every scorer gives some score: two images of one prompt, since some compare.
+    inputs = RewardInputs(
+        prompts=[prompts[0].text] * 2,
+        images=counter_normal((2, 3, _SIZE, _SIZE), "doctor", reward.version).mul(0.2).add(0.5).clamp(0, 1),
+        metadata=[dict(prompts[0].metadata)] * 2,
+        group_ids=torch.zeros(2, dtype=torch.int64),
+        sample_ids=torch.arange(2),
+    )
     begun = time.perf_counter()
-    output = reward(_two_images(reward, prompts[0]))
+    output = reward(inputs)
     seconds = time.perf_counter() - begun
     if not bool(output.valid.all()):
         words = ", ".join(sorted({word for word in output.errors or () if word})) or "no reason was given"
@@ -248,15 +247,3 @@ def _reached(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) -> Ch
         )
         return Check(name, "fault", said, cure)
     return Check(name, "ok", f"its server is ready in {reached:.2g} s, and scores two images in {seconds:.2g} s")
-
-
-def _two_images(reward: Reward, prompt: Prompt) -> RewardInputs:
-    """Noise, which every scorer gives some score: two images of one prompt, since some compare."""
-    images = counter_normal((2, 3, _SIZE, _SIZE), "doctor", reward.version).mul(0.2).add(0.5).clamp(0, 1)
-    return RewardInputs(
-        prompts=[prompt.text] * 2,
-        images=images,
-        metadata=[dict(prompt.metadata)] * 2,
-        group_ids=torch.zeros(2, dtype=torch.int64),
-        sample_ids=torch.arange(2),
-    )

@@ -20,7 +20,11 @@ def as_text(diagnosis: Examination, encoding: str | None = "utf-8") -> str:
         diagnosis: to show.
         encoding: of the terminal, which may lack the marks.
     """
-    marks, arrow = (_MARKS, "→") if _writes(encoding) else (_PLAIN, "->")
+    marks, arrow = _MARKS, "→"
+    try:
+        "✓✗→".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        marks, arrow = _PLAIN, "->"
     width = max((len(check.name) for check in diagnosis.checks), default=0)
     lines = [textwrap.fill(diagnosis.about, COLUMNS, break_on_hyphens=False, break_long_words=False), ""]
     for check in diagnosis.checks:
@@ -44,11 +48,3 @@ def _filled(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
         text, COLUMNS, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _writes(encoding: str | None) -> bool:
-    try:
-        "✓✗→".encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

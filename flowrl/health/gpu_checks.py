@@ -51,7 +51,7 @@ class GpuFacts:
 
 def gpu_facts() -> GpuFacts:
     """Asks nvidia-smi and torch; on each GPU a small product is computed."""
-    driver, named, complaint = _asked_driver()
+    driver, named, complaint = _ask_driver()
     count = torch.cuda.device_count()
     refused = ""
     try:
@@ -73,7 +73,7 @@ def gpu_facts() -> GpuFacts:
     )
 
 
-def _asked_driver() -> tuple[str | None, tuple[str, ...], str]:
+def _ask_driver() -> tuple[str | None, tuple[str, ...], str]:
     command = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,22 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
     for reward, reason in subject.absent:
         yield Check("step", "note", f"without the reward {reward}: {reason}")
     yield from _said(rows, config)
-    yield _pace(rows[-1], few, config)
+    row, images = rows[-1], few.num_images
+    seconds, share = row["seconds"], config.prompts_per_step / few.prompts_per_step
+    hours = seconds * share * config.num_iterations / 3600
+    peak = row.get("memory/peak_gib")
+    memory = (
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB of memory"
+        if peak is None
+        else f"{peak:.1f} GiB of the GPU"
+    )
+    yield Check(
+        "step",
+        "ok",
+        f"{images} images trained on in {seconds:.2g} s ({images / seconds:.2g} a second), with at most {memory}; "
+        f"{config.num_iterations} iterations of {config.num_images} images take about {hours:.2g} h on one such "
+        "device, without evaluations",
+    )
 
 
 def _left_out(config: TrainConfig, *, hindered: bool) -> str:
@@ -85,22 +100,3 @@ def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:
     for sentence in warned.values():
         found, cure = divided(sentence)
         yield Check("step", "warning", found, cure)
-
-
-def _pace(row: Mapping[str, Any], few: TrainConfig, config: TrainConfig) -> Check:
-    """Seconds and memory of an iteration, and what they say of the whole run."""
-    seconds, share = row["seconds"], config.prompts_per_step / few.prompts_per_step
-    hours = seconds * share * config.num_iterations / 3600
-    peak = row.get("memory/peak_gib")
-    memory = (
-        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB of memory"
-        if peak is None
-        else f"{peak:.1f} GiB of the GPU"
-    )
-    return Check(
-        "step",
-        "ok",
-        f"{few.num_images} images trained on in {seconds:.2g} s ({few.num_images / seconds:.2g} a second), with "
-        f"at most {memory}; {config.num_iterations} iterations of {config.num_images} images take about {hours:.2g} h "
-        "on one such device, without evaluations",
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from flowrl.health.diagnosis import Check, Examination, State
 from flowrl.health.spoken import divided, faulty
 from flowrl.rendering.markup import number
 from flowrl.runs.run_data import RunData, column, keys_below, read_run, warnings_by_kind
-from flowrl.runs.vital_signs import ALARMS, SIGNS, Sign, Values
+from flowrl.runs.vital_signs import ALARMS, SIGNS
 from flowrl.training.checkpoints import check_newest
 from flowrl.training.watchdog import iteration_warnings, new_history
 
@@ -56,7 +57,15 @@ def diagnose_run(folder: Path) -> Examination:
 
 def _warnings(run: RunData) -> Iterator[Check]:
     """Every kind of warning, as it was said first."""
-    for name, found in (run.warnings or _seen_again(run)).items():
+    warnings, config = run.warnings, None
+    if not run.warned:
+        with suppress(ValueError, OSError):  # of another release, or gone
+            config = load_config(run.folder / "config.yaml", ())
+    if config is not None:  # what the watchdog says of the log, as far as rows tell: single rewards are not in them
+        history = new_history()
+        again = ({**row, "warnings": iteration_warnings(history, row, None, config)} for row in run.train)
+        warnings = warnings_by_kind(list(again))
+    for name, found in warnings.items():
         if name == "diverged" and run.manifest.get("error"):  # the error tells it
             continue
         said = dict(reversed(found))  # of an iteration that was done again, what was said first
@@ -67,25 +76,14 @@ def _warnings(run: RunData) -> Iterator[Check]:
         yield Check(name.replace("_", " "), state, f"{when}: {words}", cure)
 
 
-def _seen_again(run: RunData) -> dict[str, list[tuple[int, str]]]:
-    """What the watchdog says of a log without warnings, as far as rows tell: single rewards are not in them."""
-    try:
-        config = load_config(run.folder / "config.yaml", ())
-    except (ValueError, OSError):  # of another release, or gone
-        return {}
-    if run.warned:
-        return {}
-    history = new_history()
-    again = ({**row, "warnings": iteration_warnings(history, row, None, config)} for row in run.train)
-    return warnings_by_kind(list(again))
-
-
 def _signs(run: RunData) -> Iterator[Check]:
     for sign in SIGNS:
         at, values = column(run.train, sign.key)
         if not len(values) or sign.is_healthy(values):
             continue
-        since = _since(sign, values)
+        since = len(values) - 1  # from here on it was unhealthy until the end
+        while since > 0 and not sign.is_healthy(values[:since]):
+            since -= 1
         found = f"{sign.key} is {sign.tested(values)}, unhealthy since iteration {int(at[since])}"
         if sign.key == "invalid_ratio":
             keys = keys_below(run.train, "reward_errors/")
@@ -96,14 +94,6 @@ def _signs(run: RunData) -> Iterator[Check]:
         healthy = sign.healthy.partition(". ")[0].rstrip(".")
         found = f"{found}; healthy: {healthy[:1].lower()}{healthy[1:]}"
         yield Check(sign.title.lower(), "fault" if ruined else "warning", found, sign.cure)
-
-
-def _since(sign: Sign, values: Values) -> int:
-    """The place from which on a sign was unhealthy until the end."""
-    place = len(values)
-    while place > 1 and not sign.is_healthy(values[: place - 1]):
-        place -= 1
-    return place - 1
 
 
 def _reward(run: RunData) -> Iterator[Check]:

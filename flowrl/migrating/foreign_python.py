@@ -112,7 +112,11 @@ class Reader:
 
     def _assign(self, line: ast.Assign, names: dict[str, Any], path: Path) -> None:
         value = self._value(line.value, names, path)
-        if not _is_short(value):
+        try:
+            is_short = len(repr(value)) <= _LONGEST
+        except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
+            is_short = False
+        if not is_short:
             raise _refusal(path, line)
         for target in line.targets:
             if isinstance(target, ast.Name):
@@ -129,13 +133,13 @@ class Reader:
 
     def _value(self, node: ast.expr, names: dict[str, Any], path: Path) -> Any:
         try:
-            return self._evaluated(node, names, path)
+            return self._evaluate(node, names, path)
         except (KeyError, TypeError, ArithmeticError, RecursionError):
             raise _refusal(path, node) from None
 
-    def _evaluated(self, node: ast.expr, names: dict[str, Any], path: Path) -> Any:
+    def _evaluate(self, node: ast.expr, names: dict[str, Any], path: Path) -> Any:
         def of(inner: ast.expr) -> Any:
-            return self._evaluated(inner, names, path)
+            return self._evaluate(inner, names, path)
 
         match node:
             case ast.Constant():
@@ -159,10 +163,10 @@ class Reader:
             case ast.FormattedValue():
                 return of(node.value)
             case ast.Call(keywords=[]):
-                return self._called(node, list(map(of, node.args)), path)
+                return self._evaluate_call(node, list(map(of, node.args)), path)
         raise _refusal(path, node)
 
-    def _called(self, node: ast.Call, given: list[Any], path: Path) -> Any:
+    def _evaluate_call(self, node: ast.Call, given: list[Any], path: Path) -> Any:
         name = ast.unparse(node.func)
         if name.endswith("ConfigDict"):
             return dict(*given)
@@ -191,10 +195,3 @@ def _refusal(path: Path, node: ast.AST) -> ValueError:
 
 def _are_numbers(values: Iterable[Any]) -> bool:
     return all(isinstance(value, (int, float)) for value in values)
-
-
-def _is_short(value: Any) -> bool:
-    try:
-        return len(repr(value)) <= _LONGEST
-    except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
-        return False

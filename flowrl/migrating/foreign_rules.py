@@ -68,11 +68,20 @@ def _flow_grpo_steps(given: Foreign) -> dict[str, Made]:
             if window
             else "! only its default, which its fast scripts alone read"
         )
-    found["train.timestep_fraction"] = (
-        "! the window says which steps are trained"
-        if window
-        else _leading(_count(keys, "sample.num_steps"), keys.get("train.timestep_fraction"))
-    )
+    steps, fraction = _count(keys, "sample.num_steps"), keys.get("train.timestep_fraction")
+    if window:
+        found["train.timestep_fraction"] = "! the window says which steps are trained"
+    elif not steps > 1 or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
+        found["train.timestep_fraction"] = f"! no share, {_STAYS}"
+    else:  # the share of all steps but the last, so that as many are trained as there
+        trained = min(int(steps * fraction), steps - 1)
+        share = 1.0 if trained == steps - 1 else (trained + 0.5) / (steps - 1)
+        found["train.timestep_fraction"] = {
+            "sampler.sde_window_size": 0,
+            "sampler.sde_window_range": None,
+            "sampler.trained_fraction": round(share, 4),
+            "sampler.trained_steps": "leading",
+        }
     return found
 
 
@@ -223,20 +232,6 @@ def _updates(images: int, part: int) -> Made:
     if part and images and images % part == 0:
         return {"updates_per_rollout": images // part}
     return f"! it does not divide what is sampled, {_STAYS}: choose updates_per_rollout"
-
-
-def _leading(steps: int, fraction: Any) -> Made:
-    """The share of all steps but the last, so that as many are trained as there."""
-    if not steps > 1 or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-        return f"! no share, {_STAYS}"
-    trained = min(int(steps * fraction), steps - 1)
-    share = 1.0 if trained == steps - 1 else (trained + 0.5) / (steps - 1)
-    return {
-        "sampler.sde_window_size": 0,
-        "sampler.sde_window_range": None,
-        "sampler.trained_fraction": round(share, 4),
-        "sampler.trained_steps": "leading",
-    }
 
 
 def _modules(named: Any) -> Made:

@@ -94,7 +94,9 @@ def _by_table(given: Foreign, key: str, value: Any) -> Made:
     entry = table.get(name)
     if entry is None:
         sections = [part for part in table if part.endswith(".") and name.startswith(part)]
-        entry = table[max(sections, key=len)] if sections else _unlisted(key)
+        elsewhere = foreign_words().keys.get(key.rpartition(".")[2])
+        unknown = "! not known of this toolkit" + (f"; elsewhere it is {elsewhere}" if elsewhere else "")
+        entry = table[max(sections, key=len)] if sections else unknown
     if entry[:2] in FATE_OF:
         return entry
     if value is None or value in ("", {}, []):
@@ -104,17 +106,8 @@ def _by_table(given: Foreign, key: str, value: Any) -> Made:
     return {ours: _value(ours, value) for ours in entry.split(", ")}
 
 
-def _unlisted(key: str) -> str:
-    ours = foreign_words().keys.get(key.rpartition(".")[2])
-    return f"! not known of this toolkit; elsewhere it is {ours}" if ours else "! not known of this toolkit"
-
-
 def _value(ours: str, value: Any) -> Any:
-    """A value in our words.
-
-    Raises:
-        ValueError: an algorithm that is not translated.
-    """
+    """A value in our words."""
     if ours == "recipe" and value not in ("grpo", "flow_grpo"):
         near = foreign_words().algorithms.get(str(value))
         hint = f"build on one that ships, base: {near}" if near else "'flowrl list configs' names those that ship"

@@ -9,7 +9,7 @@ from flowrl.media.reading import image_size
 from flowrl.media.sound_files import has_sound
 from flowrl.rendering.embedded_images import LARGE, clip_addresses, image_element
 from flowrl.rendering.markup import esc, plural, section
-from flowrl.runs.run_data import Pair, RunData
+from flowrl.runs.run_data import BeforeAfter, RunData
 
 MAX_PAIRS = 16
 MAX_CLIPS = 8  # prompts of a video run: each plays twice
@@ -62,7 +62,7 @@ def _lead(run: RunData, video: bool, edits: bool) -> str:
     )
 
 
-def _pair(pair: Pair, address: dict[Path, str], heard: Set[Path]) -> str:
+def _pair(pair: BeforeAfter, address: dict[Path, str], heard: Set[Path]) -> str:
     """A figure of one prompt, its clips silent but for those `heard`; nothing where an image cannot be read."""
     sides: list[Side] = [("before", pair.before, pair.before_clip)]
     if pair.after is not None:

@@ -56,7 +56,15 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
         evaluations += budget.evaluation_due(done, last=last)
         if last:
             break
-    rows, base = (None, None) if num_eval_items is None else _of_evaluation(config, num_eval_items, passes)
+    rows, base = None, None
+    if num_eval_items is not None:  # every image by the ODE, and the policy where it is compared with the base
+        settings, sampler = config.eval, config.sampler
+        steps = settings.num_steps or sampler.num_steps
+        each = passes(sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale)
+        compared = {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
+        prompts = min(KL_PROMPTS, num_eval_items // settings.samples_per_prompt)
+        rows = (num_eval_items * steps + prompts * len(compared)) * each
+        base = prompts * (max(compared) + 1) * each
     return RunCounts(
         iterations=done,
         total=total,
@@ -65,17 +73,6 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
         evaluation_images=num_eval_items,
         base_rows=base,
     )
-
-
-def _of_evaluation(config: TrainConfig, num_items: int, passes: Passes) -> tuple[int, int]:
-    """Rows of one evaluation, every image by the ODE and the policy where it is compared; rows of the base there."""
-    settings, sampler = config.eval, config.sampler
-    steps = settings.num_steps or sampler.num_steps
-    scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
-    compared = {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
-    prompts = min(KL_PROMPTS, num_items // settings.samples_per_prompt)
-    rows, base = num_items * steps + prompts * len(compared), prompts * (max(compared) + 1)
-    return rows * passes(scale), base * passes(scale)
 
 
 def graph_rows(config: TrainConfig, passes: Passes) -> int:

@@ -25,7 +25,7 @@ Size = tuple[int, int, int | None]
 _BY_FRAME = ("AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21")
 _SOME_FRAMES = (3, 4)
 """Latent frames by which a decoder that takes one after another is measured: from the third on each adds the same."""
-_LITTLE = 2**31
+TILED = 2**31
 """Bytes below which tiles are not looked at."""
 _CLIPS = 3
 """Clips of the whole size that decoding in tiles holds beside a tile: tiles as they are, blended, and put together."""
@@ -57,7 +57,7 @@ def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "f
     made = partial(_decoded, family, card, vae, torch.bfloat16 if dtype == "bfloat16" else torch.float32)
     peak = partial(_extended, made, card.factors[1]) if name in _BY_FRAME else made
     whole = peak(size)
-    if not family.videos or whole < _LITTLE:
+    if not family.videos or whole < TILED:
         return whole, whole
     multiple = 4 * card.factors[0]  # of any family's sizes
     sides = (vae.tile_sample_min_height, vae.tile_sample_min_width)

@@ -133,7 +133,6 @@ def _least(facts: Facts, chosen: MemorySettings, tried: Sequence[MemorySettings 
 
 
 def _ladders(facts: Facts, chosen: MemorySettings, choices: Choices) -> Iterator[Ladder]:
-    """What can be changed, the cheapest first."""
     smaller = sorted({n for sizes in choices.sizes.values() for n in sizes if n < chosen.micro_batch_size})
     away = (*chosen.offload, "rewards")
     ladders: list[tuple[bool, list[tuple[str, dict[str, Any]]]]] = [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -123,22 +124,31 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     found = stock_route(family, **given)
     route = found if isinstance(found, StockRoute) else FamilyRoute(family=family, **given)
     passes = cache(route.rows)  # asked in every iteration
-    text, usual_call = route.text(_prompts(config))
+    prompts, texts, eval_images = _prompts(config)
+    text, usual_call = route.text(texts)
     trained = _trained(config, route.targets)
     denoisers = few_blocks(family, model, trained.targets or ())
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
-    counts, geometry, train = recipe_of(config).counts(config), geometry_of(config, ranks), config.prompts.train
+    counts, geometry = recipe_of(config).counts(config), geometry_of(config, ranks)
+    pipeline, usual = config.pipeline, cards.VideoOptions if family.videos else cards.ImageOptions
+    settings = MemorySettings(
+        processes=processes, micro_batch_size=geometry.micro_batch_size, rollout_batch_size=geometry.rollout_batch_size,
+        eval_batch_size=config.eval.batch_size, gradient_checkpointing=pipeline.gradient_checkpointing,
+        quantize=pipeline.quantize, offload=pipeline.offload, free_text_encoders=pipeline.free_text_encoders,
+        vae_slice=options.get("vae_slice", usual.vae_slice), vae_tiling=options.get("vae_tiling", False),
+        optimizer=config.optim.name, optim_offload=config.optim.offload, shard=config.parallel.shard,
+        context=config.parallel.context, rollouts=config.workers.rollouts,
+    )  # fmt: skip
     plan = Plan(
         name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
         processor=processor, geometry=geometry, size=route.size, text=text,
         unknown=found if isinstance(found, str)
         else f"no configuration of {config.pipeline.model} is known without its download",
-        run=of_run(config, passes, ranks, _eval_items(config)), counts=counts,
+        run=of_run(config, passes, ranks, eval_images), counts=counts,
         slots=counts.slots + int(config.policy.ema_decay > 0), parts=route.parts, rewards=rewards,
-        unknown_rewards=unknown_rewards, settings=_settings(config, family, options, geometry, processes),
+        unknown_rewards=unknown_rewards, settings=settings,
         counted_as=None if model == location else model, parts_of=route.parts_of,
-        licence=checkpoints.licence_of(location),
-        prompts=len(read_prompts(config.prompts, train)) if is_here(train) else None,
+        licence=checkpoints.licence_of(location), prompts=prompts,
     )  # fmt: skip
     if route.size is not None and denoisers is not None:
         plan = _count(plan, route, denoisers, trained, usual_call, passes)
@@ -225,22 +235,7 @@ def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:
     return Trained(targets=settings.target_modules or usual, rank=rank, magnitudes=settings.lora_variant == "dora")
 
 
-def _settings(
-    config: TrainConfig, family: ModelFamily, options: Mapping[str, Any], geometry: Geometry, processes: int
-) -> MemorySettings:
-    pipeline, usual = config.pipeline, cards.VideoOptions if family.videos else cards.ImageOptions
-    return MemorySettings(
-        processes=processes, micro_batch_size=geometry.micro_batch_size, rollout_batch_size=geometry.rollout_batch_size,
-        eval_batch_size=config.eval.batch_size, gradient_checkpointing=pipeline.gradient_checkpointing,
-        quantize=pipeline.quantize, offload=pipeline.offload, free_text_encoders=pipeline.free_text_encoders,
-        vae_slice=options.get("vae_slice", usual.vae_slice), vae_tiling=options.get("vae_tiling", False),
-        optimizer=config.optim.name, optim_offload=config.optim.offload, shard=config.parallel.shard,
-        context=config.parallel.context, rollouts=config.workers.rollouts,
-    )  # fmt: skip
-
-
 def _choices(plan: Plan, family: ModelFamily) -> Choices:
-    """What may be changed so that a run fits a card."""
     config, facts = plan.config, plan.facts
     parallel, pipeline = config.parallel, config.pipeline
     sizes = dict[int, list[int]]()
@@ -278,24 +273,21 @@ def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
     return True
 
 
-def _eval_items(config: TrainConfig) -> int | None:
-    """Images of an evaluation; None where its prompts are not here."""
-    if config.prompts.eval is None:
-        return 0
-    if not is_here(config.prompts.eval):
-        return None
-    rows = read_prompts(config.prompts, config.prompts.eval)
-    settings = config.eval
-    return len(eval_items(rows, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt))
-
-
-def _prompts(config: TrainConfig) -> list[str] | None:
-    """All prompts that are embedded; None where some are not here."""
-    files = [text for text in (config.prompts.train, config.prompts.eval) if text is not None]
-    if not all(map(is_here, files)):
-        return None
-    rows = [row for text in files for row in read_prompts(config.prompts, text)]
-    return list(dict.fromkeys(text for row in rows for text in (row.text, row.negative)))
+def _prompts(config: TrainConfig) -> tuple[int | None, list[str] | None, int | None]:
+    """The number of training prompts, all texts that are embedded, and the images of an evaluation; None is what files
+    that are not here leave unknown."""
+    named, settings = config.prompts, config.eval
+    files = [file for file in (named.train, named.eval) if file is not None]
+    rows = {file: read_prompts(named, file) for file in files if is_here(file)}
+    texts, items = None, 0 if named.eval is None else None
+    if all(file in rows for file in files):
+        texts = list(dict.fromkeys(text for file in files for row in rows[file] for text in (row.text, row.negative)))
+    if named.eval in rows:
+        kept = eval_items(
+            rows[named.eval], num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt
+        )
+        items = len(kept)
+    return len(rows[named.train]) if named.train in rows else None, texts, items
 
 
 def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:
@@ -303,20 +295,13 @@ def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, 
     found: dict[str, tuple[str, int, int]] = {}
     unknown: dict[str, None] = {}
     for reward in rewards:
-        models = _models_of(reward)
-        if models is None:
+        models = None
+        if reward.name is not None:
+            with suppress(ValueError):  # what it loads has to be put in place first
+                models = models_of(reward_options(reward.name, reward.options))
+        known = None if models is None else checkpoints.reward_models(models)
+        if known is None:
             unknown[reward.called] = None
-        for entry in models or ():
+        for entry in known or ():
             found[entry[0]] = entry
     return tuple(found.values()), tuple(unknown)
-
-
-def _models_of(reward: RewardConfig) -> tuple[tuple[str, int, int], ...] | None:
-    """What a reward says that it loads; None where it does not, or has to be put in place first."""
-    if reward.name is None:
-        return None
-    try:
-        models = models_of(reward_options(reward.name, reward.options))
-    except ValueError:
-        return None
-    return None if models is None else checkpoints.reward_models(models)

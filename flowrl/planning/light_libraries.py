@@ -118,10 +118,6 @@ def _all(*conditions: bool) -> bool:
     return all(conditions)
 
 
-def _any(*conditions: bool) -> bool:
-    return any(conditions)
-
-
 def _equal(x: Any, y: Any) -> bool:
     return bool(tuple(x) == tuple(y) if isinstance(x, list | tuple) and isinstance(y, list | tuple) else x == y)
 
@@ -136,8 +132,9 @@ def _none(size: Any) -> bool:
 
 _NUMBERS: Mapping[str, Any] = {
     "expect_true": _sure, "guard_or_false": _sure, "guard_or_true": _sure, "statically_known_true": _sure,
-    "sym_and": _all, "sym_or": _any, "sym_eq": _equal, "is_nested_int": _none, "has_guarding_hint": _all,
-    "guarding_hint_or_throw": _sure, "guard_size_oblivious": _sure, "free_unbacked_symbols": _none,
+    "sym_and": _all, "sym_or": lambda *conditions: any(conditions), "sym_eq": _equal, "is_nested_int": _none,
+    "has_guarding_hint": _all, "guarding_hint_or_throw": _sure, "guard_size_oblivious": _sure,
+    "free_unbacked_symbols": _none,
 }  # fmt: skip
 """What torch asks of sizes when it works out what an operation makes, where all sizes are numbers."""
 

@@ -140,7 +140,8 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     gathered = 0 if chosen.shard == 1 else facts.dtype[1] * beside
     restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)
     working = gathered + restored
-    held = _denoiser(facts, chosen) | _trained(facts, chosen)
+    denoiser = _denoiser(facts, chosen)
+    held = denoiser | _trained(facts, chosen)
     encoders, vae, rewards = _others(facts)
     stages: dict[str, int] = {}
     away = 0  # what comes back from the host for a while
@@ -180,12 +181,11 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         micro_batch_size=chosen.micro_batch_size,
         update=working,
         stages=stages,
-        start=chosen.free_text_encoders
-        * (encoders + sum(vae.values()) + sum(_denoiser(facts, chosen).values()) * facts.at_once),
+        start=chosen.free_text_encoders * (encoders + sum(vae.values()) + sum(denoiser.values()) * facts.at_once),
     )
     if not chosen.rollouts:
         return memory
-    drawing = sum((_denoiser(facts, chosen) | vae).values())  # its text encoders are dropped once it has loaded
+    drawing = sum((denoiser | vae).values())  # its text encoders are dropped once it has loaded
     masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
     return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
 
@@ -194,18 +194,18 @@ def base_bytes(weights: DenoiserWeights, form: str, width: int) -> int:
     """Bytes of a denoiser's weights, `width` for each of those that `form` leaves as they are."""
     if form == "none":
         return weights.parameters * width
-    coded = sum(count * outputs * inputs for (outputs, inputs), count in weights.matrices.items())
-    codes = sum(count * _codes(outputs, inputs, form) for (outputs, inputs), count in weights.matrices.items())
+    coded = codes = 0
+    for (outputs, inputs), count in weights.matrices.items():
+        size = outputs * inputs
+        coded += count * size
+        if form == "nf4":
+            # 4 bits a weight, a scale in 8 bits for each 64 of them, float32 for each 256 of those, and two tables of
+            # 16 and 256 numbers and one more.
+            scales = math.ceil(size / 64)
+            codes += count * (math.ceil(size / 2) + scales + 4 * (math.ceil(scales / 256) + 16 + 256 + 1))
+        else:  # 8 bits a weight and a float32 scale for each row
+            codes += count * (size + 4 * outputs)
     return codes + (weights.parameters - coded) * width
-
-
-def _codes(outputs: int, inputs: int, form: str) -> int:
-    """Bytes of a quantised matrix: 8 bits a weight and a float32 scale for each row; of nf4 4 bits a weight, a scale in
-    8 bits for each 64 of them, float32 for each 256 of those, and two tables of 16 and 256 numbers and one more."""
-    if form != "nf4":
-        return outputs * (inputs + 4)
-    scales = math.ceil(outputs * inputs / 64)
-    return math.ceil(outputs * inputs / 2) + scales + 4 * (math.ceil(scales / 256) + 16 + 256 + 1)
 
 
 def trained_bytes(parameters: int, slots: int, *, moments: float = 8.0) -> int:
@@ -243,7 +243,6 @@ def allowed_sizes(images: int, multiple: int) -> list[int]:
 
 
 def _decoded(each: tuple[int, int] | None, chosen: MemorySettings, batch: int) -> int:
-    """Bytes of decoding a slice of a batch."""
     return 0 if each is None else each[chosen.vae_tiling] * min(chosen.vae_slice, batch)
 
 

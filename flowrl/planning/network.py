@@ -15,7 +15,8 @@ results that are used once, is counted too. Not counted is what an allocator was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -178,16 +179,16 @@ def measure(denoisers: FewBlocks, call: dict[str, Any], *, trained: Trained, dty
 
 def without_gradient(denoisers: FewBlocks, call: dict[str, Any]) -> tuple[int, int]:
     """FLOPs of an evaluation without gradient, and most bytes of it at once, once networks have what is trained."""
-    least, working = _evaluated(denoisers.least, call)
+    least, working = _evaluate(denoisers.least, call)
     flops = least
     for lacking, network in denoisers.more:
-        more, own = _evaluated(network, call)
+        more, own = _evaluate(network, call)
         flops += lacking * (more - least)
         working = max(working, own)
     return flops, working
 
 
-def _evaluated(denoiser: nn.Module, call: Mapping[str, Any]) -> tuple[int, int]:
+def _evaluate(denoiser: nn.Module, call: Mapping[str, Any]) -> tuple[int, int]:
     network = first_expert(denoiser)
     dtype = next(network.parameters()).dtype
     given = cast(dict(call), dtype)
@@ -200,18 +201,19 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
     check_targets(denoiser, (trained.targets or ()) if trained.rank else ())
     weights = weights_of(denoiser)
     added = _prepare(denoiser, trained)
-    network = first_expert(denoiser)
+    network: Any = first_expert(denoiser)
     nn.Module.to(network, dtype)  # diffusers' own `to` warns of parts it would keep in float32
     for parameter in network.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float() if trained.rank else parameter.data
             parameter.register_post_accumulate_grad_hook(_forget)
-    _, working = _evaluated(network, call)
+    _, working = _evaluate(network, call)
     given = cast(dict(call), dtype)
     image = given["x"][0][None] if "x" in given else given.get("hidden_states", given.get("sample"))  # x is a list
     latent = tuple(image.shape[1:]) if isinstance(image, Tensor) else ()
     saved = Saved(network)
-    blocks = _checkpointed(network, saved.block)
+    with suppress(AttributeError, TypeError, ValueError):  # it has no blocks that could be recomputed
+        network.enable_gradient_checkpointing(saved.block)
     with Fused(dtype) as fused, saved_tensors_hooks(saved.pack, lambda tensor: tensor), Trace() as trace:
         output = network(**given)
         answer = output
@@ -223,7 +225,7 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
         weights=weights, trained=added, latent=latent, attended=fused.attended,
         forward=forward + fused.attention, backward=trace.total - forward + 2 * fused.attention,
         attention=fused.attention, saved=saved.total, kept=saved.outside, largest=saved.largest,
-        beside=max(0, trace.peak - saved.total), working=working, blocks=saved.blocks if blocks else 0,
+        beside=max(0, trace.peak - saved.total), working=working, blocks=saved.blocks,
     )  # fmt: skip
 
 
@@ -234,8 +236,8 @@ def _forget(parameter: Tensor) -> None:
 
 def _prepare(denoiser: nn.Module, trained: Trained) -> int:
     """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
+    magnitudes = 0
     if trained.rank:
-        # Puts a LoRA on the layers that targets match; how many parameters it has.
         denoiser.requires_grad_(False)
         endings = tuple(f".{target}" for target in trained.targets or ())
         bound = [
@@ -243,18 +245,16 @@ def _prepare(denoiser: nn.Module, trained: Trained) -> int:
             for name, part in denoiser.named_modules()
             if isinstance(part, nn.Linear) and f".{name}".endswith(endings)
         ]
-        outputs = 0
         for name in bound:
             layer: Any = denoiser.get_submodule(name)
-            outputs += layer.out_features
+            magnitudes += layer.out_features * trained.magnitudes
             parent, _, own = name.rpartition(".")
             setattr(denoiser.get_submodule(parent), own, _WithLora(layer, trained.rank))
-        magnitudes = outputs if trained.magnitudes else 0
-        return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
-    chosen = set(trained_names(denoiser, trained.targets))
-    for name, parameter in denoiser.named_parameters():
-        parameter.requires_grad_(name in chosen)
-    return sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
+    else:
+        chosen = set(trained_names(denoiser, trained.targets))
+        for name, parameter in denoiser.named_parameters():
+            parameter.requires_grad_(name in chosen)
+    return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
 
 
 class _WithLora(nn.Module):
@@ -283,12 +283,3 @@ class _WithLora(nn.Module):
         result = self.base(x)
         change = self.up(self.down(x.to(self.down.weight.dtype))) * 1.0
         return (result + change).to(result.dtype)
-
-
-def _checkpointed(network: Any, function: Callable[..., Any]) -> bool:
-    """Has the network call its blocks through a function, as for gradient checkpointing."""
-    try:
-        network.enable_gradient_checkpointing(function)
-    except (AttributeError, TypeError, ValueError):  # it has no blocks that could be recomputed
-        return False
-    return True

@@ -21,14 +21,12 @@ from flowrl.pipelines.arithmetic.compiling import first_expert
 from flowrl.pipelines.generic.generic_family import FAMILY
 from flowrl.pipelines.generic.generic_pipeline import found_targets
 from flowrl.pipelines.generic.stock_recording import WORD, Recorded, Recorder
-from flowrl.planning.decoding import Size
+from flowrl.planning.decoding import TILED, Size
 from flowrl.planning.family_route import DrawnSample
 from flowrl.planning.published_models import Parts
 from flowrl.planning.sent_text import Text
 from flowrl.planning.traces import Fused, Trace
 
-_TILED = 2**31
-"""Bytes below which tiles are not looked at."""
 _FAULTS = (
     ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError, OSError, ImportError,
 )  # fmt: skip
@@ -161,7 +159,7 @@ def stock_decoding(found: Recorded, *, dtype: str, videos: bool) -> tuple[float,
         return trace.total + fused.attention, beside + trace.peak
 
     flops, whole = made()
-    if not videos or whole < _TILED or not hasattr(vae, "enable_tiling"):
+    if not videos or whole < TILED or not hasattr(vae, "enable_tiling"):
         return flops, (whole, whole)
     vae.enable_tiling()
     tiled = made()[1]

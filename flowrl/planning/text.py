@@ -86,6 +86,18 @@ def _run(plan: Plan) -> list[str]:
         ends.append(f"the budget ends it there, before its {config.num_iterations}")
     if config.budget.seconds is not None:
         ends.append(f"or after {config.budget.seconds:g} s")
+    # Settings that make a run faster or smaller, where they are not the default.
+    sections: list[tuple[PipelineConfig | SamplerConfig | TrainConfig, str, tuple[str, ...]]] = [
+        (config.pipeline, "pipeline.", ("compile", "vae_dtype")),
+        (config.sampler, "sampler.", ("train_negative",)),
+        (config, "", ("reward_dtype", "keep_graphs")),
+    ]
+    speed = [
+        f"{where}{own.name}: {str(value).lower()}"
+        for section, where, names in sections
+        for own in fields(section)
+        if own.name in names and (value := getattr(section, own.name)) != own.default
+    ]
     return pairs(
         [
             ("recipe", recipe),
@@ -95,7 +107,7 @@ def _run(plan: Plan) -> list[str]:
             ("attention", attention_text(config.pipeline)),
             ("size", drawn),
             ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
-            *([("speed", ", ".join(speed))] if (speed := _speed(config)) else []),
+            *([("speed", ", ".join(speed))] if speed else []),
         ]
     )
 
@@ -335,21 +347,6 @@ def _first(plan: Plan, found: Obstacles) -> list[str]:
     if plan.run.iterations == 1 and plan.config.num_iterations > 1:
         rows.append(("budget", "it is used up by the first iteration: raise it"))
     return pairs(rows)
-
-
-def _speed(config: TrainConfig) -> list[str]:
-    """Settings that make a run faster or smaller, where they are not the default."""
-    sections: list[tuple[PipelineConfig | SamplerConfig | TrainConfig, str, tuple[str, ...]]] = [
-        (config.pipeline, "pipeline.", ("compile", "vae_dtype")),
-        (config.sampler, "sampler.", ("train_negative",)),
-        (config, "", ("reward_dtype", "keep_graphs")),
-    ]
-    found = []
-    for section, where, names in sections:
-        for own in fields(section):
-            if own.name in names and (value := getattr(section, own.name)) != own.default:
-                found.append(f"{where}{own.name}: {str(value).lower()}")
-    return found
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Nothing heavy is imported here.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,11 +107,15 @@ def measured_tflops(
         folder: whose folders hold benches.
     """
     wanted = _wanted(config)
-    found = [
-        (str(facts.get("date")), tflops, path, facts)
-        for path, facts, tflops in _benches(folder, damaged)
-        if {key: facts.get(key) for key in wanted} == wanted
-    ]
+    found = []
+    for path in sorted(folder.glob(f"*/{FILE}")):
+        try:
+            facts, measured = _read(path)
+        except (ValueError, KeyError, TypeError, OSError):
+            damaged.append(path)
+            continue
+        if measured is not None and {key: facts.get(key) for key in wanted} == wanted:
+            found.append((str(facts.get("date")), measured, path, facts))
     if not found:
         return None
     # The facts by which a machine is known again, and the threads of a run on it.
@@ -131,32 +134,12 @@ def measured_tflops(
 
 def _wanted(config: TrainConfig) -> dict[str, Any]:
     """Facts of a bench that has the pace of a run, wherever it was made."""
-    return {
-        "layers": None,
-        "model": config.pipeline.model,
-        "dtype": config.pipeline.dtype,
-        "compile": config.pipeline.compile,
-    }
-
-
-def _benches(folder: Path, damaged: list[Path]) -> Iterator[tuple[Path, dict[str, Any], tuple[float, float, float]]]:
-    """Path, facts and TFLOP/s of the benches that lie in a folder's folders, but for those that measured no pace."""
-    for path in sorted(folder.glob(f"*/{FILE}")):
-        try:
-            facts, found = _read(path)
-        except (ValueError, KeyError, TypeError, OSError):
-            damaged.append(path)
-        else:
-            if found is not None:
-                yield path, facts, found
+    settings = config.pipeline
+    return {"layers": None, "model": settings.model, "dtype": settings.dtype, "compile": settings.compile}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], tuple[float, float, float] | None]:
-    """Facts of a bench and its TFLOP/s, least, median and most; None where it measured no pace.
-
-    Raises:
-        ValueError, KeyError, TypeError, OSError: it cannot be read.
-    """
+    """Facts of a bench and its TFLOP/s, least, median and most; None where it measured no pace."""
     data = read_json(path)
     facts, measured = data["facts"], data["throughput"]
     tflops = float(measured["tflops"]) if measured else 0.0
@@ -164,17 +147,12 @@ def _read(path: Path) -> tuple[dict[str, Any], tuple[float, float, float] | None
         raise TypeError
     if not tflops > 0:
         return facts, None
-    low, high = _spread(data, str(measured.get("tflops_of")))
-    return facts, (_rounded(tflops * low), _rounded(tflops), _rounded(tflops * high))
-
-
-def _spread(data: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """Least and most pace of a phase's repeats, in shares of its median."""
+    name = str(measured.get("tflops_of"))
     walls = [row["wall"] for row in data.get("phases", ()) if row["name"] == name and row.get("wall")]
-    if not walls:
-        return 1.0, 1.0
-    median, low, high = (float(walls[0][key]) for key in ("median", "low", "high"))
-    return (median / high, median / low) if min(median, low, high) > 0 else (1.0, 1.0)
+    median, low, high = (float(walls[0][key]) if walls else 1.0 for key in ("median", "low", "high"))
+    if not min(median, low, high) > 0:
+        median = low = high = 1.0
+    return facts, (_rounded(tflops * (median / high)), _rounded(tflops), _rounded(tflops * (median / low)))
 
 
 def _rounded(value: float) -> float:

@@ -177,7 +177,6 @@ def _phases(section: str, subject: BenchSubject, watch: Stopwatch, bench: Bench)
 
 
 def _facts(subject: BenchSubject) -> dict[str, Any]:
-    """The machine, the software and what was measured."""
     from flowrl.profiling.text import size
     from flowrl.runs.manifest import session_facts
 

@@ -20,11 +20,7 @@ from flowrl.training.parts import DTYPES
 GEMM, EXACT, COPY = "matrix product", "matrix product, float32", "copy"
 _SIDE = {"cuda": 8192, "cpu": 1024}
 _COPIED = {"cuda": 2**32, "cpu": 2**28}  # bytes, far more than caches hold
-_KERNELS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "math": SDPBackend.MATH,
-}
-
+_KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 _KERNELS_OF_GPUS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -41,16 +37,7 @@ def ceilings(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     source = torch.ones(_COPIED[device.type] // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)  # every byte is read once and written once
     yield watch.phase("ceilings", COPY, lambda: target.copy_(source), least_bytes=2.0 * source.nbytes)
-    yield from _attention(subject, watch)
-
-
-def exact_ceiling(subject: BenchSubject) -> str:
-    """The ceiling of parts that compute in float32."""
-    return GEMM if subject.config.pipeline.dtype == "float32" else EXACT
-
-
-def _attention(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
-    """Each of torch's kernels at the largest attention of the model, forward and backward."""
+    # Each of torch's kernels at the largest attention of the model, forward and backward.
     with torch.no_grad(), _Shapes() as shapes:
         subject.evaluation(1)()
     if shapes.found is None:  # a model without attention by torch
@@ -58,13 +45,12 @@ def _attention(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     query, key = shapes.found
     query = (subject.geometry.micro_batch_size, *query[1:])
     key = (subject.geometry.micro_batch_size, *key[1:])
-    dtype = DTYPES[subject.config.pipeline.dtype]
     q, k, v = (
-        counter_normal(shape, "attention", place).to(subject.device, dtype).requires_grad_()
+        counter_normal(shape, "attention", place).to(device, dtype).requires_grad_()
         for place, shape in enumerate((query, key, key))
     )
     flops = 4.0 * query[0] * query[1] * query[2] * key[2] * query[3]
-    for name, kernel in (_KERNELS | (_KERNELS_OF_GPUS if subject.device.type == "cuda" else {})).items():
+    for name, kernel in (_KERNELS | (_KERNELS_OF_GPUS if device.type == "cuda" else {})).items():
 
         def both(kernel: SDPBackend = kernel) -> None:
             with sdpa_kernel([kernel]):
@@ -76,6 +62,11 @@ def _attention(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
             yield watch.phase("ceilings", label, both, flops=3 * flops, ceiling=GEMM, note=told)
         except RuntimeError as error:  # torch: no available kernel
             yield Phase(section="ceilings", name=label, note=f"not here: {str(error).strip().splitlines()[0]}")
+
+
+def exact_ceiling(subject: BenchSubject) -> str:
+    """The ceiling of parts that compute in float32."""
+    return GEMM if subject.config.pipeline.dtype == "float32" else EXACT
 
 
 class _Shapes(TorchFunctionMode):

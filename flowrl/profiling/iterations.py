@@ -163,7 +163,6 @@ def _seconds_of_stages(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def _asked(subject: BenchSubject, stage: str, counts: Counts, *, recomputed: bool) -> dict[str, Any]:
-    """Rows and FLOPs of a stage."""
     forward = {"rollout": counts.rollout + counts.completion, "update": counts.update + counts.reference}
     if stage == "reward":
         return {

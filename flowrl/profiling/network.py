@@ -79,7 +79,13 @@ def guidance(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
                 call = _guided(subject, images, trained)
                 yield watch.phase("guidance", f"rollout, {words}", call, **facts)
         images = subject.geometry.micro_batch_size
-        facts = _guided_update(subject, images, trained) | {"items": images, "note": told}
+        once, rows = subject.forward_flops(images), images * (1 if trained is False else 2)  # rows walked back
+        facts = both_ways(subject, rows, subject.config.pipeline.gradient_checkpointing)
+        facts |= {"rows": 2 * images, "items": images, "note": told}
+        if trained is False:
+            facts["flops"] += once
+        if trained == "recompute":
+            facts["recomputed"] += once
         call = _guided(subject, images, trained)
         yield watch.phase("guidance", f"update, {words}", with_backward(subject, call), **facts)
 
@@ -148,22 +154,10 @@ def switch_checkpointing(subject: BenchSubject, wanted: bool) -> Iterator[bool]:
 
 
 def _guided(subject: BenchSubject, images: int, trained: TrainNegative) -> Callable[[], Tensor]:
-    """The guided velocity of so many images."""
     schedule, step, scale = subject.schedule, subject.schedule.num_steps // 2, subject.config.sampler.guidance_scale
     cond, latents = subject.conditioning(images), subject.latents(images)
     velocity = guided(subject.pipeline, subject.pipeline.network, cond, scale, trained)
     return lambda: velocity(latents, schedule.sigma[step], schedule.timestep[step])
-
-
-def _guided_update(subject: BenchSubject, images: int, trained: TrainNegative) -> dict[str, Any]:
-    """What a guided micro-batch asks for: two forward passes an image, of which one or both are walked back."""
-    checkpointing = subject.config.pipeline.gradient_checkpointing
-    facts = both_ways(subject, images * (1 if trained is False else 2), checkpointing)
-    if trained is False:
-        facts |= {"flops": facts["flops"] + subject.forward_flops(images), "rows": 2 * images}
-    if trained == "recompute":
-        facts |= {"recomputed": facts["recomputed"] + subject.forward_flops(images)}
-    return facts
 
 
 def with_backward(subject: BenchSubject, call: Callable[[], Tensor]) -> Callable[[], object]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -54,8 +53,42 @@ def parts(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
     yield watch.phase(
         "parts", "noise of a step", lambda: sent(sample_normals(shape, keys), subject.device), items=len(keys)
     )
-    yield _decoding(subject, watch)
-    yield from _learning(subject, watch)
+    # One slice of images, as many as are decoded at once.
+    wanted = subject.config.pipeline.vae_slice
+    images = min(geometry.rollout_batch_size, subject.config.num_images if wanted is None else wanted)
+    latents = subject.latents(images)
+    with torch.no_grad():
+        decoding = watch.phase(
+            "parts",
+            "decoding",
+            lambda: subject.pipeline.decode(latents),
+            items=images,
+            flops=images * decoding_flops(subject),
+            ceiling=exact_ceiling(subject),
+            least_bytes=latents.nbytes + 4.0 * images * math.prod(subject.pipeline.image_shape),
+        )
+    yield decoding
+    weights = subject.parameters
+    total = GradientSum(subject.policy, {}, scale_loss=False)
+    yield watch.phase(
+        "parts",
+        "gradient sum",
+        lambda: total.add(torch.stack([weight.sum() for weight in weights]).sum()),
+        note="with the backward pass of a plain sum of the weights",
+    )
+    with subject.unchanged_weights(), tempfile.TemporaryDirectory(prefix="flowrl-bench-") as name:
+        optimizer = make_optimizer(subject.config.optim, subject.policy)
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 1e-6)
+        yield watch.phase("parts", "optimizer step", optimizer.step)
+        folder = Path(name)
+        state = {"policy": subject.policy.tensors(), "optimizer": optimizer.state_dict()}
+
+        def save() -> None:
+            save_lora(folder / "lora", subject.pipeline, subject.policy)
+            write_checkpoint(folder, 0, state, keep=1, rows=Sealed(), run="bench", inputs="bench")
+
+        yield watch.phase("parts", "checkpoint", save, note="the LoRA for diffusers beside it")
 
 
 def rewards(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
@@ -97,47 +130,3 @@ def decoding_flops(subject: BenchSubject) -> float:
     model, shape = location_of(subject.config.pipeline), subject.pipeline.image_shape
     size = (shape[-2], shape[-1], shape[0] if len(shape) == 4 else None)
     return decode_flops(model, other_parts(model), size) or 0.0
-
-
-def _decoding(subject: BenchSubject, watch: Stopwatch) -> Phase:
-    """One slice of images, as many as are decoded at once."""
-    wanted = subject.config.pipeline.vae_slice
-    images = min(subject.geometry.rollout_batch_size, subject.config.num_images if wanted is None else wanted)
-    latents = subject.latents(images)
-    moved = latents.nbytes + 4.0 * images * math.prod(subject.pipeline.image_shape)
-    with torch.no_grad():
-        return watch.phase(
-            "parts",
-            "decoding",
-            lambda: subject.pipeline.decode(latents),
-            items=images,
-            flops=images * decoding_flops(subject),
-            ceiling=exact_ceiling(subject),
-            least_bytes=moved,
-        )
-
-
-def _learning(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
-    counters: dict[str, Any] = {}
-    weights = subject.parameters
-    total = GradientSum(subject.policy, counters, scale_loss=False)
-    yield watch.phase(
-        "parts",
-        "gradient sum",
-        lambda: total.add(torch.stack([weight.sum() for weight in weights]).sum()),
-        note="with the backward pass of a plain sum of the weights",
-    )
-    with subject.unchanged_weights():
-        optimizer = make_optimizer(subject.config.optim, subject.policy)
-        for weight in weights:
-            weight.grad = torch.full_like(weight, 1e-6)
-        yield watch.phase("parts", "optimizer step", optimizer.step)
-        with tempfile.TemporaryDirectory(prefix="flowrl-bench-") as name:
-            folder = Path(name)
-            state = {"policy": subject.policy.tensors(), "optimizer": optimizer.state_dict()}
-
-            def save() -> None:
-                save_lora(folder / "lora", subject.pipeline, subject.policy)
-                write_checkpoint(folder, 0, state, keep=1, rows=Sealed(), run="bench", inputs="bench")
-
-            yield watch.phase("parts", "checkpoint", save, note="the LoRA for diffusers beside it")

@@ -55,7 +55,7 @@ class Stopwatch:
             facts: other fields of the phase.
         """
         try:
-            return self._timed(section, name, call, counted=counted and self.counts, **facts)
+            return self._time(section, name, call, counted=counted and self.counts, **facts)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -63,7 +63,7 @@ class Stopwatch:
             torch.cuda.empty_cache()
         return Phase(section=section, name=name, note=OUT_OF_MEMORY)
 
-    def _timed(self, section: str, name: str, call: Call, *, counted: bool, **facts: Any) -> Phase:
+    def _time(self, section: str, name: str, call: Call, *, counted: bool, **facts: Any) -> Phase:
         operations = saved = None
         if counted:
             operations, saved = self._count(call)

@@ -168,8 +168,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         ValueError: a setting that cannot work, or a model of which nothing is known.
     """
     notes = list[str]()
-    _refuse_unmeasured(config)
-    config = _with_prompts(_without_workers(config, notes), notes)
+    config = _measurable(config, notes)
     config, absent = _with_rewards(config)
     stands_in = config.prompts.train == STAND_IN_PROMPTS
     ready = preflight(config, stand_in=stands_in)
@@ -207,7 +206,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
             weight.data.copy_(_LORA_STD * counter_normal(weight.shape, "lora", number))
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
-    rewards, more = _loaded_rewards(config, device)
+    rewards, more = _load_rewards(config, device)
     if not rewards:
         entry = RewardConfig(name=STAND_IN_REWARD)
         rewards = [(validate_reward_specs([entry])[0].build(device, {}), entry)]
@@ -222,12 +221,9 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     )  # fmt: skip
 
 
-def _refuse_unmeasured(config: TrainConfig) -> None:
-    """Refuses what would be measured as something else: a bench is one process that trains a LoRA.
-
-    Raises:
-        ValueError: names the key, and what to set instead.
-    """
+def _measurable(config: TrainConfig, notes: list[str]) -> TrainConfig:
+    """What a bench measures: one process that trains a LoRA on prompts that are here and evaluates nothing; refuses
+    what would be measured as something else."""
     if config.policy.train == "full":
         raise ValueError(
             "policy.train is full, and a bench measures a LoRA alone: set policy.train=lora to measure that, or run "
@@ -239,16 +235,21 @@ def _refuse_unmeasured(config: TrainConfig) -> None:
                 f"parallel.{key} is {number}, and a bench is one process with the whole model: set parallel.{key}=1 to "
                 "measure that, or launch 'flowrl train' with torchrun for a few iterations"
             )
-
-
-def _without_workers(config: TrainConfig, notes: list[str]) -> TrainConfig:
-    """The configuration with everything drawn and scored in this process."""
     given = {"rollouts": config.workers.rollouts, "rewards": config.workers.rewards}
     named = " and ".join(f"workers.{key}={number}" for key, number in given.items() if number)
-    if not named:
-        return config
-    notes.append(f"{named} left out: a bench draws and scores in its own process")
-    return replace(config, workers=WorkersConfig())
+    if named:
+        notes.append(f"{named} left out: a bench draws and scores in its own process")
+    train = config.prompts.train
+    if not is_here(train):
+        notes.append(f"prompts.train, {train}, is not here: prompts are those of {STAND_IN_PROMPTS}")
+        train = STAND_IN_PROMPTS
+    return replace(
+        config,
+        workers=WorkersConfig() if named else config.workers,
+        prompts=replace(config.prompts, train=train, eval=None, cache=None),
+        eval_every=0,
+        eval=replace(config.eval, rewards=(), initial=False),
+    )
 
 
 def device_of_config(config: TrainConfig) -> torch.device:
@@ -262,20 +263,6 @@ def free_encoders(subject: BenchSubject) -> None:
     """Embeds the prompts of all phases, and drops the text encoders where the configuration says so."""
     if subject.text_encoders and subject.config.pipeline.free_text_encoders:
         encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
-
-
-def _with_prompts(config: TrainConfig, notes: list[str]) -> TrainConfig:
-    """The configuration with stand-ins for prompt files that are not here, and without evaluations."""
-    train = config.prompts.train
-    if not is_here(train):
-        notes.append(f"prompts.train, {train}, is not here: prompts are those of {STAND_IN_PROMPTS}")
-        train = STAND_IN_PROMPTS
-    return replace(
-        config,
-        prompts=replace(config.prompts, train=train, eval=None, cache=None),
-        eval_every=0,
-        eval=replace(config.eval, rewards=(), initial=False),
-    )
 
 
 def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str]]]:
@@ -296,7 +283,7 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     return replace(config, rewards=tuple(kept or [RewardConfig(name=STAND_IN_REWARD)])), absent
 
 
-def _loaded_rewards(
+def _load_rewards(
     config: TrainConfig, device: torch.device
 ) -> tuple[list[tuple[Reward, RewardConfig]], list[tuple[str, str]]]:
     loaded, absent = list[tuple[Reward, RewardConfig]](), list[tuple[str, str]]()

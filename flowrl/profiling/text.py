@@ -112,15 +112,13 @@ def facts_that_differ(first: Bench, second: Bench) -> list[tuple[str, str, str]]
 
 
 def _row(bench: Bench, phase: Phase) -> tuple[str, ...]:
-    name = phase.name
     if phase.seconds is None:
-        return (name, amount(phase), "-", "", "", "")
+        return (phase.name, amount(phase), "-", "", "", "")
     least, share = bench.roofline(phase), bench.utilisation(phase)
     if phase.section == "ceilings" and not phase.ceiling:
-        told = pace(phase)
-        return (name, "", time(phase.seconds.median), span(phase.seconds), told, "")
+        return (phase.name, "", time(phase.seconds.median), span(phase.seconds), pace(phase), "")
     return (
-        name,
+        phase.name,
         amount(phase),
         time(phase.seconds.median),
         span(phase.seconds),

@@ -41,7 +41,7 @@ from flowrl.objectives.preference_losses import best_of_group
 from flowrl.objectives.terms import velocity_kl
 from flowrl.recipes.counting import only_here
 from flowrl.recipes.forward_settings import (
-    Objective,
+    ForwardObjective,
     check,
     counts,
     decay_of,
@@ -218,7 +218,7 @@ def image_keys(loop: Loop, batch: Batch, index: Iterable[int], tag: str, *, shar
 
 
 def match(
-    loop: Loop, batch: Batch, images: Images, times: Times, index: Tensor, draw: int, objective: Objective
+    loop: Loop, batch: Batch, images: Images, times: Times, index: Tensor, draw: int, objective: ForwardObjective
 ) -> Matched:
     """Images noised to one of their levels, and the velocities there: of the policy with its graph, of others without.
 
@@ -257,7 +257,7 @@ def match(
     )
 
 
-def loss_of(matched: Matched, objective: Objective, kl_coef: float, stats: Statistics) -> Tensor:
+def loss_of(matched: Matched, objective: ForwardObjective, kl_coef: float, stats: Statistics) -> Tensor:
     """[b] loss of the method, plus `kl_coef mse(v, v_ref) + old_kl_coef mse(v, v_old)`."""
     policy_loss, metrics = objective.loss(matched)
     old_kl_coef = objective.options.old_kl_coef

@@ -36,7 +36,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Objective:
+class ForwardObjective:
     """What is trained with: an entry of `FORWARD`, its loss with options, and those of the recipe."""
 
     name: str
@@ -60,7 +60,7 @@ class Objective:
         return self.method.sampled_by or ("old" if self.loss.reads_old else "policy")
 
 
-def objective_of(config: TrainConfig) -> Objective:
+def objective_of(config: TrainConfig) -> ForwardObjective:
     """What a configuration trains with.
 
     Raises:
@@ -69,7 +69,7 @@ def objective_of(config: TrainConfig) -> Objective:
     name = config.objective.name or "nft"
     method = entry_of(FORWARD, name, "objective of recipe forward", owner="objective.name")
     options, loss = build_parts((Options, method.options), config.objective.options, owner=f"objective {name!r}")
-    return Objective(name=name, method=method, loss=loss, options=options)
+    return ForwardObjective(name=name, method=method, loss=loss, options=options)
 
 
 def trained_scale(config: TrainConfig) -> float:

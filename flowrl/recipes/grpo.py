@@ -48,14 +48,14 @@ from flowrl.training.assignment import (
     clip_ranges,
     credit_of,
 )
-from flowrl.training.batch import Asked
+from flowrl.training.batch import AskedPrompts
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Loop
 from flowrl.training.paths import Paths, check_plan, readers_of, sample_paths, sampler_at, shared_sources
 from flowrl.training.prompt_choice import choose_prompts, curriculum_of, enough, remember
 from flowrl.training.ready import Ready
-from flowrl.training.record import Record
+from flowrl.training.record import Recording
 from flowrl.training.run import Run
 from flowrl.training.sampler_checks import check_density
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
@@ -164,9 +164,9 @@ def check(config: TrainConfig) -> None:
 
 def sample_rounds(
     loop: Loop, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
-) -> tuple[Record, RewardOutput, Ends]:
+) -> tuple[Recording, RewardOutput, Ends]:
     """Samples and scores an iteration's images: more rounds where a method asks for groups that disagree."""
-    rounds: list[tuple[Asked, Sampled, RewardOutput, Ends]] = []
+    rounds: list[tuple[AskedPrompts, Sampled, RewardOutput, Ends]] = []
     iteration, method = loop.iteration, loop.ready.method
     trains = loop.trains_policy(iteration) and iteration >= loop.config.sampler.calibration.iterations
     graphs = KeptGraphs(loop.network) if loop.config.keep_graphs and trains else None
@@ -181,7 +181,7 @@ def sample_rounds(
                 output = scoring.result()
         rounds.append((batch.asked, sampled, output, all_ends(loop, batch, sampled, output)))
     asked, table, outputs, ends = zip(*rounds, strict=True)
-    record = Record(loop, Asked.cat(asked), Sampled.cat(table), kernel, schedule, graphs)
+    record = Recording(loop, AskedPrompts.cat(asked), Sampled.cat(table), kernel, schedule, graphs)
     return record, join_outputs(list(outputs)), Ends.cat(ends)
 
 
@@ -189,7 +189,7 @@ def sample_rounds(
 
 
 def update(
-    record: Record, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor, stats: Statistics
+    record: Recording, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor, stats: Statistics
 ) -> None:
     """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted.
 
@@ -222,7 +222,7 @@ def update(
 
 
 def descend(
-    record: Record,
+    record: Recording,
     rows: Rows,
     blocks: list[Tensor],
     whole: tuple[Tensor, ...] | None,
@@ -238,7 +238,7 @@ def descend(
         record: of the rollout.
         rows: the training table.
         blocks: its rows of each micro-batch.
-        whole: `Record.whole_paths` of them.
+        whole: `Recording.whole_paths` of them.
         loss_of: from a `Scored` to losses.
         cut_name: as for `update`.
         scales_M: weights of the losses, and of the KL within them.

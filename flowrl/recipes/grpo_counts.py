@@ -15,12 +15,42 @@ from flowrl.training.paths import stochastic_steps, tree_steps
 
 def counts(config: TrainConfig) -> RecipeCounts:
     """What a run counts before it starts."""
-    graphs = (lambda: len(stochastic_steps(config.sampler, config.seed, 0))) if config.keep_graphs else (lambda: 1)
+    sampler, method = config.sampler, CREDIT[config.credit.method]
+
+    def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+        steps = stochastic_steps(sampler, config.seed, iteration)
+        if not steps:  # sampler.published_window, at the end of a round
+            return Counts()
+        paths = _paths(config, method, iteration, steps)
+        if iteration < sampler.calibration.iterations:  # noise levels are found before anything is trained
+            rows = passes(sampler.guidance_scale)
+            return Counts(rollout=paths.rollout * rows, completion=paths.completion * rows, images=paths.images)
+        everything = sum(paths.sources.values())
+        trained = _trained(config, iteration, paths.sources)
+        updates, again = config.updates_per_rollout, 0
+        if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
+            again = trained
+        elif geometry.micro_batch_size != geometry.rollout_batch_size or (updates > 1 and not method.whole_paths):
+            again = everything
+        if config.ratio != "step":  # whole trajectories are scored before every update but the first
+            again += everything * (updates - 1) // updates
+        rows = passes(sampler.guidance_scale)
+        replayed = 0 if config.keep_graphs else again + trained
+        return Counts(
+            rollout=paths.rollout * rows,
+            completion=paths.completion * rows,
+            update=replayed * rows,
+            reference=trained * rows if config.kl_coef > 0 else 0,
+            images=paths.images,
+            backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
+        )
+
+    graphs = (lambda: len(stochastic_steps(sampler, config.seed, 0))) if config.keep_graphs else (lambda: 1)
     return RecipeCounts(
         objective=config.objective.name or "clip",
         credit=config.credit.method,
         graphs=graphs,
-        of_iteration=lambda iteration, passes, geometry: _iteration(config, iteration, passes, geometry),
+        of_iteration=of_iteration,
     )
 
 
@@ -33,36 +63,6 @@ class _Paths:
     completion: int
     images: int
     sources: dict[int, int]
-
-
-def _iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
-    sampler, method = config.sampler, CREDIT[config.credit.method]
-    steps = stochastic_steps(sampler, config.seed, iteration)
-    if not steps:  # sampler.published_window, at the end of a round
-        return Counts()
-    paths = _paths(config, method, iteration, steps)
-    if iteration < sampler.calibration.iterations:  # noise levels are found before anything is trained
-        rows = passes(sampler.guidance_scale)
-        return Counts(rollout=paths.rollout * rows, completion=paths.completion * rows, images=paths.images)
-    everything = sum(paths.sources.values())
-    trained = _trained(config, iteration, paths.sources)
-    updates, again = config.updates_per_rollout, 0
-    if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
-        again = trained
-    elif geometry.micro_batch_size != geometry.rollout_batch_size or (updates > 1 and not method.whole_paths):
-        again = everything
-    if config.ratio != "step":  # whole trajectories are scored before every update but the first
-        again += everything * (updates - 1) // updates
-    rows = passes(sampler.guidance_scale)
-    replayed = 0 if config.keep_graphs else again + trained
-    return Counts(
-        rollout=paths.rollout * rows,
-        completion=paths.completion * rows,
-        update=replayed * rows,
-        reference=trained * rows if config.kl_coef > 0 else 0,
-        images=paths.images,
-        backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
-    )
 
 
 def _trained(config: TrainConfig, iteration: int, sources: dict[int, int]) -> int:

@@ -122,8 +122,25 @@ def check(config: TrainConfig) -> None:
     readers = [] if isinstance(options, Offline) else ["rollout", "tail"]
     readers += ["densities", "window", "thinned"] if isinstance(options, Steps) else readers_of_times(config.times)
     refuse_unread(config, readers, f"objective {name} of recipe preference")
-    _check_sampler(config, name)
-    _check_sizes(config)
+    sampler, parts = config.sampler, data_ranks(config) * config.updates_per_rollout
+    if name == "d3po":
+        check_density(sampler, "objective d3po")
+        if not config.same_latent:
+            raise ValueError("objective d3po compares images that start from the same noise: set same_latent=true")
+    elif sampler.kernel != "ode":
+        raise ValueError(
+            f"objective {name} has no use for stochastic steps, but sampler.kernel is {sampler.kernel}: set "
+            "sampler.kernel=ode, or objective.name=d3po"
+        )
+    else:
+        check_times(config)
+    if config.prompts_per_step % parts:
+        raise ValueError(
+            f"a pair stays on one process and in one update, so prompts_per_step ({config.prompts_per_step}) must be a "
+            f"multiple of processes times updates_per_rollout ({parts})"
+        )
+    if config.micro_batch_size == 1:
+        raise ValueError("micro_batch_size (1) counts images, and pairs have two: set it to 2 or more, or remove it")
     if isinstance(options, Offline):
         read_pairs(resolve_path(options.pairs))
         if config.group_size != 2:
@@ -138,29 +155,3 @@ def _check_values(beta: float, every: int | None) -> None:
         raise ValueError(f"beta must be above 0, got {beta:g}")
     if every is not None and every < 1:
         raise ValueError(f"ref_update_every counts iterations from 1, or is null, got {every}")
-
-
-def _check_sampler(config: TrainConfig, name: str) -> None:
-    sampler = config.sampler
-    if name == "d3po":
-        check_density(sampler, "objective d3po")
-        if not config.same_latent:
-            raise ValueError("objective d3po compares images that start from the same noise: set same_latent=true")
-        return
-    if sampler.kernel != "ode":
-        raise ValueError(
-            f"objective {name} has no use for stochastic steps, but sampler.kernel is {sampler.kernel}: set "
-            "sampler.kernel=ode, or objective.name=d3po"
-        )
-    check_times(config)
-
-
-def _check_sizes(config: TrainConfig) -> None:
-    parts = data_ranks(config) * config.updates_per_rollout
-    if config.prompts_per_step % parts:
-        raise ValueError(
-            f"a pair stays on one process and in one update, so prompts_per_step ({config.prompts_per_step}) must be a "
-            f"multiple of processes times updates_per_rollout ({parts})"
-        )
-    if config.micro_batch_size == 1:
-        raise ValueError("micro_batch_size (1) counts images, and pairs have two: set it to 2 or more, or remove it")

@@ -21,13 +21,12 @@ from typing import Any
 
 import torch
 
+from flowrl.runs.run_folder import MANIFEST
 from flowrl.runtime.call import call_words
 from flowrl.runtime.capabilities import capabilities
 from flowrl.runtime.files import read_json, write_atomically
 from flowrl.runtime.scrubbing import settings_without_secrets
 from flowrl.runtime.versions import git_commit, untested, versions
-
-_FILE = "manifest.json"
 
 
 def session_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: it cannot be read; names the file.
     """
-    path = folder / _FILE
+    path = folder / MANIFEST
     advice = "restore it; without the file the run can be continued, but nobody knows with what it was made"
     return read_json(path, advice) if path.exists() else {}
 
@@ -62,4 +61,4 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest of a run folder, without secrets; `inputs`, which are compared, stay to the letter."""
     shown = settings_without_secrets(manifest) | {key: manifest[key] for key in ("inputs",) if key in manifest}
-    write_atomically(folder / _FILE, json.dumps(shown, indent=2) + "\n")
+    write_atomically(folder / MANIFEST, json.dumps(shown, indent=2) + "\n")

@@ -22,7 +22,7 @@ METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class BeforeAfter:
     """One prompt and seed drawn at the first and the last sampling of the run (`after` is None while there is one).
 
     Of a video `before` and `after` are rows of its frames, and the clips are there too. Sources are what was edited.
@@ -51,7 +51,7 @@ class RunData:
     evaluations: tuple[Row, ...]
     warned: tuple[Row, ...]  # rows with warnings, of iterations and evaluations
     image_rows: Mapping[int, tuple[Row, ...]]  # evaluation -> one row per image; the first and the last one only
-    pairs: tuple[Pair, ...]
+    pairs: tuple[BeforeAfter, ...]
     pair_iterations: tuple[int, ...]
     has_lora: bool
     has_model: bool
@@ -85,7 +85,18 @@ def read_run(folder: Path) -> RunData:
         FileNotFoundError: there is no such folder.
         ValueError: it holds neither metrics.jsonl nor config.yaml, or a name in it leads elsewhere.
     """
-    _check_is_run(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is not a folder: give the run folder that `flowrl train` printed, such as runs/NAME"
+        )
+    if not (folder / METRICS).is_file() and not (folder / "config.yaml").is_file():
+        inside = sorted(path.name for path in folder.iterdir())[:6]
+        runs = sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))[:3]
+        hint = f"did you mean {folder / runs[0]}?" if runs else "give the folder that `flowrl train` printed"
+        raise ValueError(
+            f"{folder} is not a run: a run folder holds {METRICS} and config.yaml, this one holds "
+            f"{', '.join(inside) or 'nothing'}; {hint}"
+        )
     refuse_links(folder)
     return run_of(folder, *rows_of(_text(folder / METRICS), METRICS))
 
@@ -99,7 +110,12 @@ def run_of(folder: Path, rows: Sequence[Row], broken: int = 0) -> RunData:
     except yaml.YAMLError:
         config = {}
         notes.append("config.yaml is not valid YAML; it is shown as text only.")
-    manifest = settings_without_secrets(_json_object(folder / "manifest.json", notes))
+    manifest: Row = {}
+    try:
+        if (path := folder / "manifest.json").is_file():
+            manifest = settings_without_secrets(read_json(path))
+    except ValueError:
+        notes.append("manifest.json could not be read and is left out.")
     if error := manifest.get("error"):
         notes.append(f"An error stopped this run ({manifest.get('failed')}): {error}")
     notes += [*_unread(broken, METRICS), *_not_finite(rows)]
@@ -151,43 +167,12 @@ def keys_below(rows: Sequence[Row], prefix: str) -> list[str]:
     return [key for key in found if key.startswith(prefix)]
 
 
-def _check_is_run(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder} is not a folder: give the run folder that `flowrl train` printed, such as runs/NAME"
-        )
-    if not (folder / METRICS).is_file() and not (folder / "config.yaml").is_file():
-        inside = sorted(path.name for path in folder.iterdir())[:6]
-        runs = sorted(path.parent.name for path in folder.glob("*/metrics.jsonl"))[:3]
-        hint = f"did you mean {folder / runs[0]}?" if runs else "give the folder that `flowrl train` printed"
-        raise ValueError(
-            f"{folder} is not a run: a run folder holds metrics.jsonl and config.yaml, this one holds "
-            f"{', '.join(inside) or 'nothing'}; {hint}"
-        )
-
-
 def _is_number(value: object) -> bool:
     return (type(value) is float or type(value) is int) and math.isfinite(value)  # not a bool, which is an int too
 
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _json_object(path: Path, notes: list[str]) -> Row:
-    if not path.is_file():
-        return {}
-    try:
-        return read_json(path)
-    except ValueError:
-        notes.append(f"{path.name} could not be read and is left out.")
-        return {}
-
-
-def _json_lines(path: Path, notes: list[str]) -> list[Row]:
-    rows, broken = rows_of(_text(path), path.name)
-    notes += _unread(broken, path.name)
-    return rows
 
 
 def rows_of(text: str, name: str) -> tuple[list[Row], int]:
@@ -250,11 +235,16 @@ def iteration_of(path: Path) -> int | None:
 
 def _image_rows(folder: Path, notes: list[str]) -> dict[int, tuple[Row, ...]]:
     files = {number: path for path in sorted(folder.glob("*.jsonl")) if (number := iteration_of(path)) is not None}
-    wanted = sorted({min(files), max(files)}) if files else []
-    return {number: tuple(_json_lines(files[number], notes)) for number in wanted}
+    found: dict[int, tuple[Row, ...]] = {}
+    for number in sorted({min(files), max(files)}) if files else ():
+        path = files[number]
+        rows, broken = rows_of(_text(path), path.name)
+        notes += _unread(broken, path.name)
+        found[number] = tuple(rows)
+    return found
 
 
-def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int, ...]]:
+def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[BeforeAfter, ...], tuple[int, ...]]:
     """Images of the first and last sampling that have the same number. A file being written has no final name yet."""
     found = {
         number: path
@@ -265,7 +255,7 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
     shots = {number: files for number, files in shots.items() if files}
     if not shots:
         return (), ()
-    prompts = shown_prompts(folder, notes)
+    prompts, sources = shown_prompts(folder, notes), folder / "sources"
     first, last = min(shots), max(shots)
     pairs = []
     for before in shots[first]:
@@ -276,14 +266,14 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
         entry = prompts[number] if number < len(prompts) else {}
         seed = entry.get("seed")
         pairs.append(
-            Pair(
+            BeforeAfter(
                 prompt=str(entry.get("prompt", before.stem)),
                 seed="" if seed is None else str(seed),
                 before=before,
                 after=after if first != last else None,
                 before_clip=_clip(before),
                 after_clip=_clip(after) if first != last else None,
-                sources=_sources(folder / "sources", before.stem),
+                sources=(*sources.glob(f"{before.stem}.png"), *sorted(sources.glob(f"{before.stem}_*.png"))),
             )
         )
     return tuple(pairs), tuple(sorted({first, last}))
@@ -300,10 +290,5 @@ def shown_prompts(folder: Path, notes: list[str]) -> list[Row]:
 
 
 def _clip(image: Path) -> Path | None:
-    """The video of a row of frames."""
     clip = image.with_suffix(".mp4")
     return clip if clip.is_file() else None
-
-
-def _sources(folder: Path, number: str) -> tuple[Path, ...]:
-    return (*folder.glob(f"{number}.png"), *sorted(folder.glob(f"{number}_*.png")))

@@ -96,19 +96,15 @@ def _only_begun(folder: Path, config: str) -> bool:
     if any((folder / name).is_dir() for name in (CONFIG, MANIFEST)):
         return False
     text, manifest = (_text(folder / name) for name in (CONFIG, MANIFEST))
-    return text in ("", config) and (not manifest or _is_manifest(manifest))
+    try:
+        return text in ("", config) and (not manifest or "run" in json.loads(manifest))
+    except (ValueError, TypeError):
+        return False
 
 
 def _text(path: Path) -> str:
     """The text of a file; "" where it is not there, and where a power cut has left zeros or nothing."""
     return path.read_bytes().strip(b"\0").decode("utf-8", "replace") if path.is_file() else ""
-
-
-def _is_manifest(text: str) -> bool:
-    try:
-        return "run" in json.loads(text)
-    except (ValueError, TypeError):
-        return False
 
 
 def refuse_no_run(folder: Path, hint: str = "") -> None:

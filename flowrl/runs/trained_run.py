@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,14 +106,20 @@ def run_in(folder: Path, *, finished: bool | None = None, summary: str = "") -> 
         ValueError: it holds no run.
     """
     run = read_data(folder)
-    report, lora = folder / "report.html", folder / "lora"
+    report, lora, path = folder / "report.html", folder / "lora", folder / "summary.json"
+    summed: Mapping[str, Any] = read_json(path) if path.is_file() else {}
+    scores = dict[str, Change]()  # GenEval's has intervals at both ends, rewards have numbers
+    entries = {"geneval": summed} if "before" in summed else {}
+    for name, entry in (entries | dict(summed.get("rewards", {}))).items():
+        before, after, change = (_interval(entry[key]) for key in ("before", "after", "change"))
+        scores[name] = Change(before=before.mean, after=after.mean, change=change)
     return TrainedRun(
         folder=folder,
         finished=run.finished if finished is None else finished,
         config=run.config,
         metrics=columns(run.train),
         evaluations=columns(run.evaluations),
-        scores=dict(_changes(folder)),
+        scores=scores,
         warnings={kind: tuple(iteration for iteration, _ in said) for kind, said in run.warnings.items()},
         report=report if report.is_file() else None,
         lora=lora if lora.is_dir() else None,
@@ -134,16 +140,6 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _changes(folder: Path) -> Iterator[tuple[str, Change]]:
-    """The scores of `summary.json`: GenEval's has intervals at both ends, rewards have numbers."""
-    path = folder / "summary.json"
-    summary: Mapping[str, Any] = read_json(path) if path.is_file() else {}
-    entries = {"geneval": summary} if "before" in summary else {}
-    for name, entry in (entries | dict(summary.get("rewards", {}))).items():
-        before, after, change = (_interval(entry[key]) for key in ("before", "after", "change"))
-        yield name, Change(before=before.mean, after=after.mean, change=change)
 
 
 def _interval(value: Any) -> Interval:

@@ -204,11 +204,7 @@ def _entries(given: Mapping[str, Any], *, trained: bool = False) -> tuple[Reward
 
 
 def _read(settings: PromptsConfig, looked: Looked, *, only_here: bool) -> None:
-    """Reads all files of prompts that can be read.
-
-    Raises:
-        ValueError: all that is wrong with them.
-    """
+    """Reads all files of prompts that can be read; raises what is wrong with the others."""
     from flowrl.training.parts import read_prompts
     from flowrl.training.prompting import RunPrompts
 
@@ -254,6 +250,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.training.optimizers import check_optimizer
+    from flowrl.training.parts import check_attention, check_tokens
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.launched import num_launched
     from flowrl.training.processes.mesh import check_parallel, data_ranks
@@ -274,8 +271,13 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         yield lambda: check_workers(config, recipe.only_here(config), here=here)
     yield lambda: check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
     yield lambda: check_optimizer(config, kind)
-    if looked.family is not None:
-        yield from _of_model(config, looked, looked.family, here=here)
+    if (known := looked.family) is not None:
+        if config.eval.temporal and not known.videos:
+            yield partial(_refuse, f"eval.temporal measures videos, but family {known.name} makes images: remove it")
+        yield lambda: _check_trained(config, known, looked)
+        yield lambda: _check_negative(config, known)
+        yield lambda: check_attention(config.pipeline, known, here=here)
+        yield lambda: check_tokens(config, known)
     if config.pipeline.offload:
         yield lambda: check_offload(config, through_rewards=recipe.THROUGH_REWARDS)
     if here:
@@ -285,18 +287,6 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
 
         folder = Path(config.prompts.cache).expanduser()
         yield lambda: check_cache(folder)
-
-
-def _of_model(config: TrainConfig, looked: Looked, known: ModelFamily, *, here: bool) -> Iterator[Callable[[], object]]:
-    """Checks of what the model is to do."""
-    from flowrl.training.parts import check_attention, check_tokens
-
-    if config.eval.temporal and not known.videos:
-        yield partial(_refuse, f"eval.temporal measures videos, but family {known.name} makes images: remove it")
-    yield lambda: _check_trained(config, known, looked)
-    yield lambda: _check_negative(config, known)
-    yield lambda: check_attention(config.pipeline, known, here=here)
-    yield lambda: check_tokens(config, known)
 
 
 def _refuse(said: str) -> None:

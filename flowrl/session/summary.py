@@ -23,7 +23,7 @@ from flowrl.runs.manifest import read_manifest
 from flowrl.runs.run_data import shown_prompts, warnings_by_kind
 from flowrl.runtime.files import plain, read_json_lines, write_atomically
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
-from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores
+from flowrl.statistics.means import claim, partners, stratified_score, task_scores
 from flowrl.training.model_files import MODEL
 
 _WORDS = {
@@ -72,7 +72,6 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
 
 
 def _places(folder: Path, config: TrainConfig, report: Path | None) -> list[str]:
-    """Where what a run has made lies."""
     offline = config.logging.wandb == "offline" and any(folder.glob(OFFLINE))  # the shell finds those of a resumed run
     places = {
         f"Report    {report}": report is not None,
@@ -122,7 +121,6 @@ def _held_out_rewards(
 
 
 def _cell(value: float, form: str) -> str:
-    """A number in a column; a dash where it is unknown."""
     return f"{value:{form}}" if math.isfinite(value) else "-"
 
 
@@ -141,7 +139,7 @@ def _try(folder: Path, config: TrainConfig) -> str:
     """A command that samples from the run, with a prompt that it was evaluated on, or trained on where it was not."""
     first = shown_prompts(folder / "samples", [])[:1]
     asked: Mapping[str, Any] = first[0] if first else {}
-    if not first and config.prompts.train is not None:
+    if not first:
         with suppress(ValueError, OSError):  # it cannot be read any more
             prompt = load_prompts(config.prompts.train, resolve=resolve_path)[0]
             asked = {"prompt": prompt.text, "sources": [*prompt.sources]}
@@ -166,8 +164,15 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
     lines.append(f"  {'task':<15}{'before':>8}{'after':>8}{'change':>9}")
     for task in (task for task in TASKS if task in tasks and task in later):
         lines.append(_line(task, tasks[task].mean, later[task].mean))
-    lines += [_line("score", start.mean, end.mean), "", *(f"  {line}" for line in _verdict(change, pair[0])), ""]
-    return lines, {
+    found = conclusion(change)
+    lines += [_line("score", start.mean, end.mean), ""]
+    if change.known:
+        bounds = f"{change.low:+.3f} to {change.high:+.3f}{' includes 0' * (found == 'not established')}"
+        lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, 95 % interval {bounds}")
+        lines.append(f"  The interval speaks of {claim(pair[0])}, not of another training.")
+    else:
+        lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, {untold(pair[0])}")
+    return [*lines, ""], {
         "before": start,
         "after": end,
         "change": change,
@@ -177,13 +182,3 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
 
 def _line(name: str, before: float, after: float) -> str:
     return f"  {name:<15}{before:>8.3f}{after:>8.3f}{after - before:>+9.3f}"
-
-
-def _verdict(change: Interval, rows: list[ScoreRow]) -> list[str]:
-    """What the interval of a change says, and of what it speaks."""
-    word = conclusion(change)
-    if not change.known:
-        return [f"{_WORDS[word]}: {change.mean:+.3f}, {untold(rows)}"]
-    said = f"{_WORDS[word]}: {change.mean:+.3f}, 95 % interval {change.low:+.3f} to {change.high:+.3f}"
-    said += " includes 0" if word == "not established" else ""
-    return [said, f"The interval speaks of {claim(rows)}, not of another training."]

@@ -79,7 +79,15 @@ def train(
     given = str(config) if isinstance(config, Path) else config
     with telling_others():
         if card is not None:
-            settings = _for_card(given, settings, card, fit)
+            if "resume" in settings:
+                raise ValueError("`card` changes a new run, and resume= continues one with its own configuration")
+            if fit is None:
+                raise ValueError("`card` needs `fit`, which finds what a card changes")
+            path, name = named_config(DEFAULT_CONFIG if given in (None, "") else given)
+            changed = fit(load_checked(path, settings), name, card)
+            if os.environ.get("RANK", "0") == "0":
+                print(f"for {card} GB: {' '.join(changed) or 'as it is'}")
+            settings = {**settings, **typed_settings(changed)}
         folder, finished, summary = _train(given, settings, on_iteration, page)
     from flowrl.runs.trained_run import TrainedRun, run_in
 
@@ -124,7 +132,7 @@ def _train(
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"Stopped at once. {_way_on(folder)}" if run.main else "") from stop
         except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
-            raise ValueError(_failed(error, run, page, resumed=again, kept=kept)) from error
+            raise ValueError(_close_failed(error, run, page, resumed=again, kept=kept)) from error
         run.finish(finished=finished)
         if not run.main:
             return folder, finished, ""
@@ -134,21 +142,6 @@ def _train(
         summary = summarise(folder, config, report, finished=finished)
         run.trackers.close(report)
         return folder, finished, summary
-
-
-def _for_card(
-    given: str | Mapping[str, Any] | None, settings: Mapping[str, Any], card: int, fit: Fit | None
-) -> dict[str, Any]:
-    """Settings, with those that make the run fit a card in the place of their own."""
-    if "resume" in settings:
-        raise ValueError("`card` changes a new run, and resume= continues one with its own configuration")
-    if fit is None:
-        raise ValueError("`card` needs `fit`, which finds what a card changes")
-    path, name = named_config(DEFAULT_CONFIG if given in (None, "") else given)
-    changed = fit(load_checked(path, settings), name, card)
-    if os.environ.get("RANK", "0") == "0":
-        print(f"for {card} GB: {' '.join(changed) or 'as it is'}")
-    return {**settings, **typed_settings(changed)}
 
 
 def _new_run(
@@ -182,7 +175,21 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
         f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
         f"{config.prompts_per_step} prompts x {config.group_size} images"
     )
-    print(f"{_begun_words(run.folder, config) if resumed else f'Starting {run.folder}'}: {what}", flush=True)
+    begun = f"Starting {run.folder}"
+    if resumed:
+        from flowrl.training.checkpoints import checkpoints
+
+        found, text = checkpoints(run.folder), (run.folder / "config.yaml").read_text(encoding="utf-8")
+        begun = f"Continuing {run.folder} at iteration {int(found[-1].name) if found else 0}"
+        before = re.search(r"^num_iterations: (\d+)$", text, re.MULTILINE)
+        if found and config.optim.schedule != "constant" and before and int(before[1]) != config.num_iterations:
+            print(
+                f"Note: optim.schedule={config.optim.schedule} now spans {config.num_iterations} iterations and not "
+                f"{before[1]}: the learning rate goes on from its place in the longer schedule, which may be far "
+                "higher.",
+                flush=True,
+            )
+    print(f"{begun}: {what}", flush=True)
     set_sizes = config.rollout_batch_size is not None or config.micro_batch_size is not None
     for line in filter(None, (set_sizes and sizes_line(config, ready.layout.data), untested_line(versions()))):
         print(f"Note: {line}.", flush=True)
@@ -222,21 +229,6 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
         disconnect()
 
 
-def _begun_words(folder: Path, config: TrainConfig) -> str:
-    """What is continued, from which iteration on; and how the learning rate changes where the length does."""
-    from flowrl.training.checkpoints import checkpoints
-
-    found = checkpoints(folder)
-    before = re.search(r"^num_iterations: (\d+)$", (folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
-    if found and config.optim.schedule != "constant" and before and int(before[1]) != config.num_iterations:
-        print(
-            f"Note: optim.schedule={config.optim.schedule} now spans {config.num_iterations} iterations and not "
-            f"{before[1]}: the learning rate goes on from its place in the longer schedule, which may be far higher.",
-            flush=True,
-        )
-    return f"Continuing {folder} at iteration {int(found[-1].name) if found else 0}"
-
-
 def _refuse_secrets(config: TrainConfig) -> None:
     """Refuses passwords and tokens among the settings: config.yaml, the manifest and trackers would hold them."""
 
@@ -257,7 +249,7 @@ def _refuse_secrets(config: TrainConfig) -> None:
     look(asdict(config), "")
 
 
-def _failed(error: BaseException, run: Run, page: Page | None, *, resumed: bool, kept: bool) -> str:
+def _close_failed(error: BaseException, run: Run, page: Page | None, *, resumed: bool, kept: bool) -> str:
     """Leaves the folder of a run that an error stopped in order, and says what happened and how to go on.
 
     A run that had begun gets `error.log`, the error in its manifest, and a report. Of a new one that had not, nothing
@@ -304,7 +296,6 @@ def _of_another(error: BaseException) -> BaseException:
 
 
 def _way_on(folder: Path) -> str:
-    """How a run that stopped goes on."""
     from flowrl.training.checkpoints import checkpoints
 
     quoted = shlex.quote(str(folder))
@@ -317,11 +308,7 @@ def _way_on(folder: Path) -> str:
 
 
 def _is_finished(folder: Path, config: TrainConfig) -> bool:
-    """Whether a run has nothing left to do, which is then said; one that was ended before its report has.
-
-    Raises:
-        ValueError: as `find_checkpoint`; or rows of an evaluation, which the report reads, are damaged.
-    """
+    """Whether a run has nothing left to do, which is then said; one that was ended before its report has."""
     from flowrl.runs.evaluation_rows import evaluations, read_rows
     from flowrl.training.budget import share_spent
     from flowrl.training.checkpoints import find_checkpoint

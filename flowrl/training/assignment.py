@@ -34,7 +34,7 @@ from flowrl.prompts.curriculum import accuracy_scaled_kl
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.randomness import counter_choice
 from flowrl.samplers import Kernel
-from flowrl.training.batch import Asked, Batch
+from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.loop import Loop
 from flowrl.training.reward_watch import Compared
 from flowrl.training.scoring import MERGED, trained_channels
@@ -83,7 +83,7 @@ def step_stds(kernel: Kernel, schedule: Schedule) -> Tensor:
 
 
 def advantages(
-    loop: Loop, method: Method, asked: Asked, sampled: Sampled, credit: Credit, output: RewardOutput, ends: Ends
+    loop: Loop, method: Method, asked: AskedPrompts, sampled: Sampled, credit: Credit, output: RewardOutput, ends: Ends
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Of each transition `[M]` its advantage, whether it may be trained, and whether its set carries a learning signal;
     and the share of sets that do not.
@@ -222,7 +222,7 @@ def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
 
 
 def shape_advantages(
-    loop: Loop, asked: Asked, sampled: Sampled, advantage_M: Tensor, output: RewardOutput, ends: Ends
+    loop: Loop, asked: AskedPrompts, sampled: Sampled, advantage_M: Tensor, output: RewardOutput, ends: Ends
 ) -> Tensor:
     """Advantages after the configured change of shape."""
     shaping = shaping_options(loop.config)

@@ -13,7 +13,7 @@ from flowrl.trajectory import Conditioning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Asked:
+class AskedPrompts:
     """The prompts of p groups.
 
     Attributes:
@@ -45,9 +45,9 @@ class Asked:
         return torch.tensor(self.prompt_ids)[self.rows(group)]
 
     @staticmethod
-    def cat(parts: Sequence[Asked]) -> Asked:
+    def cat(parts: Sequence[AskedPrompts]) -> AskedPrompts:
         """Joins the rounds of one iteration."""
-        return Asked(
+        return AskedPrompts(
             groups=torch.cat([part.groups for part in parts]),
             prompts=tuple(prompt for part in parts for prompt in part.prompts),
             prompt_ids=tuple(number for part in parts for number in part.prompt_ids),
@@ -69,4 +69,4 @@ class Batch:
     iteration: int
     own: range
     group: Tensor
-    asked: Asked
+    asked: AskedPrompts

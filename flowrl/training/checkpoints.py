@@ -252,11 +252,7 @@ class _Damaged(Exception):
 
 
 def _read_seal(folder: Path) -> _Seal:
-    """The seal of a checkpoint.
-
-    Raises:
-        _Damaged: it is not there, or not as it was written.
-    """
+    """The seal of a checkpoint; `_Damaged` where it is not there, or not as it was written."""
     if not (folder / _SEAL).is_file():
         raise _Damaged(f"it has no {_SEAL}")
     try:
@@ -277,12 +273,7 @@ def _read_seal(folder: Path) -> _Seal:
 
 
 def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:
-    """The state of a checkpoint.
-
-    Raises:
-        _Damaged: it is not as its seal says.
-        CheckpointError: it is of another run than its seal.
-    """
+    """The state of a checkpoint; `_Damaged` where it is not as its seal says, else `CheckpointError`: another run's."""
     try:
         with (folder / _STATE).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != seal.sha256:

@@ -18,7 +18,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.runtime.placement import sent
 from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers import Velocity
-from flowrl.training.batch import Asked, Batch
+from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.prompting import guided
 from flowrl.trajectory import Conditioning, Sampled, Trajectory
@@ -40,7 +40,7 @@ class Request:
 
     iteration: int
     images: range
-    asked: Asked
+    asked: AskedPrompts
     steps: tuple[int, ...]
     levels: tuple[float, ...] | None = None
     plan: bool = False
@@ -117,10 +117,10 @@ def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:
     return Batch(iteration=request.iteration, own=own, group=group, asked=asked)
 
 
-def without_texts(asked: Asked, group: Tensor) -> Asked:
+def without_texts(asked: AskedPrompts, group: Tensor) -> AskedPrompts:
     """Those of the groups that occur in `[b]`, on the host and without their texts, which nobody draws by."""
     own = group.unique(sorted=True)
-    return Asked(groups=own, prompts=(), prompt_ids=(), cond=asked.cond_of(own).to("cpu"))
+    return AskedPrompts(groups=own, prompts=(), prompt_ids=(), cond=asked.cond_of(own).to("cpu"))
 
 
 def on_device(found: Trajectory, device: torch.device) -> Trajectory:

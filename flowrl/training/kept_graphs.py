@@ -51,7 +51,7 @@ class KeptGraphs:
         graph is given away with them."""
         kept, graphs = self._kept.pop((int(rows.step[0]), int(rows.sample[0])))
         assert len(kept) == len(rows)
-        self._network.walked_back(graphs)
+        self._network.count_backward(graphs)
         return kept
 
     def clear(self) -> None:

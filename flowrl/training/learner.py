@@ -7,7 +7,7 @@ shows in the result; but for the gradients of a network's own weights.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,12 +48,12 @@ class NetworkCounter:
             self._own[self._kind] += len(x)
             if torch.is_grad_enabled():
                 if self._graphs is None:
-                    self.walked_back(len(x))
+                    self.count_backward(len(x))
                 else:
                     self._graphs.append(len(x))
         return self._network(x, timestep, cond)
 
-    def walked_back(self, rows: int) -> None:
+    def count_backward(self, rows: int) -> None:
         """Counts rows of graphs that are walked back."""
         self._own["backward"] += rows
 
@@ -75,7 +75,7 @@ class NetworkCounter:
                 self._counters[f"nfe/{kind}"] = self._counters.get(f"nfe/{kind}", 0) + count
             self._own[kind] = 0
 
-    def handed_over(self) -> dict[str, int]:
+    def hand_over(self) -> dict[str, int]:
         """What was counted since the last call, for another counter to take over; none of it stays here."""
         counted, self._own = self._own, dict.fromkeys(_EVALUATIONS, 0)
         return {kind: count for kind, count in counted.items() if count}
@@ -217,7 +217,12 @@ class Statistics:
     def _read(self) -> None:
         """Takes up what waits, in one copy of each dtype."""
         waiting, self._waiting = self._waiting, []
-        found = _on_host([t for _, _, value, keep in waiting for t in (value, keep) if t is not None])
+        tensors = [t for _, _, value, keep in waiting for t in (value, keep) if t is not None]
+        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for tensor in tensors:
+            kinds[tensor.device, tensor.dtype].append(tensor)
+        pieces = {kind: iter(torch.cat(alike).cpu().split([len(t) for t in alike])) for kind, alike in kinds.items()}
+        found = (next(pieces[tensor.device, tensor.dtype]) for tensor in tensors)
         for name, summed, _, keep in waiting:
             value, live = next(found), None if keep is None else next(found)
             value = value if live is None else value[live]
@@ -247,18 +252,6 @@ class Statistics:
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
         result |= {name: sum(values) / len(values) for name, values in self._shared.items()}
         return result | {name: self.largest_of_all(name, run) for name in sorted(self._largest)}
-
-
-def _on_host(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Tensors `[b]` on the host, in order; those of a device travel together."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        kinds[tensor.device, tensor.dtype].append(tensor)
-    pieces = {
-        kind: iter(torch.cat(alike).cpu().split([len(tensor) for tensor in alike])) for kind, alike in kinds.items()
-    }
-    for tensor in tensors:
-        yield next(pieces[tensor.device, tensor.dtype])
 
 
 def total_of(run: Run, count: int) -> int:

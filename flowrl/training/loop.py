@@ -44,7 +44,7 @@ from flowrl.runs.vital_signs import MOSTLY
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
-from flowrl.training.batch import Asked, Batch
+from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.draws import Draws
@@ -254,7 +254,7 @@ class Loop(Draws):
         chosen = [int(prompt_ids[group - round * groups]) for group in range(first, last + 1)]
         prompts = tuple(train[i] for i in chosen)
         cond, groups_here = encode_prompts(self.pipeline, prompts), torch.arange(first, last + 1)
-        asked = Asked(groups=groups_here, prompts=prompts, prompt_ids=tuple(chosen), cond=cond)
+        asked = AskedPrompts(groups=groups_here, prompts=prompts, prompt_ids=tuple(chosen), cond=cond)
         group = torch.arange(own.start, own.stop) // config.group_size
         return Batch(iteration=iteration, own=own, group=group, asked=asked)
 

@@ -45,7 +45,13 @@ class HostAdamW(torch.optim.AdamW):
 
     def __init__(self, weights: Iterable[nn.Parameter], **settings: Any) -> None:
         self._trained = list(weights)
-        self._own = [weight if weight.device.type == "cpu" else _on_host(weight) for weight in self._trained]
+        self._own = list[nn.Parameter]()
+        for weight in self._trained:
+            if weight.device.type != "cpu":
+                pinned = weight.device.type == "cuda" and torch.cuda.is_available()
+                copy = torch.empty(weight.shape, dtype=weight.dtype, device="cpu", pin_memory=pinned)
+                weight = nn.Parameter(copy)
+            self._own.append(weight)
         super().__init__(self._own, **settings)
 
     @torch.no_grad()
@@ -65,11 +71,6 @@ class HostAdamW(torch.optim.AdamW):
         """Drops the gradients of the weights."""
         for weight in self._trained:
             weight.grad = None
-
-
-def _on_host(weight: nn.Parameter) -> nn.Parameter:
-    pinned = weight.device.type == "cuda" and torch.cuda.is_available()
-    return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cpu", pin_memory=pinned))
 
 
 def rate_of(settings: OptimConfig, updates: int) -> Callable[[int], float]:

@@ -257,24 +257,19 @@ def load_rewards(ready: Ready, device: torch.device) -> WeightedSum:
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
     rests = "rewards" in config.pipeline.offload
     if config.workers.rewards:
-        members = _members(ready.rewards, _reward_workers(config, device), device)
-        made = sum_of(members, merge=merge, partial=config.reward_partial)
+        entries = [entry for entry in (*config.rewards, *config.eval.rewards) if goes_to_workers(entry)]
+        held: list[Started] = []
+
+        def start() -> Started:
+            held.append(start_workers(config.workers, entries, dtype=config.reward_dtype, device=device))
+            return replace(held[0], actors=())
+
+        started = on_main(start)  # one of the processes starts them for all
+        workers = find_workers(config.workers, entries, held[0] if held else started)
+        made = sum_of(_members(ready.rewards, workers, device), merge=merge, partial=config.reward_partial)
     else:
         made = build_weighted_sum(ready.rewards, device=device, merge=merge, partial=config.reward_partial, rests=rests)
     return replace(made, dtype=config.reward_dtype)
-
-
-def _reward_workers(config: TrainConfig, device: torch.device) -> RewardWorkers:
-    """The workers of a run, which one of its processes starts, for this one."""
-    entries = [entry for entry in (*config.rewards, *config.eval.rewards) if goes_to_workers(entry)]
-    held: list[Started] = []
-
-    def start() -> Started:
-        held.append(start_workers(config.workers, entries, dtype=config.reward_dtype, device=device))
-        return replace(held[0], actors=())
-
-    started = on_main(start)
-    return find_workers(config.workers, entries, held[0] if held else started)
 
 
 def _members(
@@ -314,20 +309,17 @@ def sampler_of(
 ) -> tuple[Kernel, Schedule]:
     """The kernel with its settings bound, and the schedule of a rollout; `levels` are those of a calibration."""
     schedule = pipeline.schedule(settings.num_steps, settings.grid, settings.shift)
-    kernel = replace(kernel or kernel_of(settings), sigma_max=schedule.sigma_max)
+    plain = replace(kernel or kernel_of(settings), sigma_max=schedule.sigma_max)
     levels = levels or settings.noise_levels
-    return (kernel if levels is None else _with_levels(kernel, levels, schedule)), schedule
-
-
-def _with_levels(kernel: Kernel, levels: Sequence[float], schedule: Schedule) -> Kernel:
-    """A kernel with a noise level for each step of a schedule."""
+    if levels is None:
+        return plain, schedule
     starts = schedule.sigma[:-1].double()
 
     def rule(sigma: Tensor, sigma_next: Tensor, noise_level: float, sigma_max: Tensor) -> tuple[Tensor, Tensor]:
         step = int((starts - sigma.flatten()[0]).abs().argmin())
-        return kernel.rule(sigma, sigma_next, levels[step], sigma_max)
+        return plain.rule(sigma, sigma_next, levels[step], sigma_max)
 
-    return replace(kernel, rule=rule, noise_level=max(levels))
+    return replace(plain, rule=rule, noise_level=max(levels)), schedule
 
 
 def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:

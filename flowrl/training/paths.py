@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -90,8 +90,8 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
     if loop.run.rollouts is None:
         pieces = _pieces(loop, batch, how)
     else:
-        after = _steps_after(loop, how.steps)
-        pieces = (_trajectory_here(found, loop.device) for found in _draw_elsewhere(loop, batch, how, after))
+        found = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps))
+        pieces = (on_device(cast(Trajectory, piece), loop.device) for piece in found)
     parts, start = list[Trajectory](), 0
     for part in pieces:
         parts.append(part)
@@ -114,11 +114,6 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
         yield rollout(
             velocity, noise, how.schedule, how.kernel, step_noise, stochastic=how.steps, solver=solver, **keep
         )
-
-
-def _trajectory_here(found: Trajectory | Sampled, device: torch.device) -> Trajectory:
-    assert isinstance(found, Trajectory)
-    return on_device(found, device)
 
 
 def _steps_after(loop: Loop, steps: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -176,7 +171,7 @@ def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, k
     return found
 
 
-def drawn(draws: Draws, request: Request) -> Trajectory | Sampled:
+def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
     """What a request asks for, with the current weights and on the host; call it without gradient."""
     batch = batch_of(request, draws.config.group_size, draws.device)
     kernel, schedule = sampler_with(draws, request.steps, request.levels)

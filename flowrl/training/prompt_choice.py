@@ -50,13 +50,10 @@ def remember(loop: Loop, ends: Ends) -> None:
     curriculum = curriculum_of(settings.sampling, settings.options)
     if curriculum.memory:
         prompts: list[int] = sorted(set(ends.prompt.tolist()))
-        rates = _rates(ends, prompts, settings.sampling)
+        known = set(ends.prompt[~ends.reward.isnan()].tolist())
+        by_prompt = Ends(ends.reward, ends.prompt, ends.prompt)
+        found: Tensor = success_rates(by_prompt, torch.tensor(prompts), f"curriculum.sampling={settings.sampling}")
+        rates = [float(rate) if prompt in known else math.nan for prompt, rate in zip(prompts, found, strict=True)]
         loop.memory[curriculum.memory] = curriculum.remembered(
             loop.memory.get(curriculum.memory), prompts, rates, iteration=loop.iteration, total=len(loop.prompts.train)
         )
-
-
-def _rates(ends: Ends, prompts: list[int], sampling: str) -> list[float]:
-    by_prompt, known = Ends(ends.reward, ends.prompt, ends.prompt), set(ends.prompt[~ends.reward.isnan()].tolist())
-    rates: Tensor = success_rates(by_prompt, torch.tensor(prompts), f"curriculum.sampling={sampling}")
-    return [float(rate) if prompt in known else math.nan for prompt, rate in zip(prompts, rates, strict=True)]

@@ -15,7 +15,7 @@ from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequen
 from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
 from flowrl.samplers.guidance import uncounted
-from flowrl.training.batch import Asked
+from flowrl.training.batch import AskedPrompts
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.processes.mesh import in_step
@@ -23,7 +23,7 @@ from flowrl.trajectory import Rows, Sampled, Schedule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Record:
+class Recording:
     """What an iteration has sampled: latents on the device, columns and the table that is trained on the host.
 
     Attributes:
@@ -36,7 +36,7 @@ class Record:
     """
 
     loop: Loop
-    asked: Asked
+    asked: AskedPrompts
     sampled: Sampled
     kernel: Kernel
     schedule: Schedule
@@ -98,7 +98,7 @@ class Record:
             log_prob[torch.cat(order)] = torch.cat(found).to(log_prob)
         return log_prob, mean
 
-    def with_old_of_updates(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Record]:
+    def with_old_of_updates(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Recording]:
         """Old log-densities and means as the update's own micro-batches give them.
 
         Networks answer a little differently at another batch size; the ratio must not see that.

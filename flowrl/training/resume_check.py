@@ -151,7 +151,13 @@ def _changed_files(part: str, old: Mapping[str, str], new: Mapping[str, str]) ->
 def _change(part: str, key: str, old: Any, new: Any) -> str:
     """What became of a setting, of the rows of prompts, or of a reward's version, in a line."""
     if part == "prompts":
-        return f"{key}: {_row_words(*('' if rows is _NONE else str(rows) for rows in (old, new)))}"
+        texts = ("" if rows is _NONE else str(rows) for rows in (old, new))
+        before, now = (Counter(text[at : at + _ROW] for at in range(0, len(text), _ROW)) for text in texts)
+        gone, come = (before - now).total(), (now - before).total()
+        both = min(gone, come)
+        counts = {"changed": both, "added": come - both, "removed": gone - both}
+        words = [f"{count} {word}" for word, count in counts.items() if count]
+        return f"{key}: of {before.total()} rows {', '.join(words) or 'the order changed'}"
     shown = ["not there" if value is _NONE else json.dumps(value, ensure_ascii=False) for value in (old, new)]
     return f"{f'config: {key}' if part == 'config' else f'{key}: version'} {' -> '.join(shown)}"
 
@@ -188,13 +194,3 @@ def _settings(
 def _row_digest(words: Sequence[Any], images: Sequence[str]) -> str:
     text = json.dumps([*words, *(digest_of_file(Path(image)) for image in images)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_ROW]
-
-
-def _row_words(before: str, now: str) -> str:
-    """How two lists of rows differ, in words."""
-    old, new = (Counter(text[at : at + _ROW] for at in range(0, len(text), _ROW)) for text in (before, now))
-    gone, come = (old - new).total(), (new - old).total()
-    both = min(gone, come)
-    counts = {"changed": both, "added": come - both, "removed": gone - both}
-    words = [f"{count} {word}" for word, count in counts.items() if count]
-    return f"of {old.total()} rows " + (", ".join(words) or "the order changed")

@@ -42,7 +42,11 @@ class RewardWatch:
         recent = self.counters["failed"] = history[-WINDOW:]
         if len(values) == 0 or too_many_failures(recent, self.max_invalid_ratio):
             failed, scored = (sum(column) for column in zip(*recent, strict=True))
-            why = ", ".join(_said(word, count) for word, count in errors.most_common()) or "no reason was given"
+            reasons = [
+                f"{word} {count}{' (NaN or infinity)' * word.endswith('not_finite')}"
+                for word, count in errors.most_common()
+            ]
+            why = ", ".join(reasons) or "no reason was given"
             images = f"scored images ({drawn}, and completions on their way)" if drawn else "images"
             last = "iteration" if len(recent) == 1 else f"{len(recent)} iterations"
             return (
@@ -93,11 +97,6 @@ class RewardWatch:
         if iterations + 1 < (WINDOW if verdict else EQUAL_LIMIT) or alike < _ALIKE or len(values) < 2:
             return ""
         return f"{EQUAL} in {iterations + 1} iterations in a row, so nothing can be learned: {COMPARED}"
-
-
-def _said(word: str, count: int) -> str:
-    """A reason with its number."""
-    return f"{word} {count}{' (NaN or infinity)' if word.endswith('not_finite') else ''}"
 
 
 def too_many_failures(history: list[tuple[int, int]], limit: float) -> bool:

@@ -152,7 +152,6 @@ class Run:
         )
 
     def _write(self) -> None:
-        """Writes configuration and manifest."""
         facts, own = {**self._facts, "inputs_digest": digest_of(self._inputs)}, self._manifest
         own["inputs"] = self._inputs
         if self._resumed:
@@ -225,7 +224,7 @@ class Run:
                 `find_checkpoint`.
         """
         self._inputs |= inputs
-        if self.processes > 1 and (reason := difference(_gathered([loaded_facts(inputs)]))):
+        if self.processes > 1 and (reason := difference(_gather([loaded_facts(inputs)]))):
             raise ValueError(reason)
         if not self._resumed:
             return None
@@ -244,7 +243,7 @@ class Run:
             return state
         if not self.main:
             state = state_of(self.folder / "checkpoints" / chosen[0], chosen[1])
-        return state if all(_gathered([state is not None])) else on_main(lambda: self._found.state)
+        return state if all(_gather([state is not None])) else on_main(lambda: self._found.state)
 
     def begin(self, first: int, **facts: Any) -> None:
         """Everything is restored and iteration `first` comes next: from here on the folder changes.
@@ -254,7 +253,11 @@ class Run:
         only now, for the manifest.
         """
         self.accelerator.wait_for_everyone()
-        self._tell_difference(facts.get("attention"))
+        if self.processes > 1:  # they may compute with other kernels, or on other cards
+            card = torch.cuda.get_device_name() if self.device.type == "cuda" else str(self.device.type)
+            line = rounding_note(_gather([{"attention": str(facts.get("attention")), "card": card}]))
+            if line and self.main:
+                print(line, flush=True)
         self.begun = True
         self._facts |= facts
         if not self.main:
@@ -262,7 +265,12 @@ class Run:
         self._first = first
         if self._resumed:
             remove_halves(self.folder)
-            self._put_aside()
+            if said := self._found.said:
+                if self._found.damaged:
+                    aside = set_aside(self.folder, [*self._found.damaged])
+                    said = f"{said}. What was damaged or later is kept in {aside}"
+                    self._facts["damaged"] = said
+                print(f"Note: {said}.", flush=True)
             (self.folder / "summary.json").unlink(missing_ok=True)
             if (self.folder / ROWS).exists():
                 with replacing(self.folder / ROWS) as stream:
@@ -276,24 +284,6 @@ class Run:
         self.trackers = open_trackers(
             asdict(self._config), to_yaml(self._config), self.folder, run=self._manifest["run"], resumed=self._resumed
         )
-
-    def _put_aside(self) -> None:
-        """Moves what is damaged out of the way, and says so."""
-        if not (said := self._found.said):
-            return
-        if self._found.damaged:
-            said = f"{said}. What was damaged or later is kept in {set_aside(self.folder, [*self._found.damaged])}"
-            self._facts["damaged"] = said
-        print(f"Note: {said}.", flush=True)
-
-    def _tell_difference(self, attention: Any) -> None:
-        """Says once where processes compute with other kernels, or on other cards."""
-        if self.processes == 1:
-            return
-        card = torch.cuda.get_device_name() if self.device.type == "cuda" else str(self.device.type)
-        line = rounding_note(_gathered([{"attention": str(attention), "card": card}]))
-        if line and self.main:
-            print(line, flush=True)
 
     # ---- interrupts, end -----------------------------------------------------------------------------------------
 
@@ -369,17 +359,17 @@ class Run:
         """The lists of all ranks, one after another."""
         if self.processes == 1:
             return mine
-        return list(_gathered(mine if self.first else []))
+        return list(_gather(mine if self.first else []))
 
     def of_first(self, mine: T) -> T:
         """What the first process of this rank has; every process calls it."""
         if self.layout.context == 1:
             return mine
-        found: T = _gathered([mine])[self.rank * self.layout.context]
+        found: T = _gather([mine])[self.rank * self.layout.context]
         return found
 
 
-def _gathered(mine: list[Any]) -> list[Any]:
+def _gather(mine: list[Any]) -> list[Any]:
     """What every process has, in their order."""
     from accelerate.utils import gather_object  # a third of a second, and a plan asks nobody
 

@@ -255,7 +255,7 @@ class Scoring:
         scorer, reward = self.scorer, self.scorer.reward
         if not scorer.run.first:  # others that share these images' tokens are told, see `result`
             return
-        decoded = decoded_once(scorer.pipeline, latents)
+        decoded = decode_once(scorer.pipeline, latents)
         if not scorer.look(decoded, group):  # the run ends in `result`, on every process
             return
         heard = "sounds" in reward.needs and scorer.pipeline.sound_rate is not None
@@ -283,25 +283,21 @@ class Scoring:
             self.beside.finish()
         self.scorer.stop_on_broken(self.batch.iteration)
         self.done += [get() for get in self.pending[len(self.done) :]]
-        output = _of_first(self.scorer.run, self.done)
+        run = self.scorer.run
+        if run.layout.context == 1:
+            output = join_outputs(self.done)
+        else:
+            # Of the processes that share these images' tokens the first one alone has asked: no server is asked twice,
+            # and none of them goes on with numbers of its own.
+            host = torch.device("cpu")
+            mine = [(move_output(join_outputs(self.done), host), self.done[0].values.device.type)] if run.first else []
+            [(output, kind)] = run.of_first(mine)
+            output = move_output(output, host if kind == "cpu" else run.device)
         self.scorer.errors.update(output.errors)
         return output
 
 
-def _of_first(run: Run, done: Sequence[RewardOutput]) -> RewardOutput:
-    """The rewards of a batch, which of the processes that share its images' tokens the first one alone has asked for.
-
-    So no server is asked twice, and none of them goes on with numbers of its own.
-    """
-    if run.layout.context == 1:
-        return join_outputs(done)
-    host = torch.device("cpu")
-    mine = [(move_output(join_outputs(done), host), done[0].values.device.type)] if run.first else []
-    [(output, kind)] = run.of_first(mine)
-    return move_output(output, host if kind == "cpu" else run.device)
-
-
-def decoded_once(pipeline: Pipeline, latents: Tensor) -> Tensor:
+def decode_once(pipeline: Pipeline, latents: Tensor) -> Tensor:
     """Images of latents `[b, *latent]`; of equal neighbours one is decoded.
 
     A late branch has so few steps left that its completions coincide on all strides (`samplers/windows.thinned_steps`).

@@ -132,7 +132,16 @@ def iteration_warnings(
         config: of the run.
         largest_weight: of the LoRA now, in magnitude; of a network's own weights as a multiple of what it was.
     """
-    found = _of_images(history, row, steady=comparable(config))
+    constant, now = row.get("constant_ratio", 0.0), row.get("diversity")
+    found = alarm("constant_images", constant, share=constant)
+    first: list[float] = history["diversity"]
+    if now is not None and len(first) < FIRST:
+        first.append(now)
+    elif now is not None:
+        usual = sum(first) / len(first)
+        history["narrow"] = history["narrow"] + 1 if now < COLLAPSED * usual else 0
+        share = now / usual if usual else 0.0
+        found |= alarm("collapse", comparable(config), history["narrow"], now=now, share=share)
     if reward_B is not None and not bool(reward_B.isnan().all()):
         reward_B = reward_B.cpu().double()
         eps = 0.0 if config.adv_std == "none" else config.adv_eps
@@ -140,20 +149,6 @@ def iteration_warnings(
     reach = _reach(config.policy.train == "full", largest_weight)
     found |= alarm("large_weights", largest_weight, reach=reach, limit=LARGE_WEIGHT)
     return found | alarm("zero_gradient", row.get("grad_norm"), row.get("live_rows", 1), row.get("zero_std_ratio", 0))
-
-
-def _of_images(history: dict[str, Any], row: Mapping[str, Any], *, steady: bool) -> dict[str, str]:
-    constant, now = row.get("constant_ratio", 0.0), row.get("diversity")
-    found = alarm("constant_images", constant, share=constant)
-    first: list[float] = history["diversity"]
-    if now is None:
-        return found
-    if len(first) < FIRST:
-        first.append(now)
-        return found
-    usual = sum(first) / len(first)
-    history["narrow"] = history["narrow"] + 1 if now < COLLAPSED * usual else 0
-    return found | alarm("collapse", steady, history["narrow"], now=now, share=now / usual if usual else 0.0)
 
 
 def _of_rewards(history: dict[str, Any], reward_B: Tensor, group_size: int, eps: float) -> dict[str, str]:
@@ -268,7 +263,7 @@ def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned
             f"{what} before anything was learned: the weights of pipeline.model or policy.init_lora are damaged, or "
             "pipeline.dtype is too narrow for them: check the files, or set pipeline.dtype=float32"
         )
-    raise _diverged(run, iteration, what)
+    raise _end_diverged(run, iteration, what)
 
 
 def largest_weight(weights: Iterable[Tensor]) -> float:
@@ -289,11 +284,10 @@ def stop_on_absurd_weights(run: Run, iteration: int, largest: float, *, full: bo
         ValueError: as `stop_on_broken`.
     """
     if not largest <= ABSURD_WEIGHT:
-        raise _diverged(run, iteration, f"{_reach(full, largest)}, beyond {ABSURD_WEIGHT:g}")
+        raise _end_diverged(run, iteration, f"{_reach(full, largest)}, beyond {ABSURD_WEIGHT:g}")
 
 
 def _reach(full: bool, largest: float) -> str:
-    """How large weights have become."""
     unit = " times the largest of the model" if full else ""
     return f"weights of the {'network' if full else 'LoRA'} reach {largest:.3g}{unit}"
 
@@ -302,7 +296,7 @@ class Diverged(ValueError):
     """A policy that has diverged; the message says how to go on, since a resume would repeat it."""
 
 
-def _diverged(run: Run, iteration: int, what: str) -> Diverged:
+def _end_diverged(run: Run, iteration: int, what: str) -> Diverged:
     """The error of a policy that has diverged; it is logged, and the last good weights put back."""
     shipped = on_main(lambda: shipped_folder(run.folder))
     key = "pipeline.model" if shipped.name == MODEL else "policy.init_lora"
@@ -331,7 +325,7 @@ def keep_good(folder: Path) -> None:
     never written into."""
     shipped, staged = shipped_folder(folder), folder / ".shipped.keeping"
     shutil.rmtree(staged, ignore_errors=True)
-    shutil.copytree(shipped, staged, copy_function=_linked, symlinks=True)
+    shutil.copytree(shipped, staged, copy_function=_link, symlinks=True)
     sync_tree(staged)
     shutil.rmtree(folder / _good(shipped.name), ignore_errors=True)
     staged.replace(folder / _good(shipped.name))
@@ -347,7 +341,7 @@ def put_back_good(folder: Path) -> None:
         shipped.replace(aside)
     if good.exists():
         shutil.rmtree(staged, ignore_errors=True)
-        shutil.copytree(good, staged, copy_function=_linked, symlinks=True)
+        shutil.copytree(good, staged, copy_function=_link, symlinks=True)
         sync_tree(staged)
         staged.replace(shipped)
         sync(folder)
@@ -362,7 +356,7 @@ def _diverged_name(name: str) -> str:
     return f"{name}.diverged"
 
 
-def _linked(source: str, target: str) -> None:
+def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:  # a file system without hard links

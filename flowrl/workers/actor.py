@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import init_lora, load_pipeline, load_policy
-from flowrl.training.paths import drawn
+from flowrl.training.paths import draw_request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +62,9 @@ class RolloutWorker(Draws):
     def draw(self, request: Request, version: int, weights: list[Any]) -> Drawn:
         """Draws a piece under a version of the weights; `weights` is a list of one reference to them."""
         if version != self._version:
-            self._take(weights[0])
+            import ray
+
+            self.policy.load(ray.get(weights[0]))
             self._version = version
-        found = drawn(self, request)
-        return Drawn(found=found, evaluations=self.network.handed_over())
-
-    def _take(self, reference: Any) -> None:
-        import ray
-
-        tensors: dict[str, Tensor] = ray.get(reference)
-        self.policy.load(tensors)
+        found = draw_request(self, request)
+        return Drawn(found=found, evaluations=self.network.hand_over())

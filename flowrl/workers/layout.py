@@ -42,14 +42,6 @@ def check_workers(config: TrainConfig, only_here: str, *, here: bool = True) -> 
             f"each of the {world} processes that learn has as many workers, and workers.rollouts ({workers.rollouts}) "
             f"does not divide by {world}: set it to a multiple"
         )
-    if workers.staleness:
-        _check_staleness(config)
-    if here:
-        check_extra(f"workers.rollouts={workers.rollouts}")
-
-
-def _check_staleness(config: TrainConfig) -> None:
-    """Refuses to draw ahead what depends on the iteration that is not over."""
     way, rounds = config.curriculum.sampling, config.curriculum.max_rounds
     calibrates = config.sampler.calibration.iterations
     reasons = {
@@ -57,11 +49,14 @@ def _check_staleness(config: TrainConfig) -> None:
         f"curriculum.max_rounds={rounds} samples again by the rewards of a round": rounds > 1,
         f"sampler.calibration.iterations={calibrates} moves noise levels by the rewards before": calibrates > 0,
     }
-    if found := [reason for reason, holds in reasons.items() if holds]:
+    found = [reason for reason, holds in reasons.items() if holds]
+    if workers.staleness and found:
         raise ValueError(
             f"workers.staleness=1 draws an iteration while the one before is scored, but {' and '.join(found)}: set "
             "workers.staleness=0, or remove the other"
         )
+    if here:
+        check_extra(f"workers.rollouts={workers.rollouts}")
 
 
 def local_gpus(config: TrainConfig, device: torch.device, processes: int) -> list[str]:

@@ -17,7 +17,7 @@ from flowrl.cli import main
 from flowrl.runtime.files import LOCK
 from flowrl.session.preflight import resolve
 from flowrl.training.assignment import Ends
-from flowrl.training.batch import Asked
+from flowrl.training.batch import AskedPrompts
 from flowrl.training.checkpoints import checkpoints
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.loop import Loop
@@ -323,7 +323,7 @@ def test_the_rounds_of_an_iteration_have_their_own_groups_and_noise(toy: Path) -
     first, second = (loop.batch(0, round=number) for number in range(2))
     assert (first.asked.groups.tolist(), second.asked.groups.tolist()) == ([0, 1], [2, 3])
     assert (first.own, second.own) == (range(8), range(8, 16))
-    joined = Asked.cat([first.asked, second.asked])
+    joined = AskedPrompts.cat([first.asked, second.asked])
     assert joined.rows(torch.tensor([3, 0, 2])).tolist() == [3, 0, 2]
     assert joined.prompt_ids == (*first.asked.prompt_ids, *second.asked.prompt_ids)
     noises = [loop.start_noise(batch, batch.own) for batch in (first, second)]

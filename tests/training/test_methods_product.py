@@ -35,7 +35,7 @@ from flowrl.training.assignment import advantages, all_ends, credit_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import Paths, sample_paths, sampler_at
-from flowrl.training.record import Record
+from flowrl.training.record import Recording
 
 TREES, MERGED = ("branch_grpo", "tree_grpo"), ("tp_grpo", "vgpo")
 TWO_REWARDS = ("gdpo", "log_tame")
@@ -193,7 +193,7 @@ def _sampled(config: TrainConfig) -> tuple[Loop, tuple[Any, ...]]:
 def _check_objectives(loop: Loop, batch: Any, sampled: Any, output: Any, kernel: Any, schedule: Any) -> None:
     method, ends = CREDIT[loop.config.credit.method], all_ends(loop, batch, sampled, output)
     credit = credit_of(loop, sampled, output, kernel, schedule)
-    record = Record(loop, batch.asked, sampled, kernel, schedule)
+    record = Recording(loop, batch.asked, sampled, kernel, schedule)
     advantage_M, trained_M, signal_M, dead = advantages(loop, method, batch.asked, sampled, credit, output, ends)
     live_M = trained_M & signal_M
     assert bool(advantage_M.isfinite().all())

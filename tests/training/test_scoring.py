@@ -232,7 +232,7 @@ def test_completions_that_coincide_are_decoded_once(toy: Path, changed: Any, mon
 
 def test_images_that_were_decoded_once_stand_where_their_latents_do() -> None:
     latents = counter_normal((5, 3, 2, 2), "latents")[[0, 0, 1, 2, 2, 2, 0, 3, 4]]
-    images = scoring_module.decoded_once(Toy(), latents)
+    images = scoring_module.decode_once(Toy(), latents)
     assert torch.equal(images, torch.sigmoid(latents))
 
 

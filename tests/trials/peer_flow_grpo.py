@@ -44,7 +44,7 @@ from flowrl.runtime.randomness import counter_normal
 from flowrl.training.batch import Batch
 from flowrl.training.loop import Loop
 from flowrl.training.ready import Ready
-from flowrl.training.record import Record
+from flowrl.training.record import Recording
 from flowrl.training.run import Run
 from flowrl.trajectory import Rows
 
@@ -98,13 +98,13 @@ class Comparison:
         self.turns: list[dict[str, Any]] = []
         self.gradients: dict[str, float] = {}
         self.own = Spent()
-        self.table: tuple[Record, Rows] | None = None  # of the first update, until it has been compared
+        self.table: tuple[Recording, Rows] | None = None  # of the first update, until it has been compared
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, runs of the recipe are measured."""
 
-        def update(record: Record, rows: Rows, *args: Any, **kwargs: Any) -> None:
+        def update(record: Recording, rows: Rows, *args: Any, **kwargs: Any) -> None:
             if not self.gradients:
                 self.table = record, rows
             plain(record, rows, *args, **kwargs)
@@ -242,7 +242,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in found.items()}
 
 
-def samples_of(epochs: Epochs, record: Record, rows: Rows) -> Samples:
+def samples_of(epochs: Epochs, record: Recording, rows: Rows) -> Samples:
     """flowrl's transitions as flow_grpo's update takes them: `[B, T, ...]`, images in their order."""
     steps = rows.step.unique(sorted=True).tolist()
     by_step = [torch.nonzero(rows.step == step).flatten() for step in steps]

@@ -29,7 +29,7 @@ from flowrl.session.preflight import resolve
 from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import Parts, load_parts, read_run_prompts
-from flowrl.training.paths import drawn
+from flowrl.training.paths import draw_request
 
 
 class Here(Draws):
@@ -53,9 +53,9 @@ class Here(Draws):
         for ticket in tickets:
             request, weights = self.asked[ticket]
             self.policy.load(weights)
-            found = drawn(self, request)
+            found = draw_request(self, request)
             self.policy.load(own)
-            yield Drawn(found=found, evaluations=self.network.handed_over())
+            yield Drawn(found=found, evaluations=self.network.hand_over())
 
     def row(self) -> dict[str, float]:
         return {"alive": 1, "restarts": 0, "wait_seconds": 0.0}

@@ -82,7 +82,7 @@ class Meeting:
         """
         try:
             self.store.set(f"said/{self.who.rank}", json.dumps(dict(said)))
-            verdict = self._given(judge) if self.who.rank == 0 else self._heard()
+            verdict = self._reach_verdict(judge) if self.who.rank == 0 else self._hear_verdict()
         except (RuntimeError, OSError) as error:  # torch's DistError is the former
             raise ValueError(
                 f"process 0, which holds the meeting at {_place(self.who)}, ended before all had met: it says itself "
@@ -97,7 +97,7 @@ class Meeting:
         if self.who.rank == 0:
             self._give(_failed(0, reason))
 
-    def _given(self, judge: Judge) -> str:
+    def _reach_verdict(self, judge: Judge) -> str:
         """The verdict of process 0, when it has what it needs for one."""
         said: dict[int, Said] = {}
         waiting = _Waiting(self)
@@ -123,7 +123,7 @@ class Meeting:
             left = {rank for rank in left if not self.store.check([f"heard/{rank}"])}
         return verdict
 
-    def _heard(self) -> str:
+    def _hear_verdict(self) -> str:
         """The verdict, as any other process hears it."""
         waiting = _Waiting(replace(self, limit=self.limit + _FAREWELL))  # process 0 tells first who is missing
         while not self.store.check(["verdict"]):
@@ -236,11 +236,7 @@ def _keys(store: Any, number: int) -> Store:
 
 
 def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: bool) -> Any:
-    """The launcher's store; that of process 0 where none hosts one.
-
-    Raises:
-        ValueError: the port is taken, or nobody or somebody else answers there.
-    """
+    """The launcher's store; that of process 0 where none hosts one."""
     if not hosts:
         _reach(who, limit, tell)
     made: list[Any] = []
@@ -278,11 +274,7 @@ def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: b
 
 
 def _reach(who: Launched, limit: float, tell: Callable[[str], None]) -> None:
-    """Waits until somebody listens where process 0 is to be.
-
-    Raises:
-        ValueError: nobody does within the limit.
-    """
+    """Waits until somebody listens where process 0 is to be; refuses after the limit."""
     begun, tells = time.monotonic(), _QUIET
     while True:
         try:

@@ -133,7 +133,6 @@ def check_parallel(config: TrainConfig, world: int | None, *, through_rewards: b
 
 
 def _check_split(config: TrainConfig) -> None:
-    """Refuses what split weights cannot do."""
     pipeline, policy = config.pipeline, config.policy
     refused = {
         f"pipeline.quantize={pipeline.quantize}": pipeline.quantize != "none"

@@ -28,9 +28,9 @@ from flowrl.recipes import grpo
 from flowrl.samplers import Velocity, gaussian_log_prob
 from flowrl.samplers.completion import sample_trajectories
 from flowrl.samplers.guidance import classifier_free_guidance
-from flowrl.training.batch import Asked
+from flowrl.training.batch import AskedPrompts
 from flowrl.training.learner import NetworkCounter
-from flowrl.training.record import Record
+from flowrl.training.record import Recording
 from flowrl.trajectory import Conditioning, Credit
 
 STEPS = 4
@@ -139,8 +139,8 @@ def test_the_recipes_replay_gives_ratio_one_at_its_own_and_at_another_batch_size
     keep = torch.ones(len(sampled), dtype=torch.bool)
     rows = grpo.rows_of(sampled, credit, torch.linspace(-1, 1, len(sampled)), keep, (1e-4, 1e-4))
     loop: Any = LoopOfParts(pipeline, scale)
-    asked = Asked(groups=each, prompts=(), prompt_ids=(), cond=pipeline.encode(PROMPTS))
-    record = Record(loop, asked, sampled, kernel, schedule)
+    asked = AskedPrompts(groups=each, prompts=(), prompt_ids=(), cond=pipeline.encode(PROMPTS))
+    record = Recording(loop, asked, sampled, kernel, schedule)
     for size in (4, 2, 1):
         blocks = grpo.micro_batches(rows, size, 1)
         old = rows
