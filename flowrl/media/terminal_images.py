@@ -127,11 +127,8 @@ def _sixel(image: Image.Image) -> str:
         rows = []
         for number in np.unique(band):
             codes = ((band == number) * bits).sum(axis=0)
-            runs = [(code, len(list(same))) for code, same in groupby(codes.tolist())]
-            rows.append(f"#{number}" + "".join(_run(chr(63 + code), count) for code, count in runs))
+            runs = [(chr(63 + code), len(list(same))) for code, same in groupby(codes.tolist())]
+            shown = [f"!{count}{sign}" if count > 3 else sign * count for sign, count in runs]
+            rows.append(f"#{number}" + "".join(shown))
         text.append("$".join(rows) + "-")
     return "".join(text) + "\x1b\\"
-
-
-def _run(sign: str, count: int) -> str:
-    return f"!{count}{sign}" if count > 3 else sign * count
