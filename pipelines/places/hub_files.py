@@ -162,18 +162,16 @@ def refusal(model: str, asked: Asked, families: Sequence[str]) -> str:
         return f"{repo} on the hub is no diffusers pipeline: it has no {INDEX}{_instead(model)}"
     name = f"set pipeline.name to its family, one of {', '.join(families)}"
     if asked.why == "offline":
+        from huggingface_hub import constants
+
+        switched_off = constants.is_offline_mode()
+        silence = "HF_HUB_OFFLINE is set" if switched_off else f"{constants.ENDPOINT} does not answer"
         return (
             f"{repo} is not a folder here, and not a hub id whose family is known{meant}; it is not in the hub's cache "
-            f"on this machine, and {_silence()}: {name}, or have it downloaded first (`flowrl sample` and `flowrl "
+            f"on this machine, and {silence}: {name}, or have it downloaded first (`flowrl sample` and `flowrl "
             "eval` take a run, or a folder that it was downloaded to)"
         )
     return f"{model} is neither a folder or file here nor a hub id (OWNER/NAME){meant}: correct pipeline.model"
-
-
-def _silence() -> str:
-    from huggingface_hub import constants
-
-    return "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
 
 
 def _instead(model: str) -> str:
