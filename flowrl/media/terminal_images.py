@@ -90,19 +90,9 @@ def line_of(images: Sequence[Image.Image], width: int) -> Image.Image:
 
 def escape(image: Image.Image, protocol: Protocol) -> str:
     """What draws an image at the cursor, which is afterwards where it was; "" for none."""
-    if protocol == "kitty":
-        return _kitty(image)
-    return f"\x1b7{_sixel(image)}\x1b8" if protocol == "sixel" else ""
-
-
-def _png(image: Image.Image) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, format="PNG")
-    return stream.getvalue()
-
-
-def _kitty(image: Image.Image) -> str:
-    """A PNG in base64, in pieces; C=1 leaves the cursor, q=2 asks for no answer."""
+    if protocol != "kitty":
+        return f"\x1b7{_sixel(image)}\x1b8" if protocol == "sixel" else ""
+    # A PNG in base64, in pieces; C=1 leaves the cursor, q=2 asks for no answer.
     text = base64.standard_b64encode(_png(image)).decode("ascii")
     pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
     last = len(pieces) - 1
@@ -110,6 +100,12 @@ def _kitty(image: Image.Image) -> str:
         f"\x1b_G{'' if number else 'a=T,f=100,C=1,q=2,'}m={int(number < last)};{piece}\x1b\\"
         for number, piece in enumerate(pieces)
     )
+
+
+def _png(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format="PNG")
+    return stream.getvalue()
 
 
 def _sixel(image: Image.Image) -> str:

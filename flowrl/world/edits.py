@@ -158,11 +158,12 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
     before, after, target = source_scene(record), edited_scene(record), int(record["target"])
     found = detect_shapes(image)
     place = _box(before[target], factor)
-    window = _window(place, image.shape)
+    left, top, right, bottom = place  # looked at with a margin of 2 pixels
+    window = slice(max(0, int(top - 2)), int(bottom + 2) + 1), slice(max(0, int(left - 2)), int(right + 2) + 1)
     here = max((d for d in found if _overlap(d.box, place) >= _SAME_PLACE), key=lambda d: d.score, default=None)
     if record["tag"] == "remove":
-        left = np.linalg.norm(image[window].astype(np.float64) - np.asarray(BACKGROUND), axis=-1) > _CHANGED
-        done = float(here is None and float(left.mean()) <= 0.1)
+        shown = np.linalg.norm(image[window].astype(np.float64) - np.asarray(BACKGROUND), axis=-1) > _CHANGED
+        done = float(here is None and float(shown.mean()) <= 0.1)
     elif here is None:
         done = 0.0
     else:
@@ -199,14 +200,6 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
         return 0.0
     common = width * height
     return common / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common)
-
-
-def _window(box: Sequence[float], shape: tuple[int, ...], margin: float = 2.0) -> tuple[slice, slice]:
-    height, width = shape[:2]
-    return (
-        slice(max(0, int(box[1] - margin)), min(height, int(box[3] + margin) + 1)),
-        slice(max(0, int(box[0] - margin)), min(width, int(box[2] + margin) + 1)),
-    )
 
 
 def edit_records() -> tuple[list[Record], list[Record]]:
