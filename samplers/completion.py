@@ -53,8 +53,16 @@ def complete(
     ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
     batch_size is not as above.
     """
-    velocity = _own_velocity(trajectory, schedule, batch_size)
-    states, steps, b = trajectory.states, trajectory.steps, len(trajectory)
+    states, steps, velocity, b = trajectory.states, trajectory.steps, trajectory.velocity, len(trajectory)
+    if velocity is None:
+        raise ValueError("completions start with the velocities of the rollout: run it with keep_velocity=True")
+    if not steps or steps[-1] >= schedule.num_steps:
+        raise ValueError(
+            f"completions start before stochastic steps in 0 .. {schedule.num_steps - 1}, the trajectory has {steps}: "
+            "pass the schedule of the rollout, and a rollout with stochastic steps"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size is the number of rows of one network call and at least 1, got {batch_size}")
     rest = [_remaining(schedule, step, mode) for step in steps]
     x = states[:, [trajectory.kept.index(step) for step in steps]].to(working_dtype(states))
     for turn in range(max(grid.num_steps for grid in rest)):
@@ -70,21 +78,6 @@ def complete(
             predicted = torch.cat([velocity_of(sample[r])(rows[r], sigma[r], timestep[r]) for r in blocks])
         x[:, active] = euler(rows, predicted, sigma, sigma_next).unflatten(0, (b, len(active)))
     return x
-
-
-def _own_velocity(trajectory: Trajectory, schedule: Schedule, batch_size: int) -> Tensor:
-    """The velocities that a rollout kept, once completions from it can begin."""
-    if trajectory.velocity is None:
-        raise ValueError("completions start with the velocities of the rollout: run it with keep_velocity=True")
-    steps = trajectory.steps
-    if not steps or steps[-1] >= schedule.num_steps:
-        raise ValueError(
-            f"completions start before stochastic steps in 0 .. {schedule.num_steps - 1}, the trajectory has {steps}: "
-            "pass the schedule of the rollout, and a rollout with stochastic steps"
-        )
-    if batch_size < 1:
-        raise ValueError(f"batch_size is the number of rows of one network call and at least 1, got {batch_size}")
-    return trajectory.velocity
 
 
 def _remaining(schedule: Schedule, step: int, mode: Mode) -> Schedule:

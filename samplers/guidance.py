@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Literal
 
@@ -121,7 +121,7 @@ def _guided_apart(
         if train == "recompute" and torch.is_grad_enabled():
             without = checkpoint(
                 _evaluate, network, x, timestep, negative, use_reentrant=False, preserve_rng_state=False,
-                context_fn=_recomputation,
+                context_fn=lambda: (nullcontext(), uncounted()),
             )  # fmt: skip
         else:
             with torch.set_grad_enabled(train is not False and torch.is_grad_enabled()):
@@ -145,11 +145,6 @@ def uncounted(active: bool = True) -> Iterator[None]:
         yield
     finally:
         _UNCOUNTED.reset(before)
-
-
-def _recomputation() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds a call whose activations are not kept, and its repetition."""
-    return nullcontext(), uncounted()
 
 
 def mix_outputs(

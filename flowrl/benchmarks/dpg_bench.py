@@ -72,26 +72,22 @@ def read_items(path: Path, *, skip_first: bool = True) -> list[Item]:
             raise ValueError(f"{where}: questions of item {name!r} do not stand together: sort the file.")
         check_text(row["text"], where)
         prompt, questions = found.setdefault(name, (row["text"], []))
-        question = _question(row, asked, where)
-        if not name.strip() or row["text"] != prompt or any(question.id == other.id for other in questions):
+        try:
+            parents = tuple(parent for parent in map(int, row["dependency"].split(",")) if parent)
+            number = int(row["proposition_id"])
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{where}: proposition_id and dependency must be whole numbers ({error}).") from error
+        if not name.strip() or row["text"] != prompt or any(number == other.id for other in questions):
             raise ValueError(
                 f"{where}: an item has one id, one text, and each proposition_id once, got item {name!r} with "
-                f"{question.id} of {row['text'][:40]!r}: repair the row."
+                f"{number} of {row['text'][:40]!r}: repair the row."
             )
-        questions.append(question)
+        category = row["tuple"].partition("(")[0].strip()
+        questions.append(Question(id=number, text=row[asked], parents=parents, category=category))
         last = name
     if not found:
         raise ValueError(f"{path}: has one row, which the published loader leaves out: take the whole file.")
     return [Item(id=name, prompt=text, questions=tuple(questions)) for name, (text, questions) in found.items()]
-
-
-def _question(row: Mapping[str, str], asked: str, where: str) -> Question:
-    try:
-        parents = tuple(parent for parent in map(int, row["dependency"].split(",")) if parent)
-        number = int(row["proposition_id"])
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{where}: proposition_id and dependency must be whole numbers ({error}).") from error
-    return Question(id=number, text=row[asked], parents=parents, category=row["tuple"].partition("(")[0].strip())
 
 
 def boxes(size: tuple[int, int], count: int = 4) -> list[tuple[int, int, int, int]]:

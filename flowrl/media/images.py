@@ -99,7 +99,7 @@ def beside(
         raise ValueError(f"results differ in size, {sorted({tuple(r.shape) for r in results})}: give them one size")
     height, width = results[0].shape[-2:]
     drawn = [[_as_tall(source, height) for source in own] for own in sources]
-    gap, arrow = max(4, height // 48), max(24, height // 6)
+    gap, arrow, middle = max(4, height // 48), max(24, height // 6), height // 2
     room = max(sum(image.width + gap for image in own) + (arrow + gap if own else 0) for own in drawn)
     cells = []
     for own, result in zip(drawn, results, strict=True):
@@ -109,7 +109,11 @@ def beside(
             cell.paste(image, (start, (height - image.height) // 2))
             start += image.width + gap
         if own:
-            _draw_arrow(ImageDraw.Draw(cell), start, start + arrow, height // 2)
+            draw, head, left, tip = ImageDraw.Draw(cell), arrow // 3, start + arrow // 6, start + arrow - arrow // 6
+            shaft = [(left, middle), (tip - head // 2, middle)]
+            draw.line(shaft, fill=FAINT, width=max(2, arrow // 12))
+            rear = tip - head
+            draw.polygon([(rear, middle - head * 2 // 3), (tip, middle), (rear, middle + head * 2 // 3)], fill=FAINT)
             start += arrow + gap
         cell.paste(Image.fromarray(to_pixels(result)), (start, 0))
         cells.append(as_tensor(cell))
@@ -216,12 +220,3 @@ def _as_tall(image: Tensor, height: int) -> Image.Image:
     size = (max(1, round(drawn.width * ratio)), max(1, round(drawn.height * ratio)))
     whole = ratio >= 1 and ratio == int(ratio)
     return drawn.resize(size, Image.Resampling.NEAREST if whole else Image.Resampling.LANCZOS)
-
-
-def _draw_arrow(draw: ImageDraw.ImageDraw, left: int, right: int, middle: int) -> None:
-    length = right - left
-    head, thickness, tip = length // 3, max(2, length // 12), right - length // 6
-    draw.line([(left + length // 6, middle), (tip - head // 2, middle)], fill=FAINT, width=thickness)
-    draw.polygon(
-        [(tip - head, middle - head * 2 // 3), (tip, middle), (tip - head, middle + head * 2 // 3)], fill=FAINT
-    )

@@ -52,10 +52,19 @@ def as_rgb(image: Image.Image) -> Image.Image:
     fixed range."""
     if said := lacks_range(image):
         raise ValueError(f"it {said}")
-    _scale_clear_level(image)
+    clear, tiles = image.info.get("transparency"), getattr(image, "tile", ())  # the one level that is not seen
+    if isinstance(clear, int) and tiles and image.format == "PNG":  # Pillow scales the levels alone to 8 bits
+        image.info["transparency"] = clear * _STEPS.get(str(tiles[0].args), 1)
     image = ImageOps.exif_transpose(image)
     if image.mode in _WIDE:
-        return _eight_bits(image)
+        levels = np.asarray(image).astype(np.float64)
+        if levels.size and (levels.min() < 0 or levels.max() > 65535):
+            raise ValueError("it has grey levels beyond 0 to 65535, which have no fixed range: save it as 8-bit RGB")
+        grey = np.rint(levels / 257).astype(np.uint8)  # Pillow's own conversion cuts at 255
+        clear = image.info.get("transparency")
+        if isinstance(clear, int):
+            grey[levels == clear] = 255
+        return Image.fromarray(grey).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
     image = image.convert("RGBA")
@@ -113,22 +122,3 @@ def reason(error: BaseException) -> str:
     """What Pillow said of a file, with the kind of error where its words are none."""
     said = str(error)
     return said if isinstance(error, (OSError, SyntaxError, ValueError)) and said else f"{type(error).__name__}: {said}"
-
-
-def _scale_clear_level(image: Image.Image) -> None:
-    """Brings a PNG's one level that is not seen to 8 bits, to which Pillow scales the levels alone."""
-    clear, tiles = image.info.get("transparency"), getattr(image, "tile", ())
-    if isinstance(clear, int) and tiles and image.format == "PNG":
-        image.info["transparency"] = clear * _STEPS.get(str(tiles[0].args), 1)
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey levels of 16 bits over 257: Pillow's own conversion cuts at 255."""
-    levels = np.asarray(image).astype(np.float64)
-    if levels.size and (levels.min() < 0 or levels.max() > 65535):
-        raise ValueError("it has grey levels beyond 0 to 65535, which have no fixed range: save it as 8-bit RGB")
-    grey = np.rint(levels / 257).astype(np.uint8)
-    clear = image.info.get("transparency")  # the one level that is not seen
-    if isinstance(clear, int):
-        grey[levels == clear] = 255
-    return Image.fromarray(grey).convert("RGB")

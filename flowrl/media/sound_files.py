@@ -9,27 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int16
+from jaxtyping import Float
 from torch import Tensor
 
 _LAYOUTS = {1: "mono", 2: "stereo"}
 _AAC_RATE = 48_000  # every player takes it, and PyAV resamples on the way
 _EXACT = "pcm_s16le"
-
-
-def _sixteen_bits(sound: Float[Tensor, "channels samples"], rate: int) -> Int16[np.ndarray, "channels samples"]:
-    """`round(32767 x)` of a sound, cut off at full scale. Raises ValueError: another shape, no samples, NaN, or a rate
-    that is not above 0."""
-    if sound.ndim != 2 or len(sound) not in _LAYOUTS or sound.shape[1] == 0 or rate <= 0:
-        raise ValueError(
-            f"a sound must have the shape [channels, samples] with 1 or 2 channels and a rate above 0, got "
-            f"{list(sound.shape)} at {rate}: put channels first"
-        )
-    sound = sound.detach().float().cpu()
-    if not bool(torch.isfinite(sound).all()):
-        raise ValueError("a sound holds NaN or infinity: the policy or the decoder has diverged")
-    found: np.ndarray = (sound.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
-    return found
 
 
 def add_sound(container: Any, rate: int, channels: int, *, exact: bool = False) -> Any:
@@ -42,10 +27,19 @@ def add_sound(container: Any, rate: int, channels: int, *, exact: bool = False) 
 
 
 def write_sound(container: Any, track: Any, sound: Tensor, rate: int) -> None:
-    """Encodes a sound into its track."""
+    """Encodes a sound, cut off at full scale, into its track. Raises ValueError: another shape, no samples, NaN, or a
+    rate that is not above 0."""
     import av
 
-    values = _sixteen_bits(sound, rate)
+    if sound.ndim != 2 or len(sound) not in _LAYOUTS or sound.shape[1] == 0 or rate <= 0:
+        raise ValueError(
+            f"a sound must have the shape [channels, samples] with 1 or 2 channels and a rate above 0, got "
+            f"{list(sound.shape)} at {rate}: put channels first"
+        )
+    sound = sound.detach().float().cpu()
+    if not bool(torch.isfinite(sound).all()):
+        raise ValueError("a sound holds NaN or infinity: the policy or the decoder has diverged")
+    values = (sound.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(values), format="s16p", layout=_LAYOUTS[len(values)])
     frame.sample_rate = rate
     frame.pts = 0

@@ -90,19 +90,9 @@ def line_of(images: Sequence[Image.Image], width: int) -> Image.Image:
 
 def escape(image: Image.Image, protocol: Protocol) -> str:
     """What draws an image at the cursor, which is afterwards where it was; "" for none."""
-    if protocol == "kitty":
-        return _kitty(image)
-    return f"\x1b7{_sixel(image)}\x1b8" if protocol == "sixel" else ""
-
-
-def _png(image: Image.Image) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, format="PNG")
-    return stream.getvalue()
-
-
-def _kitty(image: Image.Image) -> str:
-    """A PNG in base64, in pieces; C=1 leaves the cursor, q=2 asks for no answer."""
+    if protocol != "kitty":
+        return f"\x1b7{_sixel(image)}\x1b8" if protocol == "sixel" else ""
+    # A PNG in base64, in pieces; C=1 leaves the cursor, q=2 asks for no answer.
     text = base64.standard_b64encode(_png(image)).decode("ascii")
     pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
     last = len(pieces) - 1
@@ -110,6 +100,12 @@ def _kitty(image: Image.Image) -> str:
         f"\x1b_G{'' if number else 'a=T,f=100,C=1,q=2,'}m={int(number < last)};{piece}\x1b\\"
         for number, piece in enumerate(pieces)
     )
+
+
+def _png(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format="PNG")
+    return stream.getvalue()
 
 
 def _sixel(image: Image.Image) -> str:
@@ -127,11 +123,8 @@ def _sixel(image: Image.Image) -> str:
         rows = []
         for number in np.unique(band):
             codes = ((band == number) * bits).sum(axis=0)
-            runs = [(code, len(list(same))) for code, same in groupby(codes.tolist())]
-            rows.append(f"#{number}" + "".join(_run(chr(63 + code), count) for code, count in runs))
+            runs = [(chr(63 + code), len(list(same))) for code, same in groupby(codes.tolist())]
+            shown = [f"!{count}{sign}" if count > 3 else sign * count for sign, count in runs]
+            rows.append(f"#{number}" + "".join(shown))
         text.append("$".join(rows) + "-")
     return "".join(text) + "\x1b\\"
-
-
-def _run(sign: str, count: int) -> str:
-    return f"!{count}{sign}" if count > 3 else sign * count

@@ -51,9 +51,12 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tu
     if not math.isfinite(fps) or fps <= 0:
         raise ValueError(f"fps must be a number above 0, got {fps}: give the frames per second")
     scale = enlargement(*video.shape[-2:])
+    frames = [to_pixels(frame).repeat(scale, axis=0).repeat(scale, axis=1) for frame in video]
+    height, width = frames[0].shape[:2]
+    frames = [np.pad(frame, [(0, height % 2), (0, width % 2), (0, 0)], mode="edge") for frame in frames]
     with tempfile.TemporaryDirectory() as folder:  # the index moves to the front at the end, which needs a real file
         whole = Path(folder) / "video.mp4"
-        _encode([_prepare(to_pixels(frame), scale) for frame in video], whole, fps, sound)
+        _encode(frames, whole, fps, sound)
         with replacing(Path(path)) as stream:
             stream.write(whole.read_bytes())
     return Path(path)
@@ -72,7 +75,14 @@ def contact_sheet(
     rows = [contact_row(video) for video in videos]
     body = as_tensor(grid(torch.stack(rows), columns=1, captions=captions, padding=MARGIN))
     places = _places(videos[0])
-    return torch.cat([_heading(places, rows[0].shape[-1], body.shape[-1]), body], dim=-2)
+    column = (rows[0].shape[-1] + GAP) / len(places)
+    font, line = lettering(round(2.5 * column))
+    heading = Image.new("RGB", (body.shape[-1], line + MARGIN // 2), BACKGROUND)
+    draw = ImageDraw.Draw(heading)
+    for number, place in enumerate(places):
+        text = f"frame {place + 1}"
+        draw.text((round(MARGIN + number * column), MARGIN // 2), text, fill=FAINT, font=font)
+    return torch.cat([as_tensor(heading), body], dim=-2)
 
 
 def contact_row(video: Tensor) -> Float[Tensor, "3 height width"]:
@@ -97,18 +107,17 @@ def _check(video: Tensor | np.ndarray) -> None:
         )
 
 
-def _prepare(frame: UInt8[np.ndarray, "h w 3"], scale: int) -> UInt8[np.ndarray, "even_h even_w 3"]:
-    """Pixels repeated, and odd sides made even by one more row or column."""
-    large = frame.repeat(scale, axis=0).repeat(scale, axis=1)
-    return np.pad(large, [(0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)], mode="edge")
-
-
 def _encode(
     frames: Sequence[UInt8[np.ndarray, "h w 3"]], path: Path, fps: float, sound: tuple[Tensor, int] | None
 ) -> None:
     import av
 
-    name = _encoder()
+    name = next((name for name in ENCODERS if name in av.codecs_available), None)
+    if name is None:
+        raise ValueError(
+            f"this PyAV {av.__version__} was built without an H.264 encoder (looked for {', '.join(ENCODERS)}): "
+            "install the wheel of PyPI, `pip install --force-reinstall --only-binary av av`"
+        )
     options = {"movflags": "+faststart", "fflags": "+bitexact"}
     with av.open(str(path), "w", options=options) as container:
         stream = container.add_stream(name, rate=Fraction(fps).limit_denominator(1001))
@@ -133,28 +142,3 @@ def _encode(
         container.mux(stream.encode(None))
         if track is not None and sound is not None:
             write_sound(container, track, *sound)
-
-
-def _encoder() -> str:
-    """The first H.264 encoder that this PyAV has."""
-    import av
-
-    for name in ENCODERS:
-        if name in av.codecs_available:
-            return name
-    raise ValueError(
-        f"this PyAV {av.__version__} was built without an H.264 encoder (looked for {', '.join(ENCODERS)}): install "
-        "the wheel of PyPI, `pip install --force-reinstall --only-binary av av`"
-    )
-
-
-def _heading(places: Sequence[int], row_width: int, width: int) -> Tensor:
-    """The numbers of the frames, counted from 1, above their columns."""
-    column = (row_width + GAP) / len(places)
-    font, line = lettering(round(2.5 * column))
-    canvas = Image.new("RGB", (width, line + MARGIN // 2), BACKGROUND)
-    draw = ImageDraw.Draw(canvas)
-    for number, place in enumerate(places):
-        text = f"frame {place + 1}"
-        draw.text((round(MARGIN + number * column), MARGIN // 2), text, fill=FAINT, font=font)
-    return as_tensor(canvas)

@@ -106,7 +106,7 @@ class Loss(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
+class ForwardMethod:
     """An entry of `FORWARD`.
 
     Attributes:
@@ -346,14 +346,14 @@ class Rft:
 
 
 FORWARD = {
-    "nft": Method(options=Nft),
-    "awm": Method(options=Awm),
-    "dgpo": Method(
+    "nft": ForwardMethod(options=Nft),
+    "awm": ForwardMethod(options=Awm),
+    "dgpo": ForwardMethod(
         options=Dgpo, sampled_by="policy", needs_reference=True, group_complete=True, shared_noise=True, one_level=True
     ),
-    "crd": Method(options=Crd, sampled_by="sampling", group_complete=True, one_level=True),
-    "rwr": Method(options=Rwr, group_complete=True, weighs_rewards=True),
-    "rft": Method(options=Rft, group_complete=True, weighs_rewards=True, best_only=True),
+    "crd": ForwardMethod(options=Crd, sampled_by="sampling", group_complete=True, one_level=True),
+    "rwr": ForwardMethod(options=Rwr, group_complete=True, weighs_rewards=True),
+    "rft": ForwardMethod(options=Rft, group_complete=True, weighs_rewards=True, best_only=True),
 }
 
 # First step of the ramp, value before it, slope, highest value.

@@ -124,6 +124,8 @@ def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
     Raises:
         ValueError: bad pairs, too few of them, no backbone, or `out` is taken; before anything is trained.
     """
+    from safetensors.torch import save
+
     out, start = Path(config.out), time.monotonic()
     if is_taken(out):
         raise ValueError(f"out={out} is there already and will not be overwritten: give another out=FOLDER.")
@@ -148,7 +150,14 @@ def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
     local = config.model is not None and Path(config.model).expanduser().is_dir()
     described = asdict(config) | ({"model": str(Path(str(config.model)).expanduser().resolve())} if local else {})
     head = {"head": config.head, "temperature": fitted.temperature, "center": fitted.center}
-    _write(out, fitted.head, {**features_of(described, features), **head}, report)
+    # The folder is there as a whole or not at all.
+    temporary = out.with_name(f".{out.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    (temporary / WEIGHTS).write_bytes(save(head_tensors(fitted.head)))
+    for name, content in ((CONFIG, {**features_of(described, features), **head}), (REPORT, report)):
+        (temporary / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, out)  # onto an empty folder too
     return report
 
 
@@ -257,19 +266,6 @@ def measure(fitted: Fitted, winner: Tensor, loser: Tensor, places: np.ndarray, u
         "loss_uncalibrated": float(np.logaddexp(0.0, -margin * fitted.temperature).mean()),
         "calibration_error": calibration_error(_sigmoid(margin)),
     }
-
-
-def _write(out: Path, head: Head, config: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """The folder as a whole or not at all."""
-    from safetensors.torch import save
-
-    temporary = out.with_name(f".{out.name}.writing")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    (temporary / WEIGHTS).write_bytes(save(head_tensors(head)))
-    for name, content in ((CONFIG, config), (REPORT, report)):
-        (temporary / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, out)  # onto an empty folder too
 
 
 def summary(report: Mapping[str, Any]) -> str:

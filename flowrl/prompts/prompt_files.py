@@ -289,7 +289,15 @@ def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
     header = [name.strip() for name in names]
     if not header:
         return
-    _check_header(header, f"{path}, line {line}")
+    where = f"{path}, line {line}"
+    if not {"prompt", *foreign_rows.PROMPTS} & set(header):
+        raise ValueError(
+            f"{where}: the header needs a column 'prompt', got {', '.join(header)}; columns are separated by commas"
+        )
+    if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
+        raise ValueError(f"{where}: the header names the column '{twice[0]}' twice; keep one of them")
+    if "" in header:
+        raise ValueError(f"{where}: column {header.index('') + 1} of the header has no name; give it one")
     find = relative_to(path.parent)
     for number, cells in rows:
         where = f"{path}, line {number}"
@@ -326,17 +334,6 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             return
         if any(cell.strip() for cell in row):
             yield line, row
-
-
-def _check_header(header: Sequence[str], where: str) -> None:
-    if not {"prompt", *foreign_rows.PROMPTS} & set(header):
-        raise ValueError(
-            f"{where}: the header needs a column 'prompt', got {', '.join(header)}; columns are separated by commas"
-        )
-    if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
-        raise ValueError(f"{where}: the header names the column '{twice[0]}' twice; keep one of them")
-    if "" in header:
-        raise ValueError(f"{where}: column {header.index('') + 1} of the header has no name; give it one")
 
 
 def _cell(name: str, cell: str, where: str) -> Any:

@@ -8,7 +8,7 @@ from flowrl.config.methods import TimesConfig
 from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import Geometry, TrainConfig, largest_fitting
-from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
+from flowrl.objectives.forward_losses import FORWARD, ForwardMethod, Loss, old_decay
 from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
@@ -40,7 +40,7 @@ class ForwardObjective:
     """What is trained with: an entry of `FORWARD`, its loss with options, and those of the recipe."""
 
     name: str
-    method: Method
+    method: ForwardMethod
     loss: Loss
     options: Options
 

@@ -40,43 +40,24 @@ def _templates() -> np.ndarray:
     return np.stack(masks)
 
 
-def _ground(images: np.ndarray) -> np.ndarray:
-    """The grounds' colours `[B, 3]`: the median of each image's border, channel by channel; whole or half levels."""
-    sides = (images[:, :2], images[:, -2:], images[:, :, :1], images[:, :, -1:])
-    return np.median(np.concatenate([side.reshape(len(images), -1, 3) for side in sides], axis=1), axis=1)
-
-
 def _squared_distance(pixels: np.ndarray, color: np.ndarray) -> np.ndarray:
     """Squared Euclidean distance over the last axis. Exact in float32 for 8-bit pixels and half levels."""
     color = color.astype(np.float32)
     return np.asarray(sum(np.square(pixels[..., channel] - color[..., channel]) for channel in range(3)))
 
 
-def _overlaps(masks: Sequence[np.ndarray]) -> np.ndarray:
-    """Soft intersections over union `[n, 3]` of n cropped masks with each template."""
+def _best_fits(masks: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
+    """The shape that fits each cropped mask best, and its score."""
     side = (_TEMPLATE, _TEMPLATE)
     resized = [Image.fromarray(mask.astype(np.uint8) * 255).resize(side, Image.Resampling.BOX) for mask in masks]
     grids, templates = np.stack([np.asarray(one) for one in resized])[:, None] / 255.0, _templates()
     common, either = np.minimum(templates, grids).sum(axis=(2, 3)), np.maximum(templates, grids).sum(axis=(2, 3))
-    return np.asarray(common / either)
-
-
-def _best_fits(masks: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
-    """The shape that fits each cropped mask best, and its score."""
-    overlap = _overlaps(masks)
+    overlap = np.asarray(common / either)  # [masks, templates]
     weights = np.exp((overlap - overlap.max(axis=1, keepdims=True)) / _TEMPERATURE)
     best = overlap.argmax(axis=1)
     each = np.arange(len(masks))
     fit = np.minimum(1.0, overlap[each, best] / _FULL_OVERLAP)
     return best.tolist(), (weights[each, best] / weights.sum(axis=1) * fit).tolist()
-
-
-def _large_blobs(objects: np.ndarray) -> np.ndarray:
-    """Connected components `[B, H, W]` of masks, numbered from 1 through all images; 0 elsewhere and in specks."""
-    labels, _ = ndimage.label(objects, structure=_NEIGHBOURS)
-    large = np.bincount(labels.ravel()) >= _MIN_AREA
-    large[0] = False
-    return np.asarray((np.cumsum(large) * large).astype(np.int32)[labels])
 
 
 def detect_in_batch(images: np.ndarray) -> list[list[Detection]]:
@@ -88,11 +69,16 @@ def detect_in_batch(images: np.ndarray) -> list[list[Detection]]:
     Returns for each image its detections by falling score; boxes in pixels, `(x1, y1, x2, y2)` with the far edges
     exclusive; `mask` is a bool array `[H, W]`. An image whose ground is not the world's light grey has none.
     """
-    ground = _ground(images)
+    sides = (images[:, :2], images[:, -2:], images[:, :, :1], images[:, :, -1:])
+    border = np.concatenate([side.reshape(len(images), -1, 3) for side in sides], axis=1)
+    ground = np.median(border, axis=1)  # [B, 3], whole or half levels
     of_this_world = _squared_distance(ground, np.asarray(BACKGROUND)) <= _GROUND_DRIFT**2
     objects = _squared_distance(images, ground[:, None, None]) > _FOREGROUND**2
+    labels, _ = ndimage.label(objects & of_this_world[:, None, None], structure=_NEIGHBOURS)
+    large = np.bincount(labels.ravel()) >= _MIN_AREA
+    large[0] = False
+    labels = (np.cumsum(large) * large).astype(np.int32)[labels]  # numbered again from 1, without the specks
     windows, masks = [], []
-    labels = _large_blobs(objects & of_this_world[:, None, None])
     for index, window in enumerate(ndimage.find_objects(labels), start=1):
         if min(side.stop - side.start for side in window[1:]) >= _MIN_SIDE:
             windows.append(window)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scene_prompts import Record
 from flowrl.world.scenes import BACKGROUND, COLORS, LOOKS_LIKE, SHAPES, Shape, draw_scene, random_scene
@@ -159,9 +158,12 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
     before, after, target = source_scene(record), edited_scene(record), int(record["target"])
     found = detect_shapes(image)
     place = _box(before[target], factor)
+    left, top, right, bottom = place  # looked at with a margin of 2 pixels
+    window = slice(max(0, int(top - 2)), int(bottom + 2) + 1), slice(max(0, int(left - 2)), int(right + 2) + 1)
     here = max((d for d in found if _overlap(d.box, place) >= _SAME_PLACE), key=lambda d: d.score, default=None)
     if record["tag"] == "remove":
-        done = float(here is None and _is_ground(image, place))
+        shown = np.linalg.norm(image[window].astype(np.float64) - np.asarray(BACKGROUND), axis=-1) > _CHANGED
+        done = float(here is None and float(shown.mean()) <= 0.1)
     elif here is None:
         done = 0.0
     else:
@@ -169,9 +171,20 @@ def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any
         undone = {"recolor": color == old.color, "replace": here.label == old.label}[record["tag"]]
         done = 0.0 if undone else (1 + (here.label == wanted.label) + (color == wanted.color)) / 3
     others = [shape for number, shape in enumerate(before) if number != target]
-    checks = [_is_as_it_was(shape, found, image, factor) for shape in others]
+    checks = [
+        any(
+            d.label == shape.label
+            and color_of(image, d) == shape.color
+            and _overlap(d.box, _box(shape, factor)) >= _SAME_PLACE
+            for d in found
+        )
+        for shape in others
+    ]
     extra = len(found) > len(others) + (here is not None)
-    checks.append(not extra and _changed_share(image, source, place) <= _MOST_CHANGED)
+    different = np.linalg.norm(image.astype(np.float64) - source.astype(np.float64), axis=-1) > _CHANGED
+    outside = np.ones(different.shape, dtype=bool)
+    outside[window] = False
+    checks.append(not extra and float(different[outside].mean()) <= _MOST_CHANGED)
     return EditVerdict(done=done, kept=sum(checks) / len(checks))
 
 
@@ -187,36 +200,6 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
         return 0.0
     common = width * height
     return common / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common)
-
-
-def _window(box: Sequence[float], shape: tuple[int, ...], margin: float = 2.0) -> tuple[slice, slice]:
-    height, width = shape[:2]
-    return (
-        slice(max(0, int(box[1] - margin)), min(height, int(box[3] + margin) + 1)),
-        slice(max(0, int(box[0] - margin)), min(width, int(box[2] + margin) + 1)),
-    )
-
-
-def _is_ground(image: np.ndarray, box: Sequence[float]) -> bool:
-    """Whether a place shows the ground: at most a tenth of its pixels differ from it clearly."""
-    part = image[_window(box, image.shape)].astype(np.float64)
-    return float((np.linalg.norm(part - np.asarray(BACKGROUND), axis=-1) > _CHANGED).mean()) <= 0.1
-
-
-def _is_as_it_was(shape: Shape, found: Sequence[Detection], image: np.ndarray, factor: float) -> bool:
-    box = _box(shape, factor)
-    return any(
-        d.label == shape.label and color_of(image, d) == shape.color and _overlap(d.box, box) >= _SAME_PLACE
-        for d in found
-    )
-
-
-def _changed_share(image: np.ndarray, source: np.ndarray, box: Sequence[float]) -> float:
-    """Share of the pixels outside a box that differ clearly from the source."""
-    different = np.linalg.norm(image.astype(np.float64) - source.astype(np.float64), axis=-1) > _CHANGED
-    outside = np.ones(different.shape, dtype=bool)
-    outside[_window(box, image.shape)] = False
-    return float(different[outside].mean())
 
 
 def edit_records() -> tuple[list[Record], list[Record]]:

@@ -37,13 +37,6 @@ _SPLIT_SEED = 43
 EVAL_IMAGES_PER_TASK = 80
 
 
-def _counting(label: str, count: int) -> Record:
-    """GenEval's record, with what is forbidden last, as the shipped lists have it."""
-    record = counting(label, count)
-    record["exclude"] = record.pop("exclude")
-    return record
-
-
 def word_record(record: Record, opening: str) -> Record:
     """The record with another of `OPENINGS` before what its prompt names."""
     return {**record, "prompt": f"{opening} {record['prompt'].removeprefix(f'{OPENINGS[0]} ')}"}
@@ -55,7 +48,7 @@ def combinations() -> dict[str, list[list[Record]]]:
     found: dict[str, list[list[Record]]] = {
         "single_object": [[single_object(a)] for a in SHAPES],
         "two_object": [[two_object(a, b), two_object(b, a)] for a, b in pairs],
-        "counting": [[_counting(a, n)] for a in SHAPES for n in COUNTS],
+        "counting": [[counting(a, n)] for a in SHAPES for n in COUNTS],
         "colors": [[colors(a, c)] for a in SHAPES for c in COLORS],
         "position": [
             [position(a, relation, b), position(b, OPPOSITE[relation], a)] for a, b in pairs for relation in RELATIONS
@@ -66,6 +59,8 @@ def combinations() -> dict[str, list[list[Record]]]:
             for c, d in itertools.permutations(COLORS, 2)
         ],
     }
+    for [record] in found["counting"]:  # what is forbidden comes last, as the shipped lists have it
+        record["exclude"] = record.pop("exclude")
     return found
 
 

@@ -76,21 +76,6 @@ def draw_scene(shapes: Sequence[Shape], size: int = SIZE) -> np.ndarray:
     return np.asarray(image.reduce(_OVERSAMPLE))
 
 
-def _box_gap(a: Shape, b: Shape) -> float:
-    """Largest axis-wise gap between two bounding boxes in pixels (negative: they overlap on both axes)."""
-    return max(abs(a.x - b.x), abs(a.y - b.y)) - a.radius - b.radius
-
-
-def _wanted_shapes(metadata: Mapping[str, Any], rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Label and colour of every object that the record asks for; an unstated colour is drawn at random."""
-    names = list(COLORS)
-    objects = []
-    for clause in metadata["include"]:
-        for _ in range(int(clause["count"])):
-            objects.append((str(clause["class"]), str(clause.get("color") or names[rng.integers(len(names))])))
-    return objects
-
-
 def _place(labels: Sequence[tuple[str, str]], rng: np.random.Generator) -> tuple[Shape, ...] | None:
     """One attempt to place all shapes at random without touching; None where one finds no room."""
     largest = _CROWDED_MAX_RADIUS.get(len(labels), _MIN_RADIUS)
@@ -100,7 +85,8 @@ def _place(labels: Sequence[tuple[str, str]], rng: np.random.Generator) -> tuple
             radius = float(rng.uniform(_MIN_RADIUS, largest))
             x, y = rng.uniform(radius + 1.5, SIZE - radius - 1.5, size=2)
             shape = Shape(label=label, color=color, x=float(x), y=float(y), radius=radius)
-            if all(_box_gap(shape, other) >= _GAP for other in shapes):
+            gaps = (max(abs(shape.x - o.x), abs(shape.y - o.y)) - shape.radius - o.radius for o in shapes)
+            if all(gap >= _GAP for gap in gaps):
                 shapes.append(shape)
                 break
         else:
@@ -124,7 +110,10 @@ def random_scene(metadata: Mapping[str, Any], rng: np.random.Generator) -> tuple
 
     Raises ValueError: no arrangement was found in 1000 attempts (more than four shapes do not fit).
     """
-    labels = _wanted_shapes(metadata, rng)
+    labels, colors = [], list(COLORS)
+    for clause in metadata["include"]:
+        for _ in range(int(clause["count"])):  # a colour that the record leaves open is drawn
+            labels.append((str(clause["class"]), str(clause.get("color") or colors[rng.integers(len(colors))])))
     positions = [(i, clause["position"]) for i, clause in enumerate(metadata["include"]) if clause.get("position")]
     for _ in range(1000):
         shapes = _place(labels, rng)

@@ -119,20 +119,6 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return summed[:, :, :-1] / (summed[:, :, -1:] + 1e-15)
 
 
-def _project(attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys through relu, the feature map of linear attention, and values: `[b, n, heads, d]` each."""
-    source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-
-    def heads(projected: Tensor, norm: Any = None) -> Tensor:
-        return (projected if norm is None else norm(projected)).unflatten(2, (attn.heads, -1))
-
-    return (
-        F.relu(heads(attn.to_q(hidden_states), attn.norm_q)),
-        F.relu(heads(attn.to_k(source), attn.norm_k)),
-        heads(attn.to_v(source)),
-    )
-
-
 def _output(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
     """Tokens `[b, n, c]` of what was attended, `[b, heads, d, n]`."""
     tokens: Tensor = attn.to_out[1](attn.to_out[0](attended.flatten(1, 2).transpose(1, 2).to(dtype)))
@@ -176,7 +162,15 @@ class LinearAttention:
         rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Attended tokens `[b, n, c]`; there is no mask, as in stock."""
-        given = _project(attn, hidden_states, encoder_hidden_states)
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+
+        def heads(projected: Tensor, norm: Any = None) -> Tensor:
+            return (projected if norm is None else norm(projected)).unflatten(2, (attn.heads, -1))
+
+        # Relu is the feature map of linear attention.
+        query = F.relu(heads(attn.to_q(hidden_states), attn.norm_q))
+        key = F.relu(heads(attn.to_k(source), attn.norm_k))
+        given = query, key, heads(attn.to_v(source))
         if rotary_emb is not None:
             return _output(attn, rotary_linear_attention(*given, rotary_emb), hidden_states.dtype)
         tokens = _output(attn, linear_attention(*(x.permute(0, 2, 3, 1) for x in given)), hidden_states.dtype)
@@ -202,23 +196,18 @@ def give_kernel(
     check_word(word, dtype, known)
     check_here(word, machine)
     found = choose(word, machine, dtype, known)
-    _load(found)
+    backend = AttentionBackendName(KERNELS[found].backend)
+    try:
+        check_backend(backend)
+        fetch_backend(backend)
+    except (RuntimeError, ValueError, OSError, ImportError, AttributeError) as error:
+        raise ValueError(f"pipeline.attention={found} could not be loaded ({error}): choose auto") from error
     for size in sorted(set(known.head_sizes)) if found != "native" else ():
         check_backward(found, dtype=dtype, device=device, head_size=size, mask=known.mask)
     count = sum(_give(network, found) for network in networks)
     if not count and found != "native":
         raise ValueError(f"pipeline.attention={word}: this model has no attention whose kernel can be chosen")
     return found
-
-
-def _load(word: str) -> None:
-    """Fetches what a kernel of the hub needs, and lets diffusers check the rest."""
-    backend = AttentionBackendName(KERNELS[word].backend)
-    try:
-        check_backend(backend)
-        fetch_backend(backend)
-    except (RuntimeError, ValueError, OSError, ImportError, AttributeError) as error:
-        raise ValueError(f"pipeline.attention={word} could not be loaded ({error}): choose auto") from error
 
 
 def give_within(network: nn.Module, word: str) -> None:

@@ -51,7 +51,10 @@ class WideProducts(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
-        if func not in _PRODUCTS or not torch.is_autocast_enabled("cpu") or not _narrow((*args, *given.values())):
+        if func not in _PRODUCTS or not torch.is_autocast_enabled("cpu"):
+            return func(*args, **given)
+        tensors = [value for value in (*args, *given.values()) if isinstance(value, Tensor)]
+        if not all(t.device.type == "cpu" and t.is_floating_point() and t.dtype != torch.float64 for t in tensors):
             return func(*args, **given)
         dtype = torch.get_autocast_dtype("cpu")
 
@@ -61,12 +64,6 @@ class WideProducts(TorchFunctionMode):
         with torch.autocast("cpu", enabled=False):
             product = func(*map(widened, args), **{name: widened(value) for name, value in given.items()})
             return product.to(dtype)
-
-
-def _narrow(operands: Sequence[Any]) -> bool:
-    """Whether CPU autocast would take a product of these in its dtype."""
-    tensors = [value for value in operands if isinstance(value, Tensor)]
-    return all(t.device.type == "cpu" and t.is_floating_point() and t.dtype != torch.float64 for t in tensors)
 
 
 def checkpoint_blocks(network: Any, device: torch.device | str, dtype: torch.dtype) -> None:

@@ -49,15 +49,11 @@ def _video_tokens(p: FamilyPipeline) -> int:
     return math.prod(p.grid_shape[1:])
 
 
-def _sound_tokens(p: FamilyPipeline) -> int:
-    """Tokens of a sound as long as the video: 25 a second of the published checkpoints."""
+def _packed(p: FamilyPipeline) -> tuple[int, ...]:
+    """Tokens of the video and of a sound as long: 25 a second of the published checkpoints."""
     config = p.card.network
     per_second = config.audio_sampling_rate / config.audio_hop_length / float(config.audio_scale_factor)
-    return round(p.image_shape[0] / (p.fps or 24.0) * per_second)
-
-
-def _packed(p: FamilyPipeline) -> tuple[int, ...]:
-    return _video_tokens(p) + _sound_tokens(p), p.grid_shape[0]
+    return _video_tokens(p) + round(p.image_shape[0] / (p.fps or 24.0) * per_second), p.grid_shape[0]
 
 
 def _refuse(card: Card) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families.qwen_image import pad_embeddings
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Grid, Size
+from flowrl.pipelines.shared.cards import Grid, Size, given
 from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Velocity
@@ -76,10 +76,6 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
     return common.predict_by_kind(p, x, timestep, cond, cond.tensors["length_on_host"].tolist())
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    return {"embeds": common.meta(1, tokens, p.card.network.context_in_dim), "length_on_host": torch.tensor([tokens])}
-
-
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     if p.card.index.get("sample_sigmas"):
         return common.distilled_guidance(asked, embeds=False, model=p.model)
@@ -115,7 +111,7 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.in_channels, multiple=32), factors=lambda vae: (16, 1),
     constants=common.latent_statistics, embed=_embed, arguments=_arguments,
     read=lambda p, output, x: output[:, -x.shape[-2] * x.shape[-1] :].transpose(1, 2).reshape(x.shape),
-    evaluate=_evaluate, conditioning=_conditioning, guided=_guided, schedule=_schedule,
+    evaluate=_evaluate, conditioning=given("context_in_dim", length=True), guided=_guided, schedule=_schedule,
     # Images are decoded as videos of one frame; their opacity is dropped
     decode=lambda p, z: p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :3, 0],
     encode=_encode,

@@ -61,7 +61,8 @@ def _refuse(card: Card) -> None:
         )
 
 
-def _prepare(p: FamilyPipeline) -> None:
+def prepare(p: FamilyPipeline) -> None:
+    """Linear attention sums in float32."""
     exact_linear(p.pipe.transformer)
 
 
@@ -80,6 +81,6 @@ FAMILY = Family(
     embed=_embed,
     arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep * p.card.network.timestep_scale, cond),
     conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), encode=_encode,
-    check_scheduler=check_flow_scheduler, refuse=_refuse, prepare=_prepare, prepare_encoders=prepare_gemma,
+    check_scheduler=check_flow_scheduler, refuse=_refuse, prepare=prepare, prepare_encoders=prepare_gemma,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

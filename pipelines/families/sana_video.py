@@ -19,7 +19,6 @@ from typing import Any
 from diffusers import SanaVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import sana, wan
 from flowrl.pipelines.shared import common
@@ -108,16 +107,12 @@ def _refuse(card: Card) -> None:
         )
 
 
-def _prepare(p: FamilyPipeline) -> None:
-    exact_linear(p.pipe.transformer)
-
-
 FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
     options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
     embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep, cond),
     conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), constants=_constants, decode=_decode,
-    encode=wan.encode, refuse=_refuse, prepare=_prepare, prepare_encoders=sana.prepare_gemma,
+    encode=wan.encode, refuse=_refuse, prepare=sana.prepare, prepare_encoders=sana.prepare_gemma,
     check_scheduler=check_flow_scheduler,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

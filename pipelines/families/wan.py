@@ -125,7 +125,10 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
     called = [True, False] if len(p.experts) == 1 else _which_called(p, high)
     if all(called):
         rows = [high.nonzero().flatten(), (~high).nonzero().flatten()]
-        parts = [_rows_of(p, x, timestep, cond, own, name) for name, own in zip(_EXPERTS, rows, strict=True)]
+        parts = []
+        for name, own in zip(_EXPERTS, rows, strict=True):
+            asked = own if len(own) else own.new_zeros(1)  # one of no rows is called all the same, and has a graph
+            parts.append(p.call(x[asked], timestep[asked], cond[asked], name)[: len(own)])
         velocity = torch.cat(parts)[torch.cat(rows).argsort()]
     else:
         velocity = p.call(x, timestep, cond, _EXPERTS[called.index(True)])
@@ -135,13 +138,6 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
 def _which_called(p: FamilyPipeline, high: Tensor) -> list[bool]:
     """Whether the first expert is called, and the second: for rows here or, where weights are split, anywhere."""
     return needed(p.experts[_EXPERTS[0]], [bool(high.any()), not bool(high.all())])
-
-
-def _rows_of(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning, own: Tensor, name: str) -> Tensor:
-    """An expert's answer for some rows; for none it still is called, and has a graph."""
-    if len(own) == 0:
-        return p.call(x[:1], timestep[:1], cond[:1], name)[:0]
-    return p.call(x[own], timestep[own], cond[own], name)
 
 
 def boundary(p: FamilyPipeline) -> float:

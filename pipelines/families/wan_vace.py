@@ -79,7 +79,10 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     if len(clips) > 1:
         mask = clips[1]
     latents = p.pipe.prepare_video_latents(video, mask, references, None, p.device)
-    folded = _fold(mask, p.card.factors[0], p.grid_shape[1])
+    # Pixels become channels, of the frames nearest to latents: [1, f^2, F', h, w].
+    folded = nn.functional.pixel_unshuffle(mask[0, 0][:, None], p.card.factors[0]).transpose(0, 1)[None]
+    size = (p.grid_shape[1], *folded.shape[3:])
+    folded = nn.functional.interpolate(folded, size=size, mode="nearest-exact")
     folded = nn.functional.pad(folded, (0, 0, 0, 0, len(images), 0))
     return {"control": torch.cat([latents.float(), folded], dim=1).to(p.dtype)}
 
@@ -94,14 +97,6 @@ def _fit(p: FamilyPipeline, clip: Tensor) -> Tensor:
         )
     fitted = [common.covering(frame.float(), height, width) for frame in clip[:frames]]
     return torch.stack(fitted, dim=1)[None].to(p.device)
-
-
-def _fold(mask: Tensor, factor: int, frames: int) -> Tensor:
-    """A mask `[1, 3, F, H, W]`, of its frames the nearest to latents, pixels as channels, `[1, f^2, F', h, w]`."""
-    red = mask[0, 0]
-    folded = nn.functional.pixel_unshuffle(red[:, None], factor).transpose(0, 1)[None]
-    size = (frames, *folded.shape[3:])
-    return nn.functional.interpolate(folded, size=size, mode="nearest-exact")
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Grid, ImageOptions, Size
+from flowrl.pipelines.shared.cards import Grid, ImageOptions, Size, given
 from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Velocity, conditioned
@@ -63,10 +63,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     return {"x": list(x.unsqueeze(2).unbind()), "t": (1000 - timestep) / 1000, "cap_feats": captions}
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    return {"embeds": common.meta(1, tokens, p.card.network.cap_feat_dim), "length_on_host": torch.tensor([tokens])}
-
-
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     cap = p.options.norm_cap
     # The rule is stated for the network's own sign, which `_read` has turned.
@@ -102,7 +98,7 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.in_channels, patch=2, most=min(config.axes_lens[1:])),
     embed=_embed, arguments=_arguments,
     read=lambda p, output, x: -torch.stack([sample.float() for sample in output]).squeeze(2),
-    conditioning=_conditioning, guided=_guided, passes=lambda card, scale: 1 if scale == 0 else 2,
+    conditioning=given("cap_feat_dim", length=True), guided=_guided, passes=lambda card, scale: 1 if scale == 0 else 2,
     schedule=stock_schedules.by_image_size,
     # A prompt is filled up to a multiple of 32 tokens, and the image's position comes after it
     longest=lambda card: int((card.network.axes_lens[0] - 2) // 32 * 32),

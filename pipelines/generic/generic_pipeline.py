@@ -51,15 +51,10 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
         found += tuple(end for end in ends if ending(end, linear) and not ending(end, others))  # PEFT takes no list
         if set(found) & set(_QUERIES):
             return found
-    if last := _ends_in_blocks(linear):
+    in_blocks = [name.split(".")[-2:] for name in linear if re.search(r"(^|\.)\d+(\.|$)", name)]
+    if last := dict.fromkeys(".".join(part for part in parts if not part.isdigit()) for parts in in_blocks):
         return tuple(end for end in last if ending(end, linear))
     raise ValueError(f"{type(network).__name__} has no linear layers in blocks that a LoRA could be added to")
-
-
-def _ends_in_blocks(names: Sequence[str]) -> list[str]:
-    """What names of layers in numbered blocks end in, without numbers."""
-    split = [name.split(".") for name in names if re.search(r"(^|\.)\d+(\.|$)", name)]
-    return list(dict.fromkeys(".".join(part for part in parts[-2:] if not part.isdigit()) for parts in split))
 
 
 class GenericPipeline:
@@ -372,17 +367,12 @@ class GenericPipeline:
         """
         part, *_ = self.experts
         if len(self.experts) == 1 and not common.takes_lora(type(self.pipe), part):
-            _write_peft(folder, tensors, config)
+            from peft import LoraConfig
+            from safetensors.torch import save
+
+            folder.mkdir(parents=True, exist_ok=True)
+            named = {f"base_model.model.{key}": tensor.contiguous() for key, tensor in tensors.items()}
+            with replacing(folder / "adapter_model.safetensors") as stream:
+                stream.write(save(named))
+            LoraConfig(**config).save_pretrained(str(folder))
         return common.save_lora(type(self.pipe), folder, tensors, config, tuple(self.experts), part)
-
-
-def _write_peft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """A PEFT adapter: `adapter_model.safetensors` and `adapter_config.json`."""
-    from peft import LoraConfig
-    from safetensors.torch import save
-
-    folder.mkdir(parents=True, exist_ok=True)
-    named = {f"base_model.model.{key}": tensor.contiguous() for key, tensor in tensors.items()}
-    with replacing(folder / "adapter_model.safetensors") as stream:
-        stream.write(save(named))
-    LoraConfig(**config).save_pretrained(str(folder))

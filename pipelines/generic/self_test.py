@@ -44,8 +44,23 @@ def check_reproduces(p: Any) -> float:
             f"by one differ by {worst:.1e} of its latents, where at most {WORST[p.dtype]:g} may be lost to rounding. "
             "It keeps something from step to step, or reads its prompts elsewhere than in encode_prompt"
         )
-    _check_ratio(p, name, velocity, found[1], schedule)
-    _find_whether_encoders_are_read(p, velocity, found[1], schedule)
+    x, sigma, timestep = found[1], schedule.sigma[1].to(p.device), schedule.timestep[1].to(p.device)
+    with torch.no_grad():
+        first = velocity(x, sigma, timestep)
+    with torch.enable_grad():
+        again = velocity(x.detach().requires_grad_(), sigma, timestep)
+    if not again.requires_grad:
+        raise ValueError(f"{name} cannot be trained by pipeline.name=generic: no gradient comes through its own call")
+    if not torch.equal(first, again.detach()) or not math.isfinite(float(first.sum())):
+        raise ValueError(
+            f"{name} cannot be trained by pipeline.name=generic: the same latents at the same level give other numbers "
+            "the second time, so an importance ratio would not begin at 1"
+        )
+    try:  # whether stock's call needs its text encoders for more than `encode_prompt`
+        with p.without_encoders(), torch.no_grad():
+            velocity(x, sigma, timestep)
+    except (AttributeError, TypeError, ValueError):
+        p.keeps_encoders = True
     return worst
 
 
@@ -74,30 +89,6 @@ def _stock(p: Any, prompt: str, noise: Tensor, schedule: Schedule, scale: float)
     if not isinstance(result, Tensor):
         raise ValueError(f"{type(p.pipe).__name__} did not take two steps where it was asked for two")
     return result
-
-
-def _check_ratio(p: Any, name: str, velocity: Any, x: Tensor, schedule: Schedule) -> None:
-    sigma, timestep = schedule.sigma[1].to(p.device), schedule.timestep[1].to(p.device)
-    with torch.no_grad():
-        first = velocity(x, sigma, timestep)
-    with torch.enable_grad():
-        again = velocity(x.detach().requires_grad_(), sigma, timestep)
-    if not again.requires_grad:
-        raise ValueError(f"{name} cannot be trained by pipeline.name=generic: no gradient comes through its own call")
-    if not torch.equal(first, again.detach()) or not math.isfinite(float(first.sum())):
-        raise ValueError(
-            f"{name} cannot be trained by pipeline.name=generic: the same latents at the same level give other numbers "
-            "the second time, so an importance ratio would not begin at 1"
-        )
-
-
-def _find_whether_encoders_are_read(p: Any, velocity: Any, x: Tensor, schedule: Schedule) -> None:
-    """Notes whether stock's call needs its text encoders for more than `encode_prompt`."""
-    try:
-        with p.without_encoders(), torch.no_grad():
-            velocity(x, schedule.sigma[1].to(p.device), schedule.timestep[1].to(p.device))
-    except (AttributeError, TypeError, ValueError):
-        p.keeps_encoders = True
 
 
 def describe_error(name: str, error: Exception) -> ValueError:

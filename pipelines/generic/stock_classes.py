@@ -45,13 +45,6 @@ def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def _required_arguments(taken: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Arguments beside a prompt that a stock call cannot do without."""
-    varying = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    needed = [key for key, one in taken.items() if one.default is one.empty and one.kind not in varying]
-    return [key for key in needed if key not in ("self", "prompt")]
-
-
 def takes_frames(taken: Mapping[str, inspect.Parameter]) -> bool:
     """Whether a stock call makes videos."""
     return bool({"num_frames", "frames"} & set(taken))
@@ -75,7 +68,9 @@ def stock_class(name: str, model: str) -> Any:
     wanted = [one for one in _ASKED if one not in taken]
     if not hasattr(cls, "encode_prompt"):
         wanted = wanted or ["encode_prompt"]
-    own = _required_arguments(taken)
+    varying = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [key for key, one in taken.items() if one.default is one.empty and one.kind not in varying]
+    own = [key for key in needed if key not in ("self", "prompt")]
     sounds = "audio_latents" in taken or hasattr(cls, "prepare_audio_latents")
     faults = {
         f"has no {', '.join(wanted)}": bool(wanted),

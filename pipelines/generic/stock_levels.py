@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +26,6 @@ def is_flow(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a scheduler, of this class and configuration, steps along a flow."""
     flow = name.startswith("FlowMatch") or config.get("prediction_type") == "flow_prediction"
     return bool(flow or config.get("use_flow_sigmas"))
-
-
-def _take_known(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some arguments that a function takes."""
-    taken = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-        return dict(given)
-    return {key: value for key, value in given.items() if key in taken}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,9 +138,12 @@ class Levels:
             else:
                 changes = {key: shift for key in ("shift", "flow_shift") if key in config}
         stock = stock_schedules.make_scheduler("this pipeline", {**config, **changes, "_class_name": name})
+        taken = inspect.signature(stock.set_timesteps).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+            given = {key: value for key, value in given.items() if key in taken}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # DPM-Solver hands tensors to NumPy the old way
-            stock.set_timesteps(**_take_known(stock.set_timesteps, given))
+            stock.set_timesteps(**given)
         sigma, timestep = stock.sigmas.float().cpu(), stock.timesteps.float().cpu()
         if len(timestep) != num_steps or len(sigma) != num_steps + 1:
             raise ValueError(

@@ -199,9 +199,12 @@ def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> 
     The network itself stays of its very class, by which transformers knows what it has to give.
     """
     signature = inspect.signature(type(network).forward)
+    rest = next((key for key, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), "")
 
     def called(*args: Any, **named: Any) -> Any:
-        given = _bind_names(signature, network, on_meta(args), on_meta(named))
+        bound = signature.bind(network, *on_meta(args), **on_meta(named)).arguments
+        given = dict(list(bound.items())[1:])  # by their names, without the network itself
+        given |= given.pop(rest, {})
         if calls is not None:
             calls.append(given)
         with nullcontext() if calls is not None else EveryTokenRead():
@@ -212,13 +215,6 @@ def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> 
     other.__class__ = type(type(network).__name__, (type(network),), {"device": _CPU})
     other.forward = called  # type: ignore[method-assign]
     return other
-
-
-def _bind_names(signature: inspect.Signature, owner: Any, args: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by their names."""
-    given = dict(list(signature.bind(owner, *args, **named).arguments.items())[1:])
-    rest = next((key for key, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), None)
-    return given | given.pop(rest, {}) if rest is not None else given
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -24,7 +24,7 @@ Why = Literal["found", "no file", "no repository", "no revision", "gated", "offl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class Answer:
     """A small file of a hub repository: where it lies in the cache, or why it does not."""
 
     why: Why
@@ -40,7 +40,7 @@ class ModelCard:
     files: tuple[str, ...]
 
 
-_ANSWERS: dict[tuple[str, ...], Asked] = {}
+_ANSWERS: dict[tuple[str, ...], Answer] = {}
 _CARDS: dict[tuple[str, ...], ModelCard | None] = {}
 _SILENT: set[str] = set()  # hubs that did not answer
 _HEARD: set[str] = set()  # those that did
@@ -55,7 +55,7 @@ def small_json(model: str, name: str) -> dict[str, Any] | None:
     return None if path is None else read_json(path, AGAIN, finite=False)
 
 
-def ask(model: str, name: str = INDEX) -> Asked:
+def ask(model: str, name: str = INDEX) -> Answer:
     """Has a small JSON file of a hub id in the cache, or says why it is not there."""
     from huggingface_hub import constants
 
@@ -91,7 +91,7 @@ def _answers(repo: str, revision: str | None, name: str) -> bool:
     return True
 
 
-def _ask(repo: str, revision: str | None, name: str, *, offline: bool) -> Asked:
+def _ask(repo: str, revision: str | None, name: str, *, offline: bool) -> Answer:
     from huggingface_hub import constants, errors, hf_hub_download
 
     try:
@@ -99,21 +99,21 @@ def _ask(repo: str, revision: str | None, name: str, *, offline: bool) -> Asked:
             repo, name, revision=revision, etag_timeout=TIMEOUT, local_files_only=offline, endpoint=constants.ENDPOINT
         )
     except errors.HFValidationError:
-        return Asked(why="no id")
+        return Answer(why="no id")
     except errors.GatedRepoError:
-        return Asked(why="gated")
+        return Answer(why="gated")
     except errors.RepositoryNotFoundError:
-        return Asked(why="no repository")
+        return Answer(why="no repository")
     except errors.RevisionNotFoundError:
-        return Asked(why="no revision")
+        return Answer(why="no revision")
     except errors.LocalEntryNotFoundError:
-        found = Asked(why="offline")
+        found = Answer(why="offline")
     except errors.EntryNotFoundError:
-        return Asked(why="no file")
+        return Answer(why="no file")
     except Exception:  # a proxy, a broken answer, a full disk: the transport raises errors of every kind
-        found = Asked(why="offline")
+        found = Answer(why="offline")
     else:
-        return Asked(why="found", path=Path(path))
+        return Answer(why="found", path=Path(path))
     if not offline:
         _SILENT.add(constants.ENDPOINT)
     return found
@@ -142,7 +142,7 @@ def model_card(model: str) -> ModelCard | None:
     return _CARDS[key]
 
 
-def refusal(model: str, asked: Asked, families: Sequence[str]) -> str:
+def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
     """Why nothing is known of a hub id, and what to do about it."""
     repo, revision = split_revision(model)
     meant = did_you_mean(repo)
@@ -162,18 +162,16 @@ def refusal(model: str, asked: Asked, families: Sequence[str]) -> str:
         return f"{repo} on the hub is no diffusers pipeline: it has no {INDEX}{_instead(model)}"
     name = f"set pipeline.name to its family, one of {', '.join(families)}"
     if asked.why == "offline":
+        from huggingface_hub import constants
+
+        switched_off = constants.is_offline_mode()
+        silence = "HF_HUB_OFFLINE is set" if switched_off else f"{constants.ENDPOINT} does not answer"
         return (
             f"{repo} is not a folder here, and not a hub id whose family is known{meant}; it is not in the hub's cache "
-            f"on this machine, and {_silence()}: {name}, or have it downloaded first (`flowrl sample` and `flowrl "
+            f"on this machine, and {silence}: {name}, or have it downloaded first (`flowrl sample` and `flowrl "
             "eval` take a run, or a folder that it was downloaded to)"
         )
     return f"{model} is neither a folder or file here nor a hub id (OWNER/NAME){meant}: correct pipeline.model"
-
-
-def _silence() -> str:
-    from huggingface_hub import constants
-
-    return "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
 
 
 def _instead(model: str) -> str:

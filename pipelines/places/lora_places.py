@@ -18,17 +18,14 @@ EXPERTS = ("transformer", "transformer_2")
 
 def is_lora(place: Path) -> bool:
     """Whether a folder is that of a LoRA, or a path that of its file; a run folder is no LoRA, but has one."""
-    if place.is_file():
-        return place.name == CARD or (place.suffix in _ENDINGS[:2] and _names_lora(place))
-    return any((place / name).is_file() for name in _NAMED) and not (place / "config.yaml").is_file()
-
-
-def _names_lora(path: Path) -> bool:
-    """Whether a file of safetensors names matrices of a LoRA or its kin; others are whole models, or damaged."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(path, framework="pt") as file:
+    if not place.is_file():
+        return _named(place) is not None and not (place / "config.yaml").is_file()
+    if place.name == CARD or place.suffix not in _ENDINGS[:2]:
+        return place.name == CARD
+    try:  # other files of safetensors are whole models, or damaged
+        with safe_open(place, framework="pt") as file:
             return any(_MATRIX.search(name) for name in file.keys())
     except (SafetensorError, OSError):
         return False

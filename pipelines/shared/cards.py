@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flowrl.config.locations import is_path
@@ -193,8 +194,11 @@ Embed = Callable[[Any, str, Sequence[Tensor]], dict[str, Tensor]]
 """Tensors of one row for a prompt and its source images, of a pipeline."""
 
 
-def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Callable[[Any, int], dict[str, Tensor]]:
-    """A `conditioning` of embeddings, and perhaps pooled ones and a mask, of widths that the denoiser's entries say.
+def given(
+    embeds: str, *, pooled: str | None = None, mask: bool = False, length: bool = False
+) -> Callable[[Any, int], dict[str, Tensor]]:
+    """A `conditioning` of embeddings, and perhaps pooled ones, a mask and the prompt's length, of widths that the
+    denoiser's entries say.
 
     Where its guidance is an input, the scale is among them.
     """
@@ -204,6 +208,8 @@ def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Call
         found = {"embeds": common.meta(1, tokens, config[embeds])}
         if mask:
             found["mask"] = common.meta(1, tokens)
+        if length:
+            found["length_on_host"] = torch.tensor([tokens])
         if pooled is not None:
             found["pooled"] = common.meta(1, config[pooled])
         if config.get("guidance_embeds"):

@@ -69,7 +69,9 @@ def refuse_unsplit(
     network = first_expert(network)
     _refuse_heads(network, context)
     text = family.text_tokens(model, options)
-    if _splits_text(network) and text % context:
+    plan = split_plan(network).values()
+    splits_text = any(isinstance(entry, Mapping) and "encoder_hidden_states" in entry for entry in plan)
+    if splits_text and text % context:
         raise ValueError(
             f"{text} tokens of a prompt cannot be split evenly over parallel.context={context} processes: set "
             f"pipeline.max_sequence_length to a multiple of {context}"
@@ -124,13 +126,6 @@ def _refuse_heads(network: Any, context: int) -> None:
             f"parallel.context={context} processes share the heads of attention, and {heads} heads do not divide by "
             f"{context}: choose one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"
         )
-
-
-def _splits_text(network: Any) -> bool:
-    """Whether the plan splits the prompt's tokens too."""
-    return any(
-        isinstance(entry, Mapping) and "encoder_hidden_states" in entry for entry in split_plan(network).values()
-    )
 
 
 def _size_text(size: Any, sources: int) -> str:

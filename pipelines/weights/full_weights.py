@@ -67,9 +67,13 @@ class FullWeights:
         network.requires_grad_(False)
         self.network = network
         self._working = {name: own[name] for name in chosen}
-        for weight in self._working.values():
+        self.parameters = dict[str, nn.Parameter]()
+        for name, weight in self._working.items():
             weight.requires_grad_(True)
-        self.parameters = {name: _master(weight, offload) for name, weight in self._working.items()}
+            device = torch.device("cpu") if offload else weight.device
+            is_master = weight.dtype == torch.float32 and weight.device == device
+            master = weight if is_master else nn.Parameter(weight.detach().to(device, torch.float32))
+            self.parameters[name] = master
         self.slots: dict[str, dict[str, Tensor]] = {}
         self.scale = max([1.0, *(float(weight.detach().abs().max()) for weight in self._working.values())])
         self._reference: dict[str, Tensor] | None = None
@@ -143,11 +147,3 @@ class FullWeights:
                     weight.data, kept[name] = kept[name], weight.data
                 else:
                     weight.data.copy_(kept[name] if entered else master.data)
-
-
-def _master(weight: nn.Parameter, offload: bool) -> nn.Parameter:
-    """The weight itself where it is float32 and lies where masters do, else a float32 copy."""
-    device = torch.device("cpu") if offload else weight.device
-    if weight.dtype == torch.float32 and weight.device == device:
-        return weight
-    return nn.Parameter(weight.detach().to(device, torch.float32))

@@ -107,18 +107,13 @@ def read_lora(place: Path, stock: Stock | None = None) -> Lora:
     alpha = common * (math.sqrt(rank) if variant == "rslora" else rank)
     alpha = next((one for one in alphas if math.isclose(one, alpha)), alpha)  # as it is written, to the bit
     for layer, scale in scales.items():
-        _widen(tensors, layer, rank, scale / common)
+        down, up = f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+        if scale != common:
+            tensors[up] = tensors[up].float() * (scale / common)
+        if (more := rank - tensors[down].shape[0]) > 0:
+            tensors[down] = torch.cat([tensors[down], tensors[down].new_zeros(more, tensors[down].shape[1])])
+            tensors[up] = torch.cat([tensors[up], tensors[up].new_zeros(tensors[up].shape[0], more)], dim=1)
     return Lora(place=place, tensors=tensors, rank=rank, alpha=alpha, variant=variant)
-
-
-def _widen(tensors: dict[str, Tensor], layer: str, rank: int, times: float) -> None:
-    """Brings a layer to a rank by zeros, and multiplies its B."""
-    down, up = f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
-    if times != 1:
-        tensors[up] = tensors[up].float() * times
-    if (more := rank - tensors[down].shape[0]) > 0:
-        tensors[down] = torch.cat([tensors[down], tensors[down].new_zeros(more, tensors[down].shape[1])])
-        tensors[up] = torch.cat([tensors[up], tensors[up].new_zeros(tensors[up].shape[0], more)], dim=1)
 
 
 def _variant(tensors: Mapping[str, Tensor], stated: Mapping[str, Any]) -> str:

@@ -316,18 +316,14 @@ def _refuse_numbers(tensors: Mapping[str, Tensor], what: str) -> None:
 
 
 def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Refuses names that are no part of a LoRA, and a LoRA on what is not linear."""
+    """Refuses names that are no part of a LoRA, a LoRA on what is not linear, half a pair, and matrices of different
+    ranks."""
     if not any(name.endswith(".lora_A.weight") for name in tensors):
         raise ValueError(f"{what} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
     if strange := sorted(name for name in tensors if not _OWN.match(name)):
         raise ValueError(f"{what} holds {len(strange)} tensors that nobody knows (first: {strange[0]}): {_MERGED}")
     if folded := sorted(name for name, tensor in tensors.items() if ".lora_m" not in name and tensor.ndim != 2):
         raise ValueError(f"{what} also trains convolutions ({len(folded)} tensors, first {folded[0]}): {_MERGED}")
-    _check_pairs(tensors, what)
-
-
-def _check_pairs(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Refuses half a pair, and matrices of different ranks."""
     for layer in {name.partition(".lora_")[0] for name in tensors}:
         if lacking := [side for side in "AB" if f"{layer}.lora_{side}.weight" not in tensors]:
             raise ValueError(f"{what} has no lora_{lacking[0]} of {layer}: it is damaged, get or save it again")

@@ -88,7 +88,13 @@ def split_over(network: nn.Module, split: Split) -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
     first = split.mesh.get_local_rank() == 0
     whole = {name: parameter.detach() for name, parameter in network.named_parameters()} if first else {}
-    _take_over(network, _of_first(split, _facts(network) if first else None))
+    facts = _of_first(split, _facts(network) if first else None)
+    for name, parameter in network.named_parameters():
+        if parameter.is_meta:
+            parameter.data = parameter.data.to(facts["dtypes"][name])
+    for name, value in (*facts["buffers"].items(), *facts["beside"].items()):
+        owner, _, key = name.rpartition(".")
+        setattr(network.get_submodule(owner), key, value)
     for unit in (*repeated_blocks(network), network):
         fully_shard(unit, mesh=split.mesh, reshard_after_forward=True)
     _hand_out(network, split, whole)
@@ -105,16 +111,6 @@ def _facts(network: nn.Module) -> dict[str, dict[str, Any]]:
     }
     dtypes = {name: parameter.dtype for name, parameter in network.named_parameters()}
     return {"dtypes": dtypes, "buffers": dict(network.named_buffers()), "beside": beside}
-
-
-def _take_over(network: nn.Module, facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Gives a network without weights what `_facts` says of the one that has them."""
-    for name, parameter in network.named_parameters():
-        if parameter.is_meta:
-            parameter.data = parameter.data.to(facts["dtypes"][name])
-    for name, value in (*facts["buffers"].items(), *facts["beside"].items()):
-        owner, _, key = name.rpartition(".")
-        setattr(network.get_submodule(owner), key, value)
 
 
 def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor]) -> None:

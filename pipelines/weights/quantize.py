@@ -84,8 +84,13 @@ def quantize_layer(layer: nn.Linear, form: str) -> QuantizedLinear:
     """A layer in another form, on its device; the layer's own weight is not kept."""
     weight = layer.weight.detach()
     if form in ("int8", "fp8"):
-        kept = _by_rows(weight, form)
-        return QuantizedLinear(layer, codes=kept.qdata, scale=kept.scale)
+        from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_  # type: ignore[import-untyped]
+
+        config = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}[form]
+        alone: Any = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        alone.weight = nn.Parameter(weight, requires_grad=False)
+        quantize_(alone, config(set_inductor_config=False))  # nothing is compiled: the process's settings stay
+        return QuantizedLinear(layer, codes=alone.weight.qdata, scale=alone.weight.scale)
     from bitsandbytes import functional
 
     if form == "int8_bnb":
@@ -99,14 +104,3 @@ def quantize_layer(layer: nn.Linear, form: str) -> QuantizedLinear:
         layer, codes=packed, scale=state.absmax, quantiles=state.code, scale_scale=outer.absmax,
         scale_codes=outer.code, scale_offset=state.offset,
     )  # fmt: skip
-
-
-def _by_rows(weight: torch.Tensor, form: str) -> Any:
-    """A weight as torchao keeps it, with `qdata` and a `scale` for each row."""
-    from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_  # type: ignore[import-untyped]
-
-    config = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}[form]
-    alone = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    alone.weight = nn.Parameter(weight, requires_grad=False)
-    quantize_(alone, config(set_inductor_config=False))  # nothing is compiled: the process's settings stay
-    return alone.weight

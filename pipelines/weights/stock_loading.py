@@ -99,16 +99,6 @@ def _place(model: str) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": name, **({} if revision is None else {"revision": revision})}
 
 
-def _folder(cls: Any, model: str, variant: str | None, options: Mapping[str, Any]) -> str:
-    """The folder of a model: its own, or where the hub's cache has it, with what is read of it fetched."""
-    folder = model
-    if not Path(model).is_dir():
-        name, revision = split_revision(model)
-        folder = str(cls.download(name, revision=revision, variant=variant, **options))
-    check_parts(folder, read_index(folder), given=options)
-    return folder
-
-
 def quiet_libraries() -> None:
     """Silences loading bars and the stock warning that prints every padded prompt of a short context."""
     import transformers  # a second, which what only plans or checks does without
@@ -146,7 +136,11 @@ def load_stock(
         if is_single_file(model):
             pipe = load_single(cls, model, dtype=dtype, exact=exact, options=options)
         else:
-            folder = _folder(cls, model, how.variant, options)
+            folder = model
+            if not Path(model).is_dir():
+                hub_id, revision = split_revision(model)
+                folder = str(cls.download(hub_id, revision=revision, variant=how.variant, **options))
+            check_parts(folder, read_index(folder), given=options)
             networks = read_networks(folder, dtypes=parts, given=options, variant=how.variant)
             pipe = cls.from_pretrained(folder, dtype=parts, **networks, **options)
     except (Faulty, FilesMissing):
@@ -166,24 +160,20 @@ def load_stock(
 
 def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:
     """Refuses networks without weights, and tokenizers that are damaged or of another encoder; not parts of `given`."""
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
     for part, module in pipe.components.items():
         if isinstance(module, nn.Module) and given.get(part) is None:
             _check_weights(module, f"{model}/{part}")
-    for part, words in _tokenizers(pipe).items():
+    for part, words in pipe.components.items():
+        words = vars(words).get("tokenizer") if isinstance(words, ProcessorMixin) else words
+        if not isinstance(words, PreTrainedTokenizerBase):
+            continue
         encoder = pipe.components.get(re.sub("^(tokenizer|processor)", "text_encoder", part))
         if given.get(part) is None:
             check_tokenizer(words, f"{model}/{part}", AGAIN)
         if isinstance(encoder, nn.Module):
             check_fits(words, encoder, f"{model}/{part}")
-
-
-def _tokenizers(pipe: Any) -> dict[str, Any]:
-    """Tokenizers of a stock pipeline, and those of processors of words and images, by the names of their parts."""
-    from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-    parts = pipe.components.items()
-    found = {name: vars(part).get("tokenizer") if isinstance(part, ProcessorMixin) else part for name, part in parts}
-    return {name: part for name, part in found.items() if isinstance(part, PreTrainedTokenizerBase)}
 
 
 def _check_weights(network: nn.Module, place: str) -> None:

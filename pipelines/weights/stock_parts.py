@@ -75,8 +75,13 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
     if lacking := sorted(set(told["missing_keys"]) & _from_files(network)):
         raise Faulty(lacks(place, lacking, sorted(unread)))
     stored = Stored(_read_files(Path(place), variant))
-    if unread:
-        _account(network, unread, stored, place, towers=own)
+    left = unread - stored.unscale(unread, network)
+    if left := left - stored.left_over(left, network, towers=own):
+        raise Faulty(
+            f"{place} holds weights that its network, a {type(network).__name__}, does not read "
+            f"({_some(sorted(left))}): without them it computes something else than the file was made for; take a file "
+            "of weights that are not kept in few bits, or the config.json that belongs to this one"
+        )
     if whole := stored.whole_numbers(network):
         raise Faulty(
             f"{place} holds weights as whole numbers or truth values ({_some(sorted(whole))}: "
@@ -84,17 +89,6 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
             "few bits"
         )
     return network  # type: ignore[no-any-return]
-
-
-def _account(network: nn.Module, unread: set[str], stored: Stored, place: str, *, towers: bool) -> None:
-    """Takes scales that no network reads into its weights, and refuses all else that is more than left over."""
-    left = unread - stored.unscale(unread, network)
-    if left := left - stored.left_over(left, network, towers=towers):
-        raise Faulty(
-            f"{place} holds weights that its network, a {type(network).__name__}, does not read "
-            f"({_some(sorted(left))}): without them it computes something else than the file was made for; take a file "
-            "of weights that are not kept in few bits, or the config.json that belongs to this one"
-        )
 
 
 def _read_files(place: Path, variant: str | None) -> list[Path]:

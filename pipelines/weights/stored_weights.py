@@ -46,7 +46,12 @@ class Stored:
         self.place: dict[str, Path] = {}
         self.forms: dict[str, str] = {}
         for path in files:
-            forms = _forms(path)
+            if path.suffix == ".safetensors":
+                with safe_open(path, framework="pt") as file:
+                    forms = {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}
+            else:
+                tensors = torch.load(path, map_location="meta", weights_only=True)
+                forms = {key: str(tensor.dtype) for key, tensor in tensors.items()}
             self.forms |= forms
             self.place |= dict.fromkeys(forms, path)
 
@@ -147,14 +152,6 @@ class Stored:
         except (ValueError, UnicodeDecodeError):
             return False
         return isinstance(said, dict) and said.get("format") == form and said.keys() <= _FORM_KEYS
-
-
-def _forms(path: Path) -> dict[str, str]:
-    """Names of a file's tensors, and their dtypes in the words of the file."""
-    if path.suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:
-            return {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}
-    return {key: str(one.dtype) for key, one in torch.load(path, map_location="meta", weights_only=True).items()}
 
 
 def _branch(key: str) -> str:

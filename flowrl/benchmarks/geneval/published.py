@@ -7,7 +7,6 @@ same bytes, so nothing has to be copied or downloaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 
@@ -39,35 +38,21 @@ def published_records() -> list[MetadataRecord]:
     records = [
         wording.single_object(CLASSES[int(i)]) for i in rng.choice(len(CLASSES), size=len(CLASSES), replace=False)
     ]
-    draw: Callable[[np.random.Generator], MetadataRecord]
-    for draw in (_two_object, _counting, _colors, _position, _color_attr):
-        records += [draw(rng) for _ in range(_DRAWS)]
+    records += [wording.two_object(*_two_classes(rng)) for _ in range(_DRAWS)]
+    for _ in range(_DRAWS):
+        name = CLASSES[int(rng.choice(len(CLASSES)))]
+        records.append(wording.counting(name, int(rng.integers(2, 4, endpoint=True))))
+    for _ in range(_DRAWS):
+        name = _not_a_person(int(rng.choice(len(CLASSES) - 1)))
+        records.append(wording.colors(name, COLORS[int(rng.choice(len(COLORS)))]))
+    for _ in range(_DRAWS):
+        subject, reference = _two_classes(rng)
+        records.append(wording.position(subject, RELATIONS[int(rng.choice(len(RELATIONS)))], reference))
+    for _ in range(_DRAWS):
+        first, second = (_not_a_person(int(i)) for i in rng.choice(len(CLASSES) - 1, size=2, replace=False))
+        one, other = (COLORS[int(i)] for i in rng.choice(len(COLORS), size=2, replace=False))
+        records.append(wording.color_attr(first, one, second, other))
     return list({json.dumps(record): record for record in records}.values())
-
-
-def _two_object(rng: np.random.Generator) -> MetadataRecord:
-    return wording.two_object(*_two_classes(rng))
-
-
-def _counting(rng: np.random.Generator) -> MetadataRecord:
-    name = CLASSES[int(rng.choice(len(CLASSES)))]
-    return wording.counting(name, int(rng.integers(2, 4, endpoint=True)))
-
-
-def _colors(rng: np.random.Generator) -> MetadataRecord:
-    name = _not_a_person(int(rng.choice(len(CLASSES) - 1)))
-    return wording.colors(name, COLORS[int(rng.choice(len(COLORS)))])
-
-
-def _position(rng: np.random.Generator) -> MetadataRecord:
-    subject, reference = _two_classes(rng)
-    return wording.position(subject, RELATIONS[int(rng.choice(len(RELATIONS)))], reference)
-
-
-def _color_attr(rng: np.random.Generator) -> MetadataRecord:
-    first, second = (_not_a_person(int(i)) for i in rng.choice(len(CLASSES) - 1, size=2, replace=False))
-    one, other = (COLORS[int(i)] for i in rng.choice(len(COLORS), size=2, replace=False))
-    return wording.color_attr(first, one, second, other)
 
 
 def _two_classes(rng: np.random.Generator) -> tuple[str, str]:

@@ -19,11 +19,11 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, constants, first_file
@@ -52,30 +52,27 @@ def read_gedit(given: str, images_dir: Path | None, *, language: Language) -> Ca
     rows = read_edits(given if is_dataset(given) else f"{PREFIX}{given}", "input_image", COLUMNS)
     found: dict[str, Case] = {}
     for number, row in enumerate(rows):
-        if row.get("instruction_language") == language:
-            case = _case(row, f"{given}, row {number}")
-            if case.key in found:
-                raise ValueError(f"{given}, row {number}: the key {case.key!r} is there twice.")
-            found[case.key] = case
+        if row.get("instruction_language") != language:
+            continue
+        where = f"{given}, row {number}"
+        kind, key, instruction = (row.get(name) for name in COLUMNS[:3])
+        if kind not in KINDS:
+            raise ValueError(f"{where}: task_type must be one of {', '.join(KINDS)}, got {kind!r}.")
+        if not (isinstance(key, str) and key and isinstance(instruction, str) and instruction.strip()):
+            raise ValueError(f"{where}: key and instruction must be texts that are not empty.")
+        check_text(instruction, where)
+        if key in found:
+            raise ValueError(f"{where}: the key {key!r} is there twice.")
+        asks = (
+            Ask(name=SEMANTICS, words="gedit_semantics", fields={"instruction": instruction}, source=True),
+            Ask(name=QUALITY, words="gedit_quality", fields={}),
+        )
+        record = {"language": language, "intersection": bool(row.get("Intersection_exist"))}
+        found[key] = Case(key=key, prompt=instruction, task=kind, asks=asks, source=Path(row["source"]), record=record)
     if not found:
         raise ValueError(f"{given}: none of its {len(rows)} rows has the instruction_language {language!r}.")
     ordered = sorted(found.values(), key=lambda case: KINDS.index(case.task))
     return CaseFile(cases=tuple(ordered), keep_sources=True)
-
-
-def _case(row: Mapping[str, Any], where: str) -> Case:
-    kind, key, instruction = (row.get(name) for name in COLUMNS[:3])
-    if kind not in KINDS:
-        raise ValueError(f"{where}: task_type must be one of {', '.join(KINDS)}, got {kind!r}.")
-    if not (isinstance(key, str) and key and isinstance(instruction, str) and instruction.strip()):
-        raise ValueError(f"{where}: key and instruction must be texts that are not empty.")
-    check_text(instruction, where)
-    asks = (
-        Ask(name=SEMANTICS, words="gedit_semantics", fields={"instruction": instruction}, source=True),
-        Ask(name=QUALITY, words="gedit_quality", fields={}),
-    )
-    record = {"language": row["instruction_language"], "intersection": bool(row.get("Intersection_exist"))}
-    return Case(key=key, prompt=instruction, task=kind, asks=asks, source=Path(row["source"]), record=record)
 
 
 def gedit_words(folders: Sequence[Path]) -> dict[str, Words]:

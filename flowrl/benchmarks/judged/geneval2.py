@@ -58,35 +58,29 @@ def read_geneval2(given: str, images_dir: Path | None) -> CaseFile:
     del images_dir
     found: dict[str, Case] = {}
     for number, record in enumerate(read_json_lines(Path(given)), start=1):
-        case = _case(record, number, f"{given}, record {number}")
-        if case.prompt in found:
-            raise ValueError(f"{given}, record {number}: the prompt {case.prompt!r} is there twice.")
-        found[case.prompt] = case
-    return CaseFile(cases=tuple(found.values()))
-
-
-def _is_pair(pair: Any) -> bool:
-    """Whether this is a question and its answer."""
-    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-
-
-def _case(record: dict[str, Any], number: int, where: str) -> Case:
-    given: list[Any] = [record.get(key) for key in ("prompt", "atom_count", "vqa_list", "skills")]
-    prompt, atoms, listed, skills = given
-    lists = isinstance(listed, list) and isinstance(skills, list) and 0 < len(listed) == len(skills)
-    if not (isinstance(prompt, str) and isinstance(atoms, int) and lists and all(map(_is_pair, listed))):
-        raise ValueError(
-            f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
-            f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2."
+        where = f"{given}, record {number}"
+        fields: list[Any] = [record.get(key) for key in ("prompt", "atom_count", "vqa_list", "skills")]
+        prompt, atoms, listed, skills = fields
+        lists = isinstance(listed, list) and isinstance(skills, list) and 0 < len(listed) == len(skills)
+        pairs = lists and all(isinstance(pair, list) and [*map(type, pair)] == [str, str] for pair in listed)
+        if not (isinstance(prompt, str) and isinstance(atoms, int) and pairs):
+            raise ValueError(
+                f"{where}: must have prompt, atom_count, vqa_list (pairs of question and answer) and as many "
+                f"skills: give geneval2_data.jsonl of facebookresearch/GenEval2."
+            )
+        check_text(prompt, where)
+        if unknown := sorted(set(map(str, skills)) - set(SKILLS)):
+            raise ValueError(f"{where}: the skill {unknown[0]!r} is not one of {', '.join(SKILLS)}.")
+        if prompt in found:
+            raise ValueError(f"{where}: the prompt {prompt!r} is there twice.")
+        asks = tuple(
+            Ask(name=str(k), words="geneval2", fields={"question": question}, forms=expected_forms(question, answer))
+            for k, (question, answer) in enumerate(listed)
         )
-    check_text(prompt, where)
-    if unknown := sorted(set(map(str, skills)) - set(SKILLS)):
-        raise ValueError(f"{where}: the skill {unknown[0]!r} is not one of {', '.join(SKILLS)}.")
-    asks = tuple(
-        Ask(name=str(place), words="geneval2", fields={"question": question}, forms=expected_forms(question, answer))
-        for place, (question, answer) in enumerate(listed)
-    )
-    return Case(key=str(number), prompt=prompt, task=f"{atoms} atoms", asks=asks, record={"skills": skills})
+        found[prompt] = Case(
+            key=str(number), prompt=prompt, task=f"{atoms} atoms", asks=asks, record={"skills": skills}
+        )
+    return CaseFile(cases=tuple(found.values()))
 
 
 def scores_of(case: Case, values: Values) -> list[float]:

@@ -16,7 +16,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, first_file
@@ -37,8 +36,18 @@ def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
     first = next(iter(records.values()), None)
     name = first.get("id") if isinstance(first, dict) else None
     root = images_dir or _root(path.parent, name if isinstance(name, str) else "")
-    cases = [_case(key, record, f"{path}, key {key!r}", root) for key, record in records.items()]
-    missing = [case.record["id"] for case in cases if not Path(str(case.source)).is_file()]
+    cases, missing = list[Case](), list[str]()
+    for key, record in records.items():
+        where = f"{path}, key {key!r}"
+        if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in ("id", "prompt")):
+            raise ValueError(f"{where}: must be an object with id, prompt and edit_type, as basic_edit.json has.")
+        kind, prompt, image = record.get("edit_type"), record["prompt"], record["id"]
+        if kind not in KINDS:
+            raise ValueError(f"{where}: edit_type must be one of {', '.join(KINDS)}, got {kind!r}.")
+        check_text(prompt, where)
+        asks = (Ask(name=_EDIT, words=f"imgedit_{kind}", fields={"instruction": prompt}, source=True),)
+        cases.append(Case(key=key, prompt=prompt, task=kind, asks=asks, source=root / image, record={"id": image}))
+        missing += [] if (root / image).is_file() else [image]
     if missing or not cases:
         raise ValueError(
             f"{root} lacks {len(missing)} of {len(cases)} source images ({', '.join(missing[:3])}): unpack "
@@ -52,17 +61,6 @@ def _root(folder: Path, name: str) -> Path:
     """The folder, or the one in it or beside it, that has the first source image."""
     places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     return next((place for place in places if name and (place / name).is_file()), folder)
-
-
-def _case(key: str, record: Any, where: str, root: Path) -> Case:
-    if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in ("id", "prompt")):
-        raise ValueError(f"{where}: must be an object with id, prompt and edit_type, as basic_edit.json has.")
-    kind, prompt = record.get("edit_type"), record["prompt"]
-    if kind not in KINDS:
-        raise ValueError(f"{where}: edit_type must be one of {', '.join(KINDS)}, got {kind!r}.")
-    check_text(prompt, where)
-    ask = Ask(name=_EDIT, words=f"imgedit_{kind}", fields={"instruction": prompt}, source=True)
-    return Case(key=key, prompt=prompt, task=kind, asks=(ask,), source=root / record["id"], record={"id": record["id"]})
 
 
 def imgedit_words(folders: Sequence[Path]) -> dict[str, Words]:

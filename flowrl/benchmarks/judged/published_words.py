@@ -35,17 +35,14 @@ def messages(path: Path, function: str) -> Words:
     it is written in another way.
     """
     wanted = [node for node in _tree(path).body if isinstance(node, ast.FunctionDef) and node.name == function]
-    texts = (
-        [
-            _text(value, path)
-            for node in ast.walk(wanted[0])
-            if wanted and isinstance(node, ast.Dict)
-            for key, value in zip(node.keys, node.values, strict=True)
-            if isinstance(key, ast.Constant) and key.value == "text"
-        ]
-        if wanted
-        else []
-    )
+    texts = [
+        _text(value, path)
+        for first in wanted[:1]
+        for node in ast.walk(first)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value == "text"
+    ]
     if len(texts) != 2:
         raise ValueError(
             f"{path}: {function} is to make a request of a system and a user turn, {len(texts)} texts "

@@ -65,7 +65,10 @@ def read_wise(given: str, images_dir: Path | None, *, verified: bool) -> CaseFil
         raise ValueError(f"{place}: is a file of the other version. {_OF_VERSION[verified]}.")
     found: dict[int, Case] = {}
     for file in files:
-        for number, record in enumerate(_records(file)):
+        records = parse_json(read_text(file), str(file))
+        if not isinstance(records, list) or not records:
+            raise ValueError(f"{file}: must be a JSON list of records with {', '.join(_NEEDED)}.")
+        for number, record in enumerate(records):
             case = _case(record, f"{file}, record {number}", last, _OF_VERSION[verified])
             if int(case.key) in found:
                 raise ValueError(f"{file}, record {number}: prompt_id {case.key} is there twice.")
@@ -76,13 +79,6 @@ def read_wise(given: str, images_dir: Path | None, *, verified: bool) -> CaseFil
 def _names(*, verified: bool) -> list[str]:
     """Names of the published files of a version."""
     return ["merge.json"] * verified + [f"{name}{'_verified' * verified}.json" for name in _FILES]
-
-
-def _records(file: Path) -> list[Any]:
-    records = parse_json(read_text(file), str(file))
-    if not isinstance(records, list) or not records:
-        raise ValueError(f"{file}: must be a JSON list of records with {', '.join(_NEEDED)}.")
-    return records
 
 
 def _case(record: Any, where: str, last: Mapping[str, int], version: str) -> Case:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -130,17 +130,21 @@ def _item(row: Row, language: Language, suffix: str, where: str, repairs: list[s
         raise ValueError(f"{where}: needs a whole number as index and a prompt, got {index!r} and {prompt[:60]!r}.")
     check_text(prompt, where)
     number = int(float(index))
+    where += f" (index {number})"
     record = _record(text, number, where, repairs)
     points_key, descriptions_key, theme, subject = _KEYS[language]
-    points, descriptions = (_texts(record, key, f"{where} (index {number})") for key in (points_key, descriptions_key))
+    for key in (points_key, descriptions_key):
+        value = record.get(key)
+        if not isinstance(value, list) or not value or not all(isinstance(entry, str) for entry in value):
+            raise ValueError(f"{where}: {key!r} must be a list of texts, got {value!r}.")
+    points, descriptions = record[points_key], record[descriptions_key]
     if len(points) != len(descriptions):
         raise ValueError(
-            f"{where} (index {number}): {len(points)} test points have {len(descriptions)} descriptions: it must be "
-            f"one each."
+            f"{where}: {len(points)} test points have {len(descriptions)} descriptions: it must be one each."
         )
     labels = [point.strip() for point in points]
     if unknown := [label for label in labels if label not in LABELS[language]]:
-        raise ValueError(f"{where} (index {number}): {unknown_name('test point', unknown[0], LABELS[language])}")
+        raise ValueError(f"{where}: {unknown_name('test point', unknown[0], LABELS[language])}")
     return Item(
         index=number,
         prompt=prompt,
@@ -149,13 +153,6 @@ def _item(row: Row, language: Language, suffix: str, where: str, repairs: list[s
         theme=str(record.get(theme, "")),
         subject=str(record.get(subject, "")),
     )
-
-
-def _texts(record: Mapping[str, Any], key: str, where: str) -> list[str]:
-    value = record.get(key)
-    if not isinstance(value, list) or not value or not all(isinstance(entry, str) for entry in value):
-        raise ValueError(f"{where}: {key!r} must be a list of texts, got {value!r}.")
-    return value
 
 
 def _record(text: str, index: int, where: str, repairs: list[str]) -> dict[str, Any]:
@@ -168,10 +165,10 @@ def _record(text: str, index: int, where: str, repairs: list[str]) -> dict[str, 
         except json.JSONDecodeError:
             number = 0
         if not number:
-            raise ValueError(f"{where} (index {index}): the test points are not JSON ({error}).") from error
+            raise ValueError(f"{where}: the test points are not JSON ({error}).") from error
         repairs.append(f"Index {index}: a comma was missing between two test points and was inserted.")
     if not isinstance(record, dict):
-        raise ValueError(f"{where} (index {index}): the test points must be a JSON object, got {text[:60]!r}.")
+        raise ValueError(f"{where}: the test points must be a JSON object, got {text[:60]!r}.")
     return record
 
 

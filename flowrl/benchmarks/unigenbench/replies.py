@@ -46,19 +46,18 @@ def read_reply(text: str | None, num_points: int) -> Reply | None:
     Python literal (such as text without quotes) makes the whole reply unreadable.
     """
     given = text or ""
-    analysis, score = _json_lists(given) or (_tagged_list(given, tag) for tag in ("analysis", "score"))
+    names = ("analysis", "score")
+    try:
+        record = json.loads(given)
+    except (ValueError, RecursionError):
+        record = None
+    found: list[Any] = [record.get(name) if isinstance(record, dict) else None for name in names]
+    if not all(isinstance(entries, list) for entries in found):
+        found = [_tagged_list(given, name) for name in names]
+    analysis, score = found
     if analysis is None or score is None or not len(analysis) == len(score) == num_points:
         return None
     return Reply(analysis, score)
-
-
-def _json_lists(text: str) -> tuple[list[Any], list[Any]] | None:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    analysis, score = (record.get(name) if isinstance(record, dict) else None for name in ("analysis", "score"))
-    return (analysis, score) if isinstance(analysis, list) and isinstance(score, list) else None
 
 
 def _tagged_list(text: str, tag: str) -> list[Any] | None:
