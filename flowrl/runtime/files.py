@@ -185,7 +185,7 @@ def _below(path: str, home: str) -> str:
     return os.path.relpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)), home)
 
 
-def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "--out") -> None:
+def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`") -> None:
     """Refuses to replace a file that the command did not write. The rule of every command that is told where to write:
 
     what is not there, or is an empty file, is written; of anything else the command has to know its own hand.
@@ -299,7 +299,7 @@ def nearest_folder(path: Path) -> Path:
     return place
 
 
-def refuse_unwritable(folder: Path, *, flag: str = "--out") -> None:
+def refuse_unwritable(folder: Path, *, flag: str = "`out`") -> None:
     """Refuses a folder that could not be made or written into, as far as its place tells without a try.
 
     Args:

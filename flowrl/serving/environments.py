@@ -135,9 +135,20 @@ class Environments:
     def __init__(self, asked: ServerSettings, specs: Sequence[Mapping[str, Any]]) -> None:
         self.asked, self.token = asked, secrets.token_hex(16)
         self.stopping = threading.Event()
-        places = [_place(spec) for spec in specs]
-        here = [rest for place, rest in places if place.python is None]
-        others = [(place, rest) for place, rest in places if place.python is not None]
+        here, others = list[dict[str, Any]](), list[tuple[Place, dict[str, Any]]]()
+        for spec in specs:
+            given = {key: value for key, value in spec.items() if key in ("python", "environment", "scorer")}
+            rest = {key: value for key, value in spec.items() if key not in given}
+            place = build_options(Place, given, owner=f"reward {_label(spec)!r}")
+            if place.scorer is not None:
+                if unknown := sorted(rest.keys() - {"label", "options"}):
+                    raise ValueError(f"a scorer takes label, options, python and environment, got {unknown[0]}.")
+                options = build_options(_Served, rest.get("options") or {}, owner=f"scorer {place.scorer!r}")
+                rest |= {"label": _label(spec), "options": options}
+            if place.python is None:
+                here.append(rest)
+            else:
+                others.append((place, rest))
         if here:
             validate_reward_specs(here)
         count = len(others) + bool(here)
@@ -272,19 +283,6 @@ class Environments:
                     child.said.append(line.strip())
                     print(f"[{child.label}] {line}", end="", file=sys.stderr, flush=True)
             return process.wait()
-
-
-def _place(spec: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
-    """Where an entry runs, and the entry as that place reads it; of a scorer its options are `_Served`."""
-    given = {key: value for key, value in spec.items() if key in ("python", "environment", "scorer")}
-    rest = {key: value for key, value in spec.items() if key not in given}
-    place = build_options(Place, given, owner=f"reward {_label(spec)!r}")
-    if place.scorer is not None:
-        if unknown := sorted(rest.keys() - {"label", "options"}):
-            raise ValueError(f"a scorer takes label, options, python and environment, got {unknown[0]}.")
-        options = build_options(_Served, rest.get("options") or {}, owner=f"scorer {place.scorer!r}")
-        rest |= {"label": _label(spec), "options": options}
-    return place, rest
 
 
 def as_flags(values: Mapping[str, object]) -> list[str]:
