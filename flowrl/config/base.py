@@ -79,9 +79,6 @@ def find_config(name: str, *, here: bool = True) -> Path:
     Args:
         name: the path or the name.
         here: whether it may be a path.
-
-    Raises:
-        ValueError: neither exists.
     """
     if here and Path(name).is_file():
         return Path(name)

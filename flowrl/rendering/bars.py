@@ -51,11 +51,7 @@ def forest(
         def x(value: float) -> float:
             return left + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (width - left - right)
 
-        parts = []
-        for tick in ticks:
-            style = "axis" if tick == 0 and sign else "grid"  # zero is the axis of differences
-            parts.append(f'<path class="{style}" d="M{x(tick):.1f} {top}V{bottom}"/>')
-            parts.append(f'<text class="tick mid" x="{x(tick):.1f}" y="{bottom + 16}">{tick_text(tick)}</text>')
+        parts = _grid(ticks, x, top, bottom, sign=sign)
         for index, (name, marks) in enumerate(rows):
             parts += _row(name, marks, top + step * (index + 0.5), left, x, sign=sign)
             if words and width > 400 and len(marks) == 1:
@@ -66,6 +62,16 @@ def forest(
         return svg(width, bottom + 42, description, "".join(parts))
 
     return responsive(draw, wide) if rows else ""
+
+
+def _grid(ticks: Sequence[float], x: Callable[[float], float], top: int, bottom: int, *, sign: bool) -> list[str]:
+    """A line and a number for each tick; zero is the axis of differences."""
+    parts = []
+    for tick in ticks:
+        style = "axis" if tick == 0 and sign else "grid"
+        parts.append(f'<path class="{style}" d="M{x(tick):.1f} {top}V{bottom}"/>')
+        parts.append(f'<text class="tick mid" x="{x(tick):.1f}" y="{bottom + 16}">{tick_text(tick)}</text>')
+    return parts
 
 
 def _row(

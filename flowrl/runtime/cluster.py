@@ -64,11 +64,7 @@ _connection: list[Connection] = []  # at most one: Ray knows no more in a proces
 
 
 def check_extra(key: str) -> None:
-    """Refuses a setting that needs Ray where it is not installed.
-
-    Raises:
-        ValueError: names the setting, and what to install.
-    """
+    """Refuses a setting that needs Ray where it is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError(f"{key} needs Ray, which is not installed: {EXTRA}, or set it to 0")
 

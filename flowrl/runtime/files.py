@@ -83,9 +83,6 @@ def sync(path: Path) -> None:
     """Has the disk keep what was written into a file, or the names in a folder, before anything goes on.
 
     Some file systems cannot do that for a folder: there nothing is done.
-
-    Raises:
-        OSError: the disk could not.
     """
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -194,9 +191,6 @@ def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`")
         path: the file that would be written.
         own: whether the command wrote what is there, or a pattern that its files hold.
         flag: what named the file, for the message.
-
-    Raises:
-        ValueError: it did not; nothing was changed.
     """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
@@ -305,9 +299,6 @@ def refuse_unwritable(folder: Path, *, flag: str = "`out`") -> None:
     Args:
         folder: it may be missing.
         flag: what named it, for the message.
-
-    Raises:
-        ValueError: with what is in the way.
     """
     place = folder.expanduser().absolute()
     while not os.path.lexists(place):

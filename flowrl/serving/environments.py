@@ -36,11 +36,10 @@ from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import ServerBackend, look
 from flowrl.runtime.scrubbing import say as print
-from flowrl.serving.served import Rows, ServerSettings, default_threads
+from flowrl.serving.served import Rows, ServerSettings, count_death, default_threads
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
 """Environment variable of the processes behind the port, with the token between them and the door."""
-_FIRST_WAIT, _LONGEST_WAIT, _LIVED = 1.0, 30.0, 60.0  # as for replicas
 _KEPT_LINES = 20
 _OF_OTHERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 _FOLLOW = (
@@ -243,8 +242,7 @@ class Environments:
             if not child.backend.rewards:
                 child.failed = child.why(code)
                 return
-            deaths = 0 if time.monotonic() - begun > _LIVED else deaths + 1
-            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
+            deaths, wait = count_death(deaths, time.monotonic() - begun)
             print(
                 f"The process of {child.label} ended (code {code}); it is started again in {wait:g} s.",
                 file=sys.stderr,

@@ -255,9 +255,12 @@ def strata(
         raise ValueError("the runs were evaluated on different images: give them the same prompts and samples")
     found: dict[str, Stratum] = {}
     for task, keys in _keys_of_tasks(tables[0], join=join).items():
-        value_SN = np.stack([_check([float(table[key].value) for key in keys]) for table in tables])
-        found[task] = value_SN, codes(key[:2] for key in keys)
+        found[task] = np.stack([_values_of(table, keys) for table in tables]), codes(key[:2] for key in keys)
     return found, ends
+
+
+def _values_of(table: Mapping[Key, ScoreRow], keys: Sequence[Key]) -> Values:
+    return _check([float(table[key].value) for key in keys])
 
 
 def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
