@@ -94,12 +94,11 @@ def _interval(
 
 def _blocks(a_ND: np.ndarray, b_ND: np.ndarray, unit_N: np.ndarray) -> Blocks:
     count = (unit_N[:, None] != unit_N).astype(np.float64)
-    return tuple((_kernel(x, y) * count, count) for x, y in ((a_ND, a_ND), (b_ND, b_ND), (a_ND, b_ND)))
-
-
-def _kernel(x_ND: np.ndarray, y_ND: np.ndarray) -> Float[np.ndarray, " n n"]:
-    squares = (x_ND**2).sum(axis=1)[:, None] + (y_ND**2).sum(axis=1) - 2.0 * (x_ND @ y_ND.T)
-    return np.asarray(np.exp(-np.maximum(squares, 0.0) / (2 * x_ND.shape[1])))
+    found = []
+    for x_ND, y_ND in ((a_ND, a_ND), (b_ND, b_ND), (a_ND, b_ND)):
+        squares = (x_ND**2).sum(axis=1)[:, None] + (y_ND**2).sum(axis=1) - 2.0 * (x_ND @ y_ND.T)
+        found.append((np.exp(-np.maximum(squares, 0.0) / (2 * x_ND.shape[1])) * count, count))
+    return tuple(found)
 
 
 def _distances(pairs: Blocks, drawn_RN: np.ndarray) -> Float[np.ndarray, " r"]:
