@@ -397,7 +397,11 @@ class AdversarialReward:
             loss = loss + options.weights[1] * patches
         if not bool(torch.isfinite(loss)):
             raise ValueError(f"{OWNER}: the discriminator's loss is {float(loss)} at {key}: lower lr.")
-        accuracy = _accuracy(logits.whole.detach(), options.effective_loss)
+        # The share of correct verdicts among references and generated images; ties count half.
+        right, wrong = logits.whole.detach().chunk(2)
+        pairs = options.effective_loss == "pairwise"
+        signs = torch.sign(right - wrong) if pairs else torch.cat([torch.sign(right), -torch.sign(wrong)])
+        accuracy = float((signs.cpu().double() + 1.0).mean() / 2.0)
         learned = update and accuracy <= limit
         if learned:
             self.optimizer.zero_grad(set_to_none=True)
@@ -420,13 +424,6 @@ class AdversarialReward:
             for name, (texts, images) in sets.items()
             if images
         }
-
-
-def _accuracy(whole: Tensor, loss: Loss) -> float:
-    """Share of correct verdicts among logits of references, then of as many generated images; ties count half."""
-    real, fake = whole.chunk(2)
-    signs = torch.sign(real - fake) if loss == "pairwise" else torch.cat([torch.sign(real), -torch.sign(fake)])
-    return float((signs.cpu().double() + 1.0).mean() / 2.0)
 
 
 def _record(inputs: RewardInputs, item: int) -> dict[str, Any]:

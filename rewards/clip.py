@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards.base import Model, Reward
+from flowrl.rewards.base.text_limits import TextLimit, clip_limit
 from flowrl.rewards.networks.clip_encoder import (
     CLIP_MODEL,
     Library,
@@ -26,7 +27,6 @@ from flowrl.rewards.networks.clip_encoder import (
 )
 from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model
-from flowrl.rewards.networks.text_limits import TextLimit, clip_limit
 
 PICK_SCORE_MODEL = "yuvalkirstain/PickScore_v1"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 from weakref import ref
 
 import numpy as np
@@ -123,27 +124,21 @@ class Judge:
         return self._answer
 
     def _judge(self, inputs: RewardInputs, quirk: bool) -> dict[str, list[float]]:
-        records = [_record(prompt, record) for prompt, record in zip(inputs.prompts, inputs.metadata, strict=True)]
-        places = [i for i, record in enumerate(records) if record is not None]
-        images = to_uint8(inputs.images)[places]
-        found = self.detector.detect(images) if places else []
+        records: dict[int, Record] = {}
+        for i, (prompt, metadata) in enumerate(zip(inputs.prompts, inputs.metadata, strict=True)):
+            with suppress(ValueError):  # without a record that can be read the item has failed
+                records[i] = parse_record({"prompt": prompt, **metadata})
+        images = to_uint8(inputs.images)[list(records)]
+        found = self.detector.detect(images) if records else []
         if len(found) != len(images):
             raise ValueError(f"the judge returned detections of {len(found)} images for {len(images)}.")
         parts = {name: [math.nan] * len(inputs) for name in ("graded", "strict", "official")}
-        for i, image, detections in zip(places, images, found, strict=True):
-            record, color_of = records[i], _remember(self.detector, image)
-            assert record is not None
+        for (i, record), image, detections in zip(records.items(), images, found, strict=True):
+            color_of = _remember(self.detector, image)
             parts["graded"][i] = graded(detections, record, color_of, reference_position_quirk=quirk)
             parts["strict"][i] = float(strict(detections, record, color_of))
             parts["official"][i] = float(verdict(detections, record, color_of).correct)
         return parts
-
-
-def _record(prompt: str, metadata: dict[str, Any]) -> Record | None:
-    try:
-        return parse_record({"prompt": prompt, **metadata})
-    except ValueError:
-        return None
 
 
 def _remember(detector: Detector, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flowrl.rewards.base import Model, Reward
+from flowrl.rewards.base.text_limits import CLIP_TOKENS, TextLimit
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
 from flowrl.rewards.networks.clip_keys import clip_from_open_clip
 from flowrl.rewards.networks.model_sizes import model_of
@@ -31,7 +32,6 @@ from flowrl.rewards.networks.pretrained import (
     read_weights,
     shared_network,
 )
-from flowrl.rewards.networks.text_limits import CLIP_TOKENS, TextLimit
 
 FILES = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 DEFAULT_CHECKPOINT = "xswu/HPSv2"

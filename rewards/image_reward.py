@@ -20,10 +20,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base.text_limits import TextLimit
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.model_sizes import model_of
-from flowrl.rewards.networks.text_limits import TextLimit
 from flowrl.runtime.precision import network_autocast
 
 FILE = "ImageReward.pt"

@@ -9,18 +9,15 @@ from typing import Any
 import torch
 
 from flowrl.config.sections import at_least, share
-from flowrl.prompts.loading import Prompt
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
-from flowrl.rewards.base.nested import build_nested, nested_options
-from flowrl.rewards.base.prompt_needs import lack_of
-from flowrl.rewards.networks.text_limits import TextLimit, limit_of
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
 from flowrl.runtime.randomness import counter_integers, counter_normal
 
 _MILLION = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Noisy:
+class Noisy(InnerOptions):
     """`r + bias + s z`, z standard normal and s the `std`, of outliers more; new for every (seed, iteration, group, i).
 
     Asked about the same sample of the same iteration again, it gives the same value. Items that failed stay failed.
@@ -47,19 +44,6 @@ class Noisy:
         share("outliers", self.outliers)
         at_least(1, self, "outlier_scale")
         nested_options(self.reward, self.options)
-
-    @property
-    def models(self) -> tuple[Model, ...] | None:
-        return models_of(nested_options(self.reward, self.options))
-
-    def lacks(self, prompt: Prompt) -> str | None:
-        """What the inner reward needs."""
-        return lack_of(nested_options(self.reward, self.options), prompt)
-
-    @property
-    def text_limit(self) -> TextLimit | None:
-        """What the inner reward reads."""
-        return limit_of(nested_options(self.reward, self.options))
 
     def build(self, device: torch.device) -> Reward:
         """Makes the inner reward and puts noise on it."""

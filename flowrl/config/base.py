@@ -43,7 +43,13 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         data = read_mapping(current)
         base = _base_of(data, current)
         layers.append(data)
-        current = None if base is None else _base_file(current, base)
+        if base is None:
+            break
+        beside = current.parent / Path(base if base.endswith(".yaml") else f"{base}.yaml").expanduser()
+        try:
+            current = beside if beside.is_file() else find_config(base.removesuffix(".yaml"), here=False)
+        except ValueError as error:
+            raise ConfigError(f"{current}: base: there is no {beside.resolve()}, and {error}") from None
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
         merged = _merge(merged, layer)
@@ -56,21 +62,6 @@ def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
     if base is not None and not (isinstance(base, str) and base.strip()):
         raise ConfigError(f"{place}: base is the name of another configuration beside this one, got {base!r}")
     return base
-
-
-def _base_file(file: Path, base: str) -> Path:
-    """The configuration that a file builds on: beside it, else among those that ship.
-
-    Raises:
-        ConfigError: neither exists; names both places.
-    """
-    beside = file.parent / Path(base if base.endswith(".yaml") else f"{base}.yaml").expanduser()
-    if beside.is_file():
-        return beside
-    try:
-        return find_config(base.removesuffix(".yaml"), here=False)
-    except ValueError as error:
-        raise ConfigError(f"{file}: base: there is no {beside.resolve()}, and {error}") from None
 
 
 def config_files() -> dict[str, Path]:
@@ -88,9 +79,6 @@ def find_config(name: str, *, here: bool = True) -> Path:
     Args:
         name: the path or the name.
         here: whether it may be a path.
-
-    Raises:
-        ValueError: neither exists.
     """
     if here and Path(name).is_file():
         return Path(name)

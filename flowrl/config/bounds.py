@@ -56,22 +56,14 @@ MOST: dict[str, float] = {
 
 
 def check_counts(most: int = 1_000_000, **values: int | None) -> None:
-    """Refuses parameters, by their names, that are no whole numbers from 1 to `most`; None passes.
-
-    Raises:
-        ValueError: names the parameter.
-    """
+    """Refuses parameters, by their names, that are no whole numbers from 1 to `most`; None passes."""
     for name, value in values.items():
         if value is not None and not (isinstance(value, Integral) and value is not True and 1 <= value <= most):
             raise ValueError(f"`{name}` must be a whole number from 1 to {most:,}, got {value!r}")
 
 
 def check_most(config: Any) -> None:
-    """Refuses numbers of a configuration beyond `MOST`.
-
-    Raises:
-        ConfigError: names the key, the number and the bound.
-    """
+    """Refuses numbers of a configuration beyond `MOST`."""
     found = []
     for dotted, most in MOST.items():
         value = functools.reduce(getattr, dotted.split("."), config)

@@ -52,9 +52,6 @@ def setting_words(settings: Mapping[str, Any]) -> list[str]:
 
     >>> setting_words({"num_iterations": 3, "optim": {"lr": 1e-4}})
     ['num_iterations=3', 'optim.lr=0.0001']
-
-    Raises:
-        ConfigError: a value that no file could hold.
     """
     return [f"{key}={value_text(key, value)}" for key, value in dotted_items(settings)]
 

@@ -57,7 +57,12 @@ def foreign_words() -> ForeignWords:
         models=data["models"],
         toolkits={
             name: Toolkit(
-                keys=dict(_entry(dotted, entry, keys) for dotted, entry in dotted_items(found["keys"])),
+                keys={  # of one without a word of its own, what others make of its last part
+                    dotted[:-1] if dotted.endswith("..") else dotted: (
+                        keys[dotted.rpartition(".")[2]] if entry is None else entry
+                    )
+                    for dotted, entry in dotted_items(found["keys"])
+                },
                 defaults=dict(dotted_items(found["defaults"])),
                 rewards=found["rewards"],
             )
@@ -69,9 +74,3 @@ def foreign_words() -> ForeignWords:
 def _by_their_names(table: Mapping[str, str]) -> dict[str, str]:
     """Our name, or a sentence -> what others say in one text; turned round."""
     return {theirs: ours for ours, words in table.items() for theirs in words.split()}
-
-
-def _entry(dotted: str, entry: str | None, keys: Mapping[str, str]) -> tuple[str, str]:
-    """A toolkit's key and what it becomes; of one without a word of its own, what others make of its last part."""
-    name = dotted[:-1] if dotted.endswith("..") else dotted
-    return name, keys[name.rpartition(".")[2]] if entry is None else entry

@@ -57,9 +57,6 @@ def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> N
         config: the run's settings.
         readers: those of the run, words of the table.
         what: names the run, for the message.
-
-    Raises:
-        ValueError: names the first such key and its value.
     """
     for key, value in _changed_settings(config):
         wanted = _readers(key) or _readers(key.rpartition(".")[0])

@@ -29,11 +29,7 @@ def module_path(module: str) -> Path | None:
 
 @cache
 def tree_of(module: str) -> ast.Module:
-    """The syntax tree of a module.
-
-    Raises:
-        ValueError: there is no such module.
-    """
+    """The syntax tree of a module."""
     path = module_path(module)
     if path is None:
         raise ValueError(f"there is no module {module} in the package")
@@ -60,11 +56,7 @@ def find_definition(module: str, name: str) -> tuple[str, ast.AST] | None:
 
 
 def value_of(module: str, name: str) -> ast.expr:
-    """The expression that a name of a module is assigned.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The expression that a name of a module is assigned."""
     found = find_definition(module, name)
     if found is not None and isinstance(found[1], ast.Assign | ast.AnnAssign) and found[1].value is not None:
         return found[1].value
@@ -72,11 +64,7 @@ def value_of(module: str, name: str) -> ast.expr:
 
 
 def class_of(module: str, name: str) -> tuple[str, ast.ClassDef]:
-    """The module and the definition of a class that stands in a module.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The module and the definition of a class that stands in a module."""
     found = find_definition(module, name)
     if found is None or not isinstance(found[1], ast.ClassDef):
         raise ValueError(f"{module} has no class {name}")
@@ -104,11 +92,7 @@ def table_of(module: str, table: str) -> dict[str, ast.expr]:
 
 
 def classes_in(module: str, table: str) -> dict[str, str]:
-    """A table of choices: name -> the class of its options, given as such or as ``options=`` of an entry.
-
-    Raises:
-        ValueError: the table is not written out.
-    """
+    """A table of choices: name -> the class of its options, given as such or as ``options=`` of an entry."""
     found = {}
     for name, value in table_of(module, table).items():
         words = value.keywords if isinstance(value, ast.Call) else []

@@ -43,21 +43,13 @@ class ConfigError(Faults):
 
 
 def all_at_once(*checks: Callable[[], object]) -> None:
-    """Runs checks that are independent of each other.
-
-    Raises:
-        ConfigError: all that they refuse.
-    """
+    """Runs checks that are independent of each other."""
     if found := found_by(*checks):
         raise ConfigError(*found)
 
 
 def refuse(*wrong: tuple[object, str]) -> None:
-    """Refuses what is wrong: each a condition, which settings that can work do not meet, and what is said of it.
-
-    Raises:
-        ConfigError: all that is said of conditions that are met.
-    """
+    """Refuses what is wrong: each a condition, which settings that can work do not meet, and what is said of it."""
     if found := [said for condition, said in wrong if condition]:
         raise ConfigError(*found)
 

@@ -14,7 +14,7 @@ import torch
 
 from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
-from flowrl.rewards.networks.text_limits import kept_tokenizer
+from flowrl.rewards.base.text_limits import kept_tokenizer
 
 AROUND = 8
 """Tokens of a chat's template that are sent with a prompt, at most: those of Z-Image; Qwen-Image sends five."""

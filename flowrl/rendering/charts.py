@@ -141,7 +141,14 @@ def draw_lines(
     frame = frame_of(width, height, ticks, (low, high), nice_ticks(*finite_ends(y), 4 if height < 160 else 5))
     parts = [draw_axes(frame, x_label, y_label)]
     for line in series:
-        parts += [_band(frame, line), _raw(frame, line)]
+        known = np.isfinite(line.low) & np.isfinite(line.high) if len(line.low) else np.zeros(0, dtype=bool)
+        if known.sum() > 1:
+            x, ends = line.x[known], (line.low[known], line.high[known])
+            band = f"M{_path(frame, x, ends[1])}L{_path(frame, x[::-1], ends[0][::-1])}Z"
+            parts.append(f'<path class="band c{line.color}" d="{band}"/>')
+        for at, value in zip(line.raw_x.tolist(), line.raw_y.tolist(), strict=True):
+            title = f"{tick_text(float(round(at)))}: {number(value)}"
+            parts.append(dot(frame.x(at), frame.y(value), title, line.color, "raw"))
     parts += [_line(frame, line, x_name) for line in series]
     return svg(width, height, description, "".join(parts))
 
@@ -224,21 +231,6 @@ def draw_axes(frame: Frame, x_label: str, y_label: str) -> str:
 
 def _path(frame: Frame, x: Values, y: Values) -> str:
     return "L".join(f"{frame.x(a):.1f} {frame.y(b):.1f}" for a, b in zip(x, y, strict=True))
-
-
-def _band(frame: Frame, line: Series) -> str:
-    known = np.isfinite(line.low) & np.isfinite(line.high) if len(line.low) else np.zeros(0, dtype=bool)
-    if known.sum() < 2:
-        return ""
-    x, low, high = line.x[known], line.low[known], line.high[known]
-    return f'<path class="band c{line.color}" d="M{_path(frame, x, high)}L{_path(frame, x[::-1], low[::-1])}Z"/>'
-
-
-def _raw(frame: Frame, line: Series) -> str:
-    points = zip(line.raw_x.tolist(), line.raw_y.tolist(), strict=True)
-    return "".join(
-        dot(frame.x(x), frame.y(y), f"{tick_text(float(round(x)))}: {number(y)}", line.color, "raw") for x, y in points
-    )
 
 
 def _line(frame: Frame, line: Series, x_name: str) -> str:

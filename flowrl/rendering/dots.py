@@ -46,35 +46,33 @@ def scatter(
         log: x is drawn as a logarithm.
         same: both axes measure the same: they get one scale, and the line on which they are equal.
     """
-    return responsive(lambda width: _draw_points(points, width, x_label, y_label, description, log, same))
 
+    def draw(width: int) -> str:
+        height = 300 if same else 330
+        x_low, x_high = ends_of(point.x for point in points)
+        y_low, y_high = ends_of(point.y for point in points)
+        diagonal = ""
+        if same:
+            x_ticks = y_ticks = nice_ticks(min(x_low, y_low), max(x_high, y_high), 5)
+            low, high = x_ticks[0], x_ticks[-1]
+        else:
+            y_ticks = nice_ticks(y_low, y_high, 5)
+            low, high = (math.log10(x_low), math.log10(x_high)) if log else (x_low, x_high)
+            pad = 0.06 * (high - low) or 0.1
+            low, high = low - pad, high + pad
+            x_ticks = log_ticks(low, high) if log else nice_ticks(low, high, 6 if width > 400 else 4)
+        frame = frame_of(width, height, x_ticks, (low, high), y_ticks, log=log)
+        if same:
+            ends = f"M{frame.x(low):.1f} {frame.y(low):.1f}L{frame.x(high):.1f} {frame.y(high):.1f}"
+            diagonal = f'<path class="axis" stroke-dasharray="4 4" d="{ends}"/>'
+        parts = [draw_axes(frame, x_label, y_label), diagonal]
+        for line in dict.fromkeys(point.line for point in points if point.line is not None):
+            parts.append(_joined(frame, [point for point in points if point.line == line]))
+        parts += [_whiskers(frame, point) for point in points]
+        parts += [dot(frame.x(p.x.mean), frame.y(p.y.mean), p.title, p.color, p.shape) for p in points]
+        return svg(width, height, description, "".join([*parts, *_labels(frame, points)]))
 
-def _draw_points(
-    points: Sequence[Dot], width: int, x_label: str, y_label: str, description: str, log: bool, same: bool
-) -> str:
-    height = 300 if same else 330
-    x_low, x_high = ends_of(point.x for point in points)
-    y_low, y_high = ends_of(point.y for point in points)
-    diagonal = ""
-    if same:
-        x_ticks = y_ticks = nice_ticks(min(x_low, y_low), max(x_high, y_high), 5)
-        low, high = x_ticks[0], x_ticks[-1]
-    else:
-        y_ticks = nice_ticks(y_low, y_high, 5)
-        low, high = (math.log10(x_low), math.log10(x_high)) if log else (x_low, x_high)
-        pad = 0.06 * (high - low) or 0.1
-        low, high = low - pad, high + pad
-        x_ticks = log_ticks(low, high) if log else nice_ticks(low, high, 6 if width > 400 else 4)
-    frame = frame_of(width, height, x_ticks, (low, high), y_ticks, log=log)
-    if same:
-        ends = f"M{frame.x(low):.1f} {frame.y(low):.1f}L{frame.x(high):.1f} {frame.y(high):.1f}"
-        diagonal = f'<path class="axis" stroke-dasharray="4 4" d="{ends}"/>'
-    parts = [draw_axes(frame, x_label, y_label), diagonal]
-    for line in dict.fromkeys(point.line for point in points if point.line is not None):
-        parts.append(_joined(frame, [point for point in points if point.line == line]))
-    parts += [_whiskers(frame, point) for point in points]
-    parts += [dot(frame.x(p.x.mean), frame.y(p.y.mean), p.title, p.color, p.shape) for p in points]
-    return svg(width, height, description, "".join([*parts, *_labels(frame, points)]))
+    return responsive(draw)
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
@@ -119,12 +117,9 @@ def _labels(frame: Frame, points: Sequence[Dot]) -> list[str]:
             box = (left, left + size, base - 9, base + 2)
             inside = frame.left <= left and box[1] <= frame.width and box[2] >= 0
             inside = inside and base <= frame.height - frame.bottom - 2
-            if inside and not any(_overlap(box, other) for other in taken):
+            apart = (box[1] <= a[0] or a[1] <= box[0] or box[3] <= a[2] or a[3] <= box[2] for a in taken)
+            if inside and all(apart):
                 taken.append(box)
                 parts.append(f'<text class="tick" x="{left:.1f}" y="{base:.1f}">{esc(label)}</text>')
                 break
     return parts
-
-
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    return a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]

@@ -41,11 +41,19 @@ def scores_table(scores: Mapping[str, Interval], differences: Mapping[str, Inter
 
 def images_row(images: Sequence[Image.Image], captions: Sequence[str]) -> str:
     """The first images beside each other; small ones are enlarged, their pixels shown as squares."""
-    cells = "".join(
-        f'<figure style="display:inline-block;margin:4px;max-width:160px">{_element(image, words)}'
-        f"<figcaption>{esc(words)}</figcaption></figure>"
-        for image, words in list(zip(images, captions, strict=True))[:SHOWN]
-    )
+    cells = ""
+    for image, words in list(zip(images, captions, strict=True))[:SHOWN]:
+        small = max(image.size) <= 96
+        shown = image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST) if small else image.copy()
+        shown.thumbnail((320, 320))
+        buffer = io.BytesIO()
+        as_rgb(shown).save(buffer, format="PNG")
+        data = base64.b64encode(buffer.getvalue()).decode("ascii")
+        cells += (
+            '<figure style="display:inline-block;margin:4px;max-width:160px">'
+            f'<img src="data:image/png;base64,{data}" alt="{esc(words)}" style="max-width:160px">'
+            f"<figcaption>{esc(words)}</figcaption></figure>"
+        )
     more = len(images) - SHOWN
     return f"<div>{cells}</div>" + (f"<p>and {more} more in <code>.images</code></p>" if more > 0 else "")
 
@@ -64,13 +72,3 @@ def curve(name: str, values: Sequence[float]) -> str:
         f'<polyline points="{line}" fill="none" stroke="#2a6fb0" stroke-width="2"/></svg>'
         f"<figcaption>{esc(said)}</figcaption></figure>"
     )
-
-
-def _element(image: Image.Image, words: str) -> str:
-    small = max(image.size) <= 96
-    shown = image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST) if small else image.copy()
-    shown.thumbnail((320, 320))
-    buffer = io.BytesIO()
-    as_rgb(shown).save(buffer, format="PNG")
-    data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return f'<img src="data:image/png;base64,{data}" alt="{esc(words)}" style="max-width:160px">'

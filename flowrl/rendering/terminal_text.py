@@ -35,11 +35,8 @@ def as_markdown(table: Table) -> str:
     """The rows of a table as Markdown, without title and note."""
     head = "| " + " | ".join(table.head) + " |"
     rule = "|" + "|".join([":--", *["--:"] * (len(table.head) - 1)]) + "|"
-    return "\n".join([head, rule, *("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in table.rows)])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in table.rows]
+    return "\n".join([head, rule, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def align(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:

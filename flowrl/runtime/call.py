@@ -59,11 +59,10 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     "flowrl.sample(model='runs/first', seeds=[0, 1], steps=2)"
     """
     flat = {**{key: value for key, value in arguments.items() if key != "settings"}, **arguments.get("settings", {})}
-    return f"flowrl.{name}({', '.join(f'{key}={_value(value)}' for key, value in flat.items())})"
-
-
-def _value(value: Any) -> str:
-    folder = getattr(value, "folder", None)  # of a result: where it can be found again
-    if isinstance(value, Path) or isinstance(folder, Path):
-        return repr(str(value if folder is None else folder))
-    return getattr(value, "__qualname__", None) or repr(value)
+    words = []
+    for key, value in flat.items():
+        folder = getattr(value, "folder", None)  # of a result: where it can be found again
+        if isinstance(value, Path) or isinstance(folder, Path):
+            value = str(value if folder is None else folder)
+        words.append(f"{key}={getattr(value, '__qualname__', None) or repr(value)}")
+    return f"flowrl.{name}({', '.join(words)})"

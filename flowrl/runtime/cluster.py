@@ -64,11 +64,7 @@ _connection: list[Connection] = []  # at most one: Ray knows no more in a proces
 
 
 def check_extra(key: str) -> None:
-    """Refuses a setting that needs Ray where it is not installed.
-
-    Raises:
-        ValueError: names the setting, and what to install.
-    """
+    """Refuses a setting that needs Ray where it is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError(f"{key} needs Ray, which is not installed: {EXTRA}, or set it to 0")
 
@@ -103,7 +99,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     folder, lock = None, None
     if address is None:
         folder = _short_folder()
-        lock = _claimed(folder)
+        lock = _claim(folder)
     settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if folder is not None:
         settings |= {"address": "local", "num_cpus": max(workers, os.cpu_count() or 1)}
@@ -170,8 +166,16 @@ def disconnect() -> None:
         return
     made = _connection.pop()
     with made.lock or nullcontext():
-        if made.folder is not None and _is_over(made):
-            _end_rest(made.folder)
+        if made.folder is not None and _is_over(made):  # Ray's own way out would end this process on the way
+            psutil, rest = _psutil(), []
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if str(made.folder) in " ".join(child.cmdline()):
+                        rest.append(child)
+                        child.kill()
+            psutil.wait_procs(rest, timeout=_PATIENCE)
+            shutil.rmtree(made.folder, ignore_errors=True)
+            _removed.append(made.folder)
         elif made.folder is not None:
             _end_instance(made.folder)
         elif made.own:
@@ -190,19 +194,6 @@ def _end_instance(folder: Path) -> None:
             ray.shutdown()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _end_rest(folder: Path) -> None:
-    """Ends what is left of an instance whose raylet is gone; Ray's own way out would end this process on the way."""
-    psutil, rest = _psutil(), []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if str(folder) in " ".join(child.cmdline()):
-                rest.append(child)
-                child.kill()
-    psutil.wait_procs(rest, timeout=_PATIENCE)
-    shutil.rmtree(folder, ignore_errors=True)
-    _removed.append(folder)
 
 
 _removed: list[Path] = []  # of instances that ended by themselves: when this process ends, Ray writes there again
@@ -242,29 +233,21 @@ def _short_folder() -> Path:
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"
     for folder in Path(parent).glob(f"{_PREFIX}*"):
-        if _is_left_behind(folder):
+        with suppress(OSError):  # not a run's, at work, or on a disk without locks
+            if folder.is_symlink() or (folder / _OWNER).lstat().st_uid != os.getuid():
+                continue
+            with (folder / _OWNER).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
 
 
-def _claimed(folder: Path) -> IO[bytes]:
+def _claim(folder: Path) -> IO[bytes]:
     """Marks a folder as one of a process that lives."""
     lock = (folder / _OWNER).open("wb")
     with suppress(OSError):  # a disk without locks: then folders of killed runs stay
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return lock
-
-
-def _is_left_behind(folder: Path) -> bool:
-    """Whether a run of this user made a folder, and was killed before it could remove it."""
-    try:
-        if folder.is_symlink() or (folder / _OWNER).lstat().st_uid != os.getuid():
-            return False
-        with (folder / _OWNER).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:  # not a run's, at work, or on a disk without locks
-        return False
 
 
 @contextmanager

@@ -139,7 +139,9 @@ def _explained(error: BaseException) -> str:
     if number in DISK:
         what, advice = DISK[number]
         deed = "written" if number in FULL else "read or written"
-        return f"a file could not be {deed}: {what}{_file(error)}. {advice}"
+        name = _file_name(error)
+        file = _where(error) if name is None else f" ({name if len(name) < _LONGEST_NAME else f'...{name[-99:]}'})"
+        return f"a file could not be {deed}: {what}{file}. {advice}"
     if known := next((words for kind, words in _KINDS.items() if kind in names), ""):
         return known.format(error=error, where=_where(error), short=_short(error))
     if isinstance(error, OSError):
@@ -296,12 +298,6 @@ def _os_error(error: OSError) -> str:
     return f"{path}: {system_words(error)}"
 
 
-def _file(error: BaseException) -> str:
-    """The file of an error in brackets, or the line that it is at."""
-    name = _file_name(error)
-    return _where(error) if name is None else f" ({name if len(name) < _LONGEST_NAME else f'...{name[-99:]}'})"
-
-
 def _file_name(error: BaseException) -> str | None:
     """The file that an error names; of one while an open file was read or written, which names none, that file."""
     name = error.filename if isinstance(error, OSError) else None
@@ -318,7 +314,15 @@ def _file_name(error: BaseException) -> str | None:
 
 
 def _memory(error: BaseException) -> str:
-    text, modules = str(error), _modules(error)
+    modules: list[str] = []  # between the handler and the error, and its causes
+    seen: BaseException | None = error
+    while seen is not None and len(modules) < 2000:
+        place = seen.__traceback__
+        while place is not None:
+            modules.append(str(place.tb_frame.f_globals.get("__name__", "")))
+            place = place.tb_next
+        seen = seen.__cause__
+    text = str(error)
     whose = "the GPU's memory" if re.search(r"CUDA|HIP|MPS|GPU|XPU", text) else "this machine's memory"
     more = ""
     if asked := _ASKED.search(text):
@@ -331,19 +335,6 @@ def _memory(error: BaseException) -> str:
     )
     planned = "; 'flowrl plan CONFIG' says what a run needs" if "batch_size," in advice else ""
     return f"{whose} is used up{f' {phase}' if phase else ''}{more}: {advice}{planned}"
-
-
-def _modules(error: BaseException) -> list[str]:
-    """Names of the modules between the handler and the error, and its causes."""
-    found: list[str] = []
-    seen: BaseException | None = error
-    while seen is not None and len(found) < 2000:
-        place = seen.__traceback__
-        while place is not None:
-            found.append(str(place.tb_frame.f_globals.get("__name__", "")))
-            place = place.tb_next
-        seen = seen.__cause__
-    return found
 
 
 def _where(error: BaseException) -> str:

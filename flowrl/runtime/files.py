@@ -83,9 +83,6 @@ def sync(path: Path) -> None:
     """Has the disk keep what was written into a file, or the names in a folder, before anything goes on.
 
     Some file systems cannot do that for a folder: there nothing is done.
-
-    Raises:
-        OSError: the disk could not.
     """
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -185,7 +182,7 @@ def _below(path: str, home: str) -> str:
     return os.path.relpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)), home)
 
 
-def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "--out") -> None:
+def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`") -> None:
     """Refuses to replace a file that the command did not write. The rule of every command that is told where to write:
 
     what is not there, or is an empty file, is written; of anything else the command has to know its own hand.
@@ -194,9 +191,6 @@ def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "--out")
         path: the file that would be written.
         own: whether the command wrote what is there, or a pattern that its files hold.
         flag: what named the file, for the message.
-
-    Raises:
-        ValueError: it did not; nothing was changed.
     """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
@@ -299,15 +293,12 @@ def nearest_folder(path: Path) -> Path:
     return place
 
 
-def refuse_unwritable(folder: Path, *, flag: str = "--out") -> None:
+def refuse_unwritable(folder: Path, *, flag: str = "`out`") -> None:
     """Refuses a folder that could not be made or written into, as far as its place tells without a try.
 
     Args:
         folder: it may be missing.
         flag: what named it, for the message.
-
-    Raises:
-        ValueError: with what is in the way.
     """
     place = folder.expanduser().absolute()
     while not os.path.lexists(place):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from flowrl.runtime.call import answering, call_text, within_call
@@ -34,20 +33,14 @@ def public(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
         before_libraries_load()
         bound = signature.bind(*args, **kwargs).arguments
         given = {key: value for key, value in bound.items() if key not in ("page", "fit")}  # handed in, not asked for
-        with answering(call_text(function.__name__, given), show=show), errors_in_one_paragraph():
-            return function(*args, **kwargs)
+        with answering(call_text(function.__name__, given), show=show):
+            try:
+                return function(*args, **kwargs)
+            except FlowrlError:
+                raise
+            except (ValueError, OSError) as error:  # bad input: told without the frames that found it
+                raise FlowrlError(describe_error(error)) from error.__cause__
+            except (Exception, SystemExit) as error:
+                raise FlowrlError(describe_error(error)) from error
 
     return call
-
-
-@contextmanager
-def errors_in_one_paragraph() -> Iterator[None]:
-    """Tells every error in one paragraph; that of bad input without the frames that found it."""
-    try:
-        yield
-    except FlowrlError:
-        raise
-    except (ValueError, OSError) as error:
-        raise FlowrlError(describe_error(error)) from error.__cause__
-    except (Exception, SystemExit) as error:
-        raise FlowrlError(describe_error(error)) from error

@@ -36,11 +36,10 @@ from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import ServerBackend, look
 from flowrl.runtime.scrubbing import say as print
-from flowrl.serving.served import Rows, ServerSettings, default_threads
+from flowrl.serving.served import Rows, ServerSettings, count_death, default_threads
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
 """Environment variable of the processes behind the port, with the token between them and the door."""
-_FIRST_WAIT, _LONGEST_WAIT, _LIVED = 1.0, 30.0, 60.0  # as for replicas
 _KEPT_LINES = 20
 _OF_OTHERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 _FOLLOW = (
@@ -135,9 +134,20 @@ class Environments:
     def __init__(self, asked: ServerSettings, specs: Sequence[Mapping[str, Any]]) -> None:
         self.asked, self.token = asked, secrets.token_hex(16)
         self.stopping = threading.Event()
-        places = [_place(spec) for spec in specs]
-        here = [rest for place, rest in places if place.python is None]
-        others = [(place, rest) for place, rest in places if place.python is not None]
+        here, others = list[dict[str, Any]](), list[tuple[Place, dict[str, Any]]]()
+        for spec in specs:
+            given = {key: value for key, value in spec.items() if key in ("python", "environment", "scorer")}
+            rest = {key: value for key, value in spec.items() if key not in given}
+            place = build_options(Place, given, owner=f"reward {_label(spec)!r}")
+            if place.scorer is not None:
+                if unknown := sorted(rest.keys() - {"label", "options"}):
+                    raise ValueError(f"a scorer takes label, options, python and environment, got {unknown[0]}.")
+                options = build_options(_Served, rest.get("options") or {}, owner=f"scorer {place.scorer!r}")
+                rest |= {"label": _label(spec), "options": options}
+            if place.python is None:
+                here.append(rest)
+            else:
+                others.append((place, rest))
         if here:
             validate_reward_specs(here)
         count = len(others) + bool(here)
@@ -232,8 +242,7 @@ class Environments:
             if not child.backend.rewards:
                 child.failed = child.why(code)
                 return
-            deaths = 0 if time.monotonic() - begun > _LIVED else deaths + 1
-            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
+            deaths, wait = count_death(deaths, time.monotonic() - begun)
             print(
                 f"The process of {child.label} ended (code {code}); it is started again in {wait:g} s.",
                 file=sys.stderr,
@@ -272,19 +281,6 @@ class Environments:
                     child.said.append(line.strip())
                     print(f"[{child.label}] {line}", end="", file=sys.stderr, flush=True)
             return process.wait()
-
-
-def _place(spec: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
-    """Where an entry runs, and the entry as that place reads it; of a scorer its options are `_Served`."""
-    given = {key: value for key, value in spec.items() if key in ("python", "environment", "scorer")}
-    rest = {key: value for key, value in spec.items() if key not in given}
-    place = build_options(Place, given, owner=f"reward {_label(spec)!r}")
-    if place.scorer is not None:
-        if unknown := sorted(rest.keys() - {"label", "options"}):
-            raise ValueError(f"a scorer takes label, options, python and environment, got {unknown[0]}.")
-        options = build_options(_Served, rest.get("options") or {}, owner=f"scorer {place.scorer!r}")
-        rest |= {"label": _label(spec), "options": options}
-    return place, rest
 
 
 def as_flags(values: Mapping[str, object]) -> list[str]:

@@ -29,10 +29,7 @@ from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.server_metrics import DIRECTORY
 from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import say as print
-from flowrl.serving.served import Rows, ServerSettings, load_app
-
-_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before a dead replica is started again, twice as long each time
-_LIVED = 60.0  # seconds after which a replica counts as one that can live
+from flowrl.serving.served import Rows, ServerSettings, count_death, load_app
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -207,10 +204,9 @@ class Replicas:
         from prometheus_client.multiprocess import mark_process_dead
 
         mark_process_dead(process.pid, self.folder.name)  # type: ignore[no-untyped-call]
-        replica.deaths = 0 if time.monotonic() - replica.started > _LIVED else replica.deaths + 1
+        replica.deaths, wait = count_death(replica.deaths, time.monotonic() - replica.started)
         replica.process = replica.channel = replica.rows = None
         if self.serving and not self.signals:
-            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(replica.deaths - 1, 0), 30))
             replica.again = time.monotonic() + wait
             print(
                 f"Replica {replica.number} ended (code {process.exitcode}); it is started again in {wait:g} s.",

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before a dead process is started again, twice as long each time
+_LIVED = 60.0  # seconds after which a process counts as one that can live
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
     """How rewards are served."""
@@ -111,6 +115,12 @@ def load_app(
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     rows = [[name, one.kind, ", ".join(sorted(one.needs)), one.version] for name, one in rewards.items()]
     return server.make_app(rewards, token=token, limits=asked.limits, replica=replica, hosts=asked.hosts), rows
+
+
+def count_death(before: int, lived: float) -> tuple[int, float]:
+    """Deaths of a process in a row, with this one after so many seconds, and how long to wait before its next life."""
+    deaths = 0 if lived > _LIVED else before + 1
+    return deaths, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
 
 
 def default_threads(replicas: int) -> int:

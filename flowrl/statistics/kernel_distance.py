@@ -79,7 +79,11 @@ def _interval(
         shapes = " and ".join(str(list(array.shape)) for array in checked)
         raise ValueError(f"all sets need the same images and the same features, got the shapes {shapes}")
     unit_N = codes(labels)
-    drawn_RN = _draw(int(unit_N.max()) + 1, num_resamples, seed)[:, unit_N]
+    units, rng = int(unit_N.max()) + 1, np.random.default_rng(seed)
+    drawn_RU = draw_counts(units, num_resamples, rng)
+    while len(single := np.flatnonzero((drawn_RU > 0).sum(axis=1) < 2)):  # one unit again and again has no pair
+        drawn_RU[single] = draw_counts(units, len(single), rng)
+    drawn_RN = drawn_RU[:, unit_N]
     blocks = [_blocks(generated, checked[-1], unit_N) for generated in checked[:-1]]
     points = [float(_distances(pairs, np.ones((1, len(unit_N))))[0]) for pairs in blocks]
     replicates = [_distances(pairs, drawn_RN) for pairs in blocks]
@@ -90,12 +94,11 @@ def _interval(
 
 def _blocks(a_ND: np.ndarray, b_ND: np.ndarray, unit_N: np.ndarray) -> Blocks:
     count = (unit_N[:, None] != unit_N).astype(np.float64)
-    return tuple((_kernel(x, y) * count, count) for x, y in ((a_ND, a_ND), (b_ND, b_ND), (a_ND, b_ND)))
-
-
-def _kernel(x_ND: np.ndarray, y_ND: np.ndarray) -> Float[np.ndarray, " n n"]:
-    squares = (x_ND**2).sum(axis=1)[:, None] + (y_ND**2).sum(axis=1) - 2.0 * (x_ND @ y_ND.T)
-    return np.asarray(np.exp(-np.maximum(squares, 0.0) / (2 * x_ND.shape[1])))
+    found = []
+    for x_ND, y_ND in ((a_ND, a_ND), (b_ND, b_ND), (a_ND, b_ND)):
+        squares = (x_ND**2).sum(axis=1)[:, None] + (y_ND**2).sum(axis=1) - 2.0 * (x_ND @ y_ND.T)
+        found.append((np.exp(-np.maximum(squares, 0.0) / (2 * x_ND.shape[1])) * count, count))
+    return tuple(found)
 
 
 def _distances(pairs: Blocks, drawn_RN: np.ndarray) -> Float[np.ndarray, " r"]:
@@ -108,15 +111,6 @@ def _distances(pairs: Blocks, drawn_RN: np.ndarray) -> Float[np.ndarray, " r"]:
         )
         found.append(within + real - 2.0 * between)
     return np.concatenate(found)
-
-
-def _draw(units: int, num_resamples: int, seed: int) -> Float[np.ndarray, " r u"]:
-    """How often each unit is drawn; a resample of one unit again and again has no pair and is drawn again."""
-    rng = np.random.default_rng(seed)
-    counts = draw_counts(units, num_resamples, rng)
-    while len(single := np.flatnonzero((counts > 0).sum(axis=1) < 2)):
-        counts[single] = draw_counts(units, len(single), rng)
-    return counts
 
 
 def _check(features: np.ndarray, labels: Sequence[Hashable]) -> Float[np.ndarray, " n d"]:

@@ -203,14 +203,12 @@ def spread(values: ArrayLike, groups: ArrayLike) -> Spread:
     extent = np.array([np.ptp(x[group == g]) for g in range(len(size))])
     flat = (extent == 0)[size >= 2]
     return Spread(
-        std=over_groups(sum_KG, _std, bounds=(0, math.inf)),
+        std=over_groups(
+            sum_KG, lambda s: np.sqrt(np.maximum(0.0, s[6] - s[3] ** 2 / s[1]) / (s[1] - 1)), bounds=(0, math.inf)
+        ),
         between_prompts=over_groups(sum_KG, _between, bounds=(0, 1)),
         flat_groups=mean_interval(flat) if len(flat) else UNKNOWN,
     )
-
-
-def _std(s: np.ndarray) -> np.ndarray:
-    return np.asarray(np.sqrt(np.maximum(0.0, s[6] - s[3] ** 2 / s[1]) / (s[1] - 1)))
 
 
 def _between(s: np.ndarray) -> np.ndarray:

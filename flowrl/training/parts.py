@@ -32,8 +32,8 @@ from flowrl.rewards.actors.ray_rewards import (
     start_workers,
 )
 from flowrl.rewards.base.specs import CheckedReward
+from flowrl.rewards.base.text_limits import cut_line
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
-from flowrl.rewards.networks.text_limits import cut_line
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.scrubbing import say as print

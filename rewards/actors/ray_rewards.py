@@ -154,25 +154,23 @@ class WorkerReward:
             send, deadline=_DEADLINE, retries=_RETRIES, seed=seed
         )
         if isinstance(found, Failure):
-            raise ValueError(f"reward {self.name!r}: {_given_up(found, len(inputs))}")
+            minutes = f"{_DEADLINE / 60:g} minutes"
+            if found.error == "timeout":
+                raise ValueError(
+                    f"reward {self.name!r}: a worker did not answer for {len(inputs)} images within {minutes}: it "
+                    "hangs, or has more to do than it gets through: raise workers.rewards or lower "
+                    "rollout_batch_size, then continue the run"
+                )
+            raise ValueError(
+                f"reward {self.name!r}: no worker scored {len(inputs)} images within {minutes}; of the last it is "
+                f"known: {found.message}. Either its machine is gone ('ray status' tells which are there), or its "
+                "process ends each time: by lack of memory (lower rollout_batch_size or workers.rewards, or raise "
+                "workers.reward_gpus) or by a fault of the reward's code (set workers.rewards=0 to see it). Then "
+                "continue the run"
+            )
         if isinstance(found, Refusal):
             raise _error_of(f"reward {self.name!r}", found)
         return move_output(found, inputs.images.device)
-
-
-def _given_up(failed: Failure, images: int) -> str:
-    """Why no worker has scored a piece, and what to do."""
-    if failed.error == "timeout":
-        return (
-            f"a worker did not answer for {images} images within {_DEADLINE / 60:g} minutes: it hangs, or has more to "
-            "do than it gets through: raise workers.rewards or lower rollout_batch_size, then continue the run"
-        )
-    return (
-        f"no worker scored {images} images within {_DEADLINE / 60:g} minutes; of the last it is known: "
-        f"{failed.message}. Either its machine is gone ('ray status' tells which are there), or its process ends each "
-        "time: by lack of memory (lower rollout_batch_size or workers.rewards, or raise workers.reward_gpus) or by a "
-        "fault of the reward's code (set workers.rewards=0 to see it). Then continue the run"
-    )
 
 
 def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> RewardOutput | Refusal | Failure:
@@ -230,7 +228,14 @@ def start_workers(
 
     cluster = connect(settings.address, workers=settings.rollouts + settings.rewards)
     gpus = settings.reward_gpus if device.type == "cuda" else 0.0
-    _refuse_too_many(settings, gpus)
+    have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    for what, each in (("CPU", 1.0), ("GPU", gpus)):
+        need, there = each * settings.rewards, have.get(what, 0.0)
+        if need > there:  # Ray would wait without a word
+            raise ValueError(
+                f"workers.rewards={settings.rewards} needs {need:g} {what}s in the Ray cluster, which has {there:g}: "
+                f"lower workers.rewards{' or workers.reward_gpus' if what == 'GPU' else ''}"
+            )
     wanted = WorkerTask(
         entries=with_whole_paths(entries),
         device="cuda" if gpus else "cpu",
@@ -301,20 +306,6 @@ def _same_about(actors: Sequence[Any]) -> list[About]:
                 "read must be the same at the same place on every machine of the cluster"
             )
     return list(said[0])
-
-
-def _refuse_too_many(settings: WorkersConfig, gpus: float) -> None:
-    """Refuses more workers than the cluster can ever hold, which Ray would wait for without a word."""
-    import ray
-
-    have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    for what, each in (("CPU", 1.0), ("GPU", gpus)):
-        need, there = each * settings.rewards, have.get(what, 0.0)
-        if need > there:
-            raise ValueError(
-                f"workers.rewards={settings.rewards} needs {need:g} {what}s in the Ray cluster, which has {there:g}: "
-                f"lower workers.rewards{' or workers.reward_gpus' if what == 'GPU' else ''}"
-            )
 
 
 def _error_of(owner: str, refused: Refusal) -> Exception:

@@ -7,10 +7,34 @@ from typing import Any
 
 import torch
 
-from flowrl.rewards.base import Reward, RewardOptions, reward_options
+from flowrl.prompts.loading import Prompt
+from flowrl.rewards.base import Model, Reward, RewardOptions, models_of, reward_options
+from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.base.text_limits import TextLimit, limit_of
 
 _KINDS = ("pointwise", "remote")
 _OTHERS = ("adversarial", "rank", "tournament", "win_rate")  # refused before weights load; what is built tells its kind
+
+
+class InnerOptions:
+    """What rewards have in common that change the values of another one; each states its fields itself."""
+
+    __slots__ = ()
+    reward: str
+    options: Mapping[str, Any] | None
+
+    @property
+    def models(self) -> tuple[Model, ...] | None:
+        return models_of(nested_options(self.reward, self.options))
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the inner reward needs."""
+        return lack_of(nested_options(self.reward, self.options), prompt)
+
+    @property
+    def text_limit(self) -> TextLimit | None:
+        """What the inner reward reads."""
+        return limit_of(nested_options(self.reward, self.options))
 
 
 def nested_options(reward: str, options: Mapping[str, Any] | None) -> RewardOptions:

@@ -53,15 +53,15 @@ def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
     """
     if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence) or not specs:
         raise ValueError(f"rewards must be a list with at least one entry such as {{name: geneval}}, got {specs!r}.")
-    return [_parse(spec) for spec in specs]
-
-
-def _parse(spec: Spec) -> RewardConfig:
-    if isinstance(spec, RewardConfig | CheckedReward):
-        return spec if isinstance(spec, RewardConfig) else spec.entry
-    if not isinstance(spec, Mapping):
-        raise ValueError(f"a reward must be a mapping such as {{name: geneval, weight: 1.0}}, got {spec!r}.")
-    return build_options(RewardConfig, spec, owner=f"reward {spec.get('name') or spec.get('function')!r}")
+    entries = []
+    for spec in specs:
+        entry = spec.entry if isinstance(spec, CheckedReward) else spec
+        if not isinstance(entry, RewardConfig):
+            if not isinstance(entry, Mapping):
+                raise ValueError(f"a reward must be a mapping such as {{name: geneval, weight: 1.0}}, got {entry!r}.")
+            entry = build_options(RewardConfig, entry, owner=f"reward {entry.get('name') or entry.get('function')!r}")
+        entries.append(entry)
+    return entries
 
 
 def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:

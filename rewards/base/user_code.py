@@ -82,7 +82,21 @@ def load_function(file: str, function: str, *, what: str = "reward") -> Callable
     identity = str(path.resolve()).encode() + b"\0" + path.read_bytes()
     private = f"_flowrl_user_{hashlib.sha256(identity).hexdigest()[:16]}"
     if private not in sys.modules:
-        _import(path, private, file, owner)
+        spec = importlib.util.spec_from_file_location(private, path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{owner} is not a Python file: its name must end in .py.")
+        # Dataclasses and pickle look a class's module up here.
+        sys.modules[private] = importlib.util.module_from_spec(spec)
+        try:
+            with unchanged_process(owner), saying_what_is_awaited(f"the import of {owner}", IMPORT_SECONDS):
+                # Not by Python's cache of compiled files, to which a change of the same length within a second is none.
+                exec(compile(path.read_bytes(), str(path), "exec"), vars(sys.modules[private]))
+                _paths[private] = list(sys.path)
+        except BaseException as error:
+            del sys.modules[private]
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise ValueError(f"{owner} cannot be imported: {_users_line(error, file)}") from error
     module = sys.modules[private]
     names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
     if function not in vars(module):
@@ -121,25 +135,6 @@ def _imports(source: bytes, folder: Path) -> Iterator[Path]:
         for name in {name.partition(".")[0] for name in names if name}:
             place = folder / name
             yield from sorted(place.rglob("*.py")) if place.is_dir() else filter(Path.is_file, [folder / f"{name}.py"])
-
-
-def _import(path: Path, private: str, file: str, owner: str) -> None:
-    """Runs a user's file as module `private`."""
-    spec = importlib.util.spec_from_file_location(private, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{owner} is not a Python file: its name must end in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[private] = module  # dataclasses and pickle look a class's module up here
-    try:
-        with unchanged_process(owner), saying_what_is_awaited(f"the import of {owner}", IMPORT_SECONDS):
-            # Not by Python's cache of compiled files, to which a change of the same length within a second is none.
-            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-            _paths[private] = list(sys.path)
-    except BaseException as error:
-        del sys.modules[private]
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise ValueError(f"{owner} cannot be imported: {_users_line(error, file)}") from error
 
 
 def call_function(

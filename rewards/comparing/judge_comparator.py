@@ -145,7 +145,14 @@ def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None]:
         return math.nan, answer.error
     if options.style == "logprobs" and not answer.logprobs:
         return math.nan, "no_logprobs"
-    verdict = _verdict(answer, options.style)
+    if options.style == "logprobs":
+        verdict = yes_no(answer.logprobs[0], yes="1", no="2")
+    elif options.style == "scores_json":
+        scores = number_list(answer.text, 2, brackets=False)
+        verdict = None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
+    else:
+        winner = parse_winner(answer.text)
+        verdict = None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]
     if verdict is not None:
         return verdict, None
     return (0.5, None) if options.unparsed == "tie" else (math.nan, "unparsable")
@@ -159,14 +166,3 @@ def _images(inputs: RewardInputs, place: int, options: JudgeComparator) -> list[
     if options.media == "edit" and inputs.source_images is None:
         raise ValueError("comparator: media is edit, but the samples have no source images: set media: image.")
     return shown_of(inputs, place)
-
-
-def _verdict(answer: Answer, style: str) -> float | None:
-    """The probability that the first is better, None where the answer does not say."""
-    if style == "logprobs":
-        return yes_no(answer.logprobs[0], yes="1", no="2")
-    if style == "scores_json":
-        scores = number_list(answer.text, 2, brackets=False)
-        return None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
-    winner = parse_winner(answer.text)
-    return None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of, output_of
-from flowrl.rewards.base.nested import build_nested, nested_options
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
+from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
 from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.comparing.comparators import comparator_options
 from flowrl.rewards.comparing.tournaments import (
@@ -43,7 +43,6 @@ from flowrl.rewards.comparing.tournaments import (
 )
 from flowrl.rewards.comparing.tournaments import win_rate as rate_of_wins
 from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
-from flowrl.rewards.networks.text_limits import TextLimit, limit_of
 from flowrl.runtime.randomness import counter_choice
 
 _CACHE = 65536  # verdicts; some 10 MB
@@ -179,13 +178,12 @@ class Tournament:
                 values[places] = rank_reward(key, ties=self.ties)
             return _output(values, inputs, played)
 
-        score = tournament
         settings = f"{self.scheme}:{self.orders}:byes-{self.byes}:ties-{self.ties}"
-        return _reward("tournament", self, score, settings, device)
+        return _reward("tournament", self, tournament, settings, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rank:
+class Rank(InnerOptions):
     """Another reward's rank within the group, 0 for the lowest: outliers count no more than the next one.
 
     Items that failed are not ranked. Who is left alone by that is invalid ("no_opponent"). The part `score` is the
@@ -209,19 +207,6 @@ class Rank:
 
     def __post_init__(self) -> None:
         nested_options(self.reward, self.options)
-
-    @property
-    def models(self) -> tuple[Model, ...] | None:
-        return models_of(nested_options(self.reward, self.options))
-
-    def lacks(self, prompt: Prompt) -> str | None:
-        """What the other reward needs."""
-        return lack_of(nested_options(self.reward, self.options), prompt)
-
-    @property
-    def text_limit(self) -> TextLimit | None:
-        """What the other reward reads."""
-        return limit_of(nested_options(self.reward, self.options))
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward and the other one."""

@@ -82,7 +82,12 @@ def bradley_terry(
         theta_N = theta_N + length * step_N
         if np.abs(gradient_N).max(initial=0.0) < 1e-12 * max(1.0, count_NN.sum()):
             break
-    known_N = _largest_part(count_NN) & ((count_NN > 0).sum(1) >= max(min_comparisons, 1))
+    # The largest set that comparisons connect; of several, the one of the lowest member.
+    reach_NN = (count_NN > 0) | np.eye(len(count_NN), dtype=bool)
+    for _ in range(max(len(count_NN), 1).bit_length()):
+        reach_NN = reach_NN @ reach_NN
+    part_N = reach_NN[int(np.argmax(reach_NN.sum(1)))]
+    known_N = part_N & (part_N.sum() > 1) & ((count_NN > 0).sum(1) >= max(min_comparisons, 1))
     return np.where(known_N, theta_N, np.nan)
 
 
@@ -319,12 +324,3 @@ def _merge_orders(first_wins_NN: Float64[np.ndarray, " N N"]) -> Float64[np.ndar
     known = ~np.isnan(both)
     merged = np.where(known, both, 0.0).sum(0) / np.maximum(known.sum(0), 1)
     return np.where(known.any(0) & ~np.eye(len(first_wins_NN), dtype=bool), merged, np.nan)
-
-
-def _largest_part(count_NN: Float64[np.ndarray, " N N"]) -> np.ndarray:
-    """Members of the largest set that comparisons connect, bool [N]; of several, the one of the lowest member."""
-    reach_NN = (count_NN > 0) | np.eye(len(count_NN), dtype=bool)
-    for _ in range(max(len(count_NN), 1).bit_length()):
-        reach_NN = reach_NN @ reach_NN
-    start = int(np.argmax(reach_NN.sum(1)))
-    return reach_NN[start] & (reach_NN[start].sum() > 1)

@@ -39,8 +39,17 @@ class WorldMotions:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
+
+        def judge(inputs: RewardInputs) -> Iterator[Row]:
+            for item, record in enumerate(inputs.metadata):
+                if inputs.videos is None or not _MOTION <= record.keys():
+                    yield None
+                    continue
+                found = clips.motion_verdict(to_uint8(inputs.videos[item]), record)
+                yield found.graded, found.correct, found.shape, found.color, found.direction, found.smooth
+
         parts = ("graded", "strict", "shape", "color", "direction", "smooth")
-        return _reward("motion_verdict", self.credit, parts, _motion, needs={"videos", "metadata"})
+        return _reward("motion_verdict", self.credit, parts, judge, needs={"videos", "metadata"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +71,18 @@ class WorldEdits:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
+
+        def judge(inputs: RewardInputs) -> Iterator[Row]:
+            sources = inputs.source_images or [[]] * len(inputs)
+            for image, source, record in zip(to_uint8(inputs.images), sources, inputs.metadata, strict=True):
+                if len(source) != 1 or not _EDIT <= record.keys():
+                    yield None
+                    continue
+                found = edits.edit_verdict(image, to_uint8(source[0][None])[0], record)
+                yield found.graded, found.correct, found.done, found.kept
+
         parts = ("graded", "strict", "done", "kept")
-        return _reward("edit_verdict", self.credit, parts, _edit, needs={"images", "metadata", "source_images"})
+        return _reward("edit_verdict", self.credit, parts, judge, needs={"images", "metadata", "source_images"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,36 +108,17 @@ class WorldGrids:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
+
+        def judge(inputs: RewardInputs) -> Iterator[Row]:
+            for image, record in zip(to_uint8(inputs.images), inputs.metadata, strict=True):
+                if not _is_grid(record):
+                    yield None
+                    continue
+                found = scene_grids.grid_verdict(image, record)
+                yield found.share, found.correct, found.consistency
+
         parts = ("share", "strict", "consistency")
-        return _reward("grid_verdict", self.credit, parts, _grid, needs={"images", "metadata"})
-
-
-def _motion(inputs: RewardInputs) -> Iterator[Row]:
-    for item, record in enumerate(inputs.metadata):
-        if inputs.videos is None or not _MOTION <= record.keys():
-            yield None
-            continue
-        found = clips.motion_verdict(to_uint8(inputs.videos[item]), record)
-        yield found.graded, found.correct, found.shape, found.color, found.direction, found.smooth
-
-
-def _edit(inputs: RewardInputs) -> Iterator[Row]:
-    sources = inputs.source_images or [[]] * len(inputs)
-    for image, source, record in zip(to_uint8(inputs.images), sources, inputs.metadata, strict=True):
-        if len(source) != 1 or not _EDIT <= record.keys():
-            yield None
-            continue
-        found = edits.edit_verdict(image, to_uint8(source[0][None])[0], record)
-        yield found.graded, found.correct, found.done, found.kept
-
-
-def _grid(inputs: RewardInputs) -> Iterator[Row]:
-    for image, record in zip(to_uint8(inputs.images), inputs.metadata, strict=True):
-        if not _is_grid(record):
-            yield None
-            continue
-        found = scene_grids.grid_verdict(image, record)
-        yield found.share, found.correct, found.consistency
+        return _reward("grid_verdict", self.credit, parts, judge, needs={"images", "metadata"})
 
 
 def _reward(

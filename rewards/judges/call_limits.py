@@ -65,7 +65,13 @@ class AskingPace:
 
     def book(self, question: Question) -> float:
         """`turn` of a request that does not wait: later ones wait for it."""
-        now, expected = time.monotonic(), self._estimate(question)
+        now = time.monotonic()
+        if self._answers:
+            expected = self.used / self._answers
+        else:
+            letters = sum(len(part) for part in (question.system, *question.parts) if isinstance(part, str))
+            images = sum(not isinstance(part, str) for part in question.parts)
+            expected = letters / _LETTERS_PER_TOKEN + _IMAGE_TOKENS * images + question.max_tokens
         self._move("requests", self.limits.requests_per_minute, 1.0, now)
         self._move("tokens", self.limits.tokens_per_minute, expected, now)
         return expected
@@ -84,10 +90,3 @@ class AskingPace:
     def _move(self, kind: str, limit: float | None, cost: float, now: float) -> None:
         if limit is not None:
             self._next[kind] = max(self._next[kind], now) + 60.0 / limit * cost
-
-    def _estimate(self, question: Question) -> float:
-        if self._answers:
-            return self.used / self._answers
-        letters = sum(len(part) for part in (question.system, *question.parts) if isinstance(part, str))
-        images = sum(not isinstance(part, str) for part in question.parts)
-        return letters / _LETTERS_PER_TOKEN + _IMAGE_TOKENS * images + question.max_tokens

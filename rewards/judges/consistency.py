@@ -27,7 +27,7 @@ import torch
 
 from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid, theme
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_cells, no_grid, no_source
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -122,7 +122,17 @@ class GridConsistency:
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""
         if self.judge is None:
-            return replace(self._by_clip(device), name="grid_consistency")
+            owner = "reward 'grid_consistency'"
+            encoder = transformers_clip(
+                self.model, device=device, revision=self.revision, preprocess="processor", owner=owner
+            )
+            if self.mode == "clip_image":
+                made = mean_over_pairs(encoder, grid=self.grid, model=self.model)
+            else:
+                version = f"{self.model}:cosine"
+                inner = prompt_reward("clip_score", encoder, lambda cosine, _: cosine, threshold=None, version=version)
+                made = mean_over_cells(inner, grid=self.grid)
+            return replace(made, name="grid_consistency")
         templates, respects = self.templates(), tuple(self.criteria or CRITERIA)
         shape = None if self.grid is None else grid_shape(self.grid)
         score = _score_edit if self.mode == "edit" else partial(_score_grid, shape=shape)
@@ -134,17 +144,6 @@ class GridConsistency:
             needs={"metadata"} | ({"source_images"} if self.mode == "edit" else set()),
             version=f"{self.mode}:grid-{self.grid}:{'|'.join(respects)}:template-{digest_of(templates)}",
         )
-
-    def _by_clip(self, device: torch.device) -> FunctionReward:
-        encoder = transformers_clip(
-            self.model, device=device, revision=self.revision, preprocess="processor", owner="reward 'grid_consistency'"
-        )
-        if self.mode == "clip_image":
-            return mean_over_pairs(encoder, grid=self.grid, model=self.model)
-        inner = prompt_reward(
-            "clip_score", encoder, lambda cosine, _: cosine, threshold=None, version=f"{self.model}:cosine"
-        )
-        return mean_over_cells(inner, grid=self.grid)
 
 
 def _respects(record: Mapping[str, Any], default: Sequence[str]) -> list[tuple[str, float]]:

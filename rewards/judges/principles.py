@@ -287,9 +287,11 @@ def _score(
         ]
 
     def read(item: int, answers: list[Answer]) -> JudgedItem:
-        scores = all_of(
-            answers, [_satisfaction(answer) if reasoned else probability_of_yes(answer) for answer in answers]
-        )
+        if reasoned:  # from 0 to 10
+            found = [parse_score(answer.text, pattern=SCORE, low=0, high=10) for answer in answers]
+            scores = [score / 10 for score in all_of(answers, found)]
+        else:
+            scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
         value, means = aggregate_principles(checked[item], scores, weights, options.aggregate)
         return JudgedItem(value=value, parts=means)
 
@@ -308,9 +310,3 @@ def _plans(inputs: RewardInputs, planner: Planner) -> list[Plan | str]:
     for item, made in zip(open_items, planner.plan([inputs.prompts[item] for item in open_items], images), strict=True):
         plans[item] = made
     return plans
-
-
-def _satisfaction(answer: Answer) -> float | None:
-    """How well a principle is satisfied by a reasoned answer, in [0, 1]."""
-    score = parse_score(answer.text, pattern=SCORE, low=0, high=10)
-    return None if score is None else score / 10

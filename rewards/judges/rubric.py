@@ -149,7 +149,8 @@ class Rubric:
                 return [rule_question(words, image, inputs.prompts[item], rule.text) for rule in rules]
 
             def read(item: int, answers: list[Answer]) -> JudgedItem:
-                agreed = [_agreement(answer, rule) for answer, rule in zip(answers, rules, strict=True)]
+                yes = [math.nan if p is None else p for p in map(probability_of_yes, answers)]
+                agreed = [p if rule.answer == "yes" else 1.0 - p for p, rule in zip(yes, rules, strict=True)]
                 score = math.fsum(rule.weight * value for rule, value in zip(rules, agreed, strict=True))
                 error = first_error(answers) or (UNPARSED if math.isnan(score) else None)
                 return JudgedItem(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
@@ -164,11 +165,3 @@ class Rubric:
             needs=set(),
             version=f"{len(rules)}-rules@{digest}:{'normalised' if self.normalise else 'sum'}:template-{words.digest}",
         )
-
-
-def _agreement(answer: Answer, rule: Rule) -> float:
-    """The probability of the rule's good answer, NaN where there is none."""
-    probability = probability_of_yes(answer)
-    if probability is None:
-        return math.nan
-    return probability if rule.answer == "yes" else 1.0 - probability

@@ -210,7 +210,10 @@ def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, f
             pair = number_list(text, 2, ask.low, ask.high)
             ratings[name.removeprefix("edit_")] = None if pair is None else mean(pair)
     elif style in ("rational", "rational_edit"):
-        ratings = {"mean": _mean_aspect(texts[style])}
+        body = re.split(r"(?im)^\W*summary\b", texts[style])[0]
+        scores = [float(number) for number in re.findall(rf"(?im)^\W*score\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}", body)]
+        # The mean of the aspects; those that say N/A do not count.
+        ratings = {"mean": mean([min(max(score, 1.0), 4.0) for score in scores]) if scores else None}
     else:
         names = [name for name in ask.dimensions if weights[name] > 0] or ["score"]
         ratings = {
@@ -226,13 +229,6 @@ def scale_rating(rating: float, *, low: float, high: float, scale: Scale) -> flo
     if scale == "unit":
         return (rating - low) / (high - low)
     return rating / high if scale == "divided" else rating
-
-
-def _mean_aspect(text: str) -> float | None:
-    """The mean of the aspects' scores before the summary, each cut to 1 .. 4; those that say N/A do not count."""
-    body = re.split(r"(?im)^\W*summary\b", text)[0]
-    scores = [float(number) for number in re.findall(rf"(?im)^\W*score\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}", body)]
-    return mean([min(max(score, 1.0), 4.0) for score in scores]) if scores else None
 
 
 def _score(

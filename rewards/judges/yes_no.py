@@ -230,19 +230,19 @@ def _images(inputs: RewardInputs, item: int, options: YesNo) -> list[Pixels]:
 
 def _read(forms: Sequence[Forms], answers: Sequence[Answer], options: YesNo) -> list[float]:
     """The scores of an item's questions."""
-    scores = [
-        None if answer.error else _one(good, answer, options) for good, answer in zip(forms, answers, strict=True)
-    ]
+    scores: list[float | None] = []
+    for good, answer in zip(forms, answers, strict=True):
+        first, score = answer.logprobs[0] if answer.logprobs else {}, None
+        if answer.error:
+            pass
+        elif options.reads == "word":
+            word = parse_word(answer.text, ("yes", "no"))
+            score = None if word is None else float(word in good)
+        elif options.reads == "mass":
+            score = answer_mass(first, good) if first else None
+        else:
+            score = yes_no_score(first, yes="no", no="yes") if options.inverted else yes_no_score(first)
+        scores.append(score)
     # Draws repeat one question, so a lost one costs precision; questions differ, so without one it is another mean.
     found = [score for score in scores if score is not None] if options.reads == "word" else []
     return found or all_of(answers, scores)
-
-
-def _one(good: Forms, answer: Answer, options: YesNo) -> float | None:
-    if options.reads == "word":
-        word = parse_word(answer.text, ("yes", "no"))
-        return None if word is None else float(word in good)
-    first = answer.logprobs[0] if answer.logprobs else {}
-    if options.reads == "mass":
-        return answer_mass(first, good) if first else None
-    return yes_no_score(first, yes="no", no="yes") if options.inverted else yes_no_score(first)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
@@ -96,11 +96,17 @@ class VqaScore:
 
         @torch.no_grad()
         def score(inputs: RewardInputs) -> RewardOutput:
-            squares = [_square(image, processor.image_mean) for image in to_uint8(inputs.images)]
             answer = tokenizer(self.answer).input_ids
             values = []
             before, after = text.split(IMAGE)
-            for square, prompt in zip(squares, inputs.prompts, strict=True):
+            for image, prompt in zip(to_uint8(inputs.images), inputs.prompts, strict=True):
+                # In the middle of a square of CLIP's mean colour.
+                height, width = image.shape[:2]
+                side = max(height, width)
+                top, left = (side - height) // 2, (side - width) // 2
+                square = np.empty((side, side, 3), np.uint8)
+                square[:] = [int(255 * value) for value in processor.image_mean]
+                square[top : top + height, left : left + width] = image
                 pixels = pretrained.process_images(processor, [square])
                 pieces = [tokenizer(piece.replace(PROMPT, prompt)).input_ids for piece in (before, after)]
                 values.append(float(network(pixels, pieces, answer)))
@@ -113,17 +119,6 @@ class VqaScore:
             version=f"vqa_score:{self.model}@{fingerprint_of(network)}:{self.vision}:{self.tokenizer or 'own'}:"
             f"{self.answer}:{template_name(text)}:{self.dtype}",
         )
-
-
-def _square(image: UInt8[np.ndarray, " h w 3"], mean: Sequence[float]) -> UInt8[np.ndarray, " s s 3"]:
-    """An image in the middle of a square of CLIP's mean colour."""
-    height, width = image.shape[:2]
-    side = max(height, width)
-    square = np.empty((side, side, 3), np.uint8)
-    square[:] = [int(255 * value) for value in mean]
-    top, left = (side - height) // 2, (side - width) // 2
-    square[top : top + height, left : left + width] = image
-    return square
 
 
 class ClipT5(nn.Module):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -61,21 +61,16 @@ def look_for_model(model: str, *, start: str, option: str, what: str) -> None:
 
 def look_for_servers(servers: Sequence[str], *, option: str) -> None:
     """Refuses servers none of which takes a connection; one behind a proxy is not asked."""
-    if not _LOOKING.get() or any(_listens(server) for server in servers):
+    if not _LOOKING.get():
         return
+    for server in servers:
+        parts = urlsplit(server)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+            return
+        with suppress(OSError), socket.create_connection((host, port), timeout=TIMEOUT):
+            return
     raise ValueError(
         f"no server listens at {', '.join(servers)}: start it, or correct the address, option {option}; nothing was "
         "drawn yet."
     )
-
-
-def _listens(server: str) -> bool:
-    parts = urlsplit(server)
-    host = parts.hostname or ""
-    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
-        return True
-    try:
-        with socket.create_connection((host, parts.port or (443 if parts.scheme == "https" else 80)), timeout=TIMEOUT):
-            return True
-    except OSError:
-        return False

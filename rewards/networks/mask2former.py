@@ -131,7 +131,7 @@ class Mask2FormerDetector:
 
         No threshold of GenEval lets those through, and a hundred masks of every image would fill the memory.
         """
-        found = []
+        found = list[list[Detection]]()
         for start in range(0, len(images), BATCH):
             part = torch.from_numpy(np.ascontiguousarray(images[start : start + BATCH])).to(self.device)
             pixels, fitted = preprocess(part.flip(-1) if self.swapped else part)
@@ -139,7 +139,16 @@ class Mask2FormerDetector:
                 output = self.network(pixel_values=pixels)
             logits = output.class_queries_logits.float(), output.masks_queries_logits.float()
             for classes, masks in zip(*logits, strict=True):
-                found.append(_detections(post_process(classes, masks, pixels.shape[-2:], fitted, part.shape[1:3])))
+                best = post_process(classes, masks, pixels.shape[-2:], fitted, part.shape[1:3])
+                scores, queries = best.score.tolist(), best.query.tolist()
+                # Detections of one query share its mask.
+                shown = sorted({query for query, score in zip(queries, scores, strict=True) if score > MASK_SCORE})
+                mask_of = dict(zip(shown, best.masks[shown].cpu().numpy(), strict=True))
+                found.append([])
+                rows = zip(best.label.tolist(), best.box.tolist(), scores, queries, strict=True)
+                for label, box, score, query in rows:
+                    mask = mask_of[query] if score > MASK_SCORE else None
+                    found[-1].append(Detection(label=CLASSES[label], box=tuple(box), score=score, mask=mask))
         return found
 
     @torch.no_grad()
@@ -266,17 +275,6 @@ def mask_boxes(masks: Bool[Tensor, " q h w"]) -> Int64[Tensor, " q 4"]:
         sides.append((first, end))
     (x1, x2), (y1, y2) = sides
     return torch.stack([x1, y1, x2, y2], dim=1) * masks.flatten(1).any(1)[:, None]
-
-
-def _detections(found: MaskFindings) -> list[Detection]:
-    """On the host; detections of one query share its mask."""
-    scores, queries = found.score.tolist(), found.query.tolist()
-    wanted = sorted({query for query, score in zip(queries, scores, strict=True) if score > MASK_SCORE})
-    masks = dict(zip(wanted, found.masks[wanted].cpu().numpy(), strict=True))
-    return [
-        Detection(label=CLASSES[label], box=tuple(box), score=score, mask=masks[query] if score > MASK_SCORE else None)
-        for label, box, score, query in zip(found.label.tolist(), found.box.tolist(), scores, queries, strict=True)
-    ]
 
 
 # ---- colour ----------------------------------------------------------------------------------------------------------

@@ -18,12 +18,10 @@ from pathlib import Path
 
 import torch
 
-from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.detectors import Detector
-from flowrl.rewards.networks.mask2former import UNREAD, Mask2FormerDetector, check_classes
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.mask2former import UNREAD, Mask2Former, Mask2FormerDetector, check_classes
 from flowrl.rewards.networks.openmmlab_keys import network_of
 
 RELEASED = {
@@ -40,7 +38,7 @@ _GIVE = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpenMMLab:
+class OpenMMLab(Mask2Former):
     """Options of the detector, which runs in float32."""
 
     detector: str = ""
@@ -58,10 +56,6 @@ class OpenMMLab:
         if not Path(self.detector).expanduser().is_file():
             raise ValueError(f"{OWNER}: there is no file {self.detector!r}: {_GIVE}.")
         pretrained.check_model(self.clip_model, what="CLIP", option="clip_model")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return model_of(self.detector), model_of(self.clip_model)
 
     def build(self, device: torch.device) -> Detector:
         """Loads both models."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards.serving.own_names import own_requests_only
-from flowrl.rewards.serving.server_requests import Service, has_token, read_body, refusal
+from flowrl.rewards.serving.server_requests import Service, has_token, read_body, refusal, unless_gone
 from flowrl.rewards.serving.wire import Limits, read_json_body
 from flowrl.rewards.serving.wire_images import WireError, bad_request, short, too_many_images
 
@@ -95,7 +95,7 @@ async def _forward(request: Request, content_type: str) -> Response:
         body = await read_body(service, request, content_type, held)
         backend, name = await _backend(request, body, content_type)
         try:
-            answer = await _or_gone(
+            answer = await unless_gone(
                 request,
                 _ask(backend, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]),
             )
@@ -194,26 +194,6 @@ async def _ask(
         raise ValueError("no answer in HTTP") from error
     finally:
         writer.close()
-
-
-async def _or_gone(request: Request, asking: Any) -> _Answer:
-    """The answer, unless the client goes away first: then the connection is closed, and what waits there is dropped."""
-    from starlette.requests import ClientDisconnect
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    result, leave = asyncio.ensure_future(asking), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({result, leave}, return_when=asyncio.FIRST_COMPLETED)
-        if not result.done():
-            raise ClientDisconnect
-        answer: _Answer = result.result()
-        return answer
-    finally:
-        leave.cancel()
-        result.cancel()
 
 
 async def _health(request: Request) -> Response:

@@ -193,13 +193,24 @@ class Lines:
 
     def __init__(self, urls: Sequence[str], *, api_key: str | None, down_after: float | None = None) -> None:
         remember_secret(api_key or "")
-        secure = any(url.startswith("https") or not is_loopback(url) for url in urls)
+        if any(url.startswith("https") or not is_loopback(url) for url in urls):
+            context = httpx2.create_ssl_context()
+            # A file of certificates besides those of the machine, named as other programs read it.
+            if given := os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"):
+                try:
+                    context.load_verify_locations(**{"capath" if os.path.isdir(given) else "cafile": given})
+                except OSError as error:
+                    raise ValueError(
+                        f"REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names {given!r}, which cannot be read: {error}."
+                    ) from error
+        else:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         connect = partial(
             httpx2.AsyncClient,
             timeout=None,
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             # One for all: the certificates of a machine take 25 ms to read.
-            verify=_trust() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            verify=context,
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),
         )
         # Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
@@ -236,19 +247,6 @@ class Lines:
 
     def _is_back(self, line: ServerLine) -> bool:
         return not line.dead and self.wait_for(line.answers(IDLE_SECONDS))
-
-
-def _trust() -> ssl.SSLContext:
-    """The certificates of the machine, and those of a file that the environment names as other programs read it."""
-    context = httpx2.create_ssl_context()
-    if given := os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"):
-        try:
-            context.load_verify_locations(**{"capath" if os.path.isdir(given) else "cafile": given})
-        except OSError as error:
-            raise ValueError(
-                f"REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names {given!r}, which cannot be read: {error}."
-            ) from error
-    return context
 
 
 def _talk(loop: asyncio.AbstractEventLoop, lines: Sequence[ServerLine]) -> None:

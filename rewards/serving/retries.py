@@ -1,7 +1,7 @@
 """One policy for calls that may fail: what is tried again, how long in between, and when to stop.
 
 result = call_with_retries(send, deadline=120.0, retries=4, seed=counter_seed(seed, item))
-if isinstance(result, Failed): ...        # result.error is a short word such as "status_503"
+if isinstance(result, Failure): ...        # result.error is a short word such as "status_503"
 """
 
 from __future__ import annotations

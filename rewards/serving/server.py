@@ -134,17 +134,17 @@ def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token:
         ValueError: the port is taken, there is no such host, or others could reach the server and it has no token.
     """
     if not 0 <= port < 2**16:  # getaddrinfo would silently take another one
-        raise ValueError(f"a port lies in 0 .. 65535, got {port}: give another --port.")
+        raise ValueError(f"a port lies in 0 .. 65535, got {port}: give another `port`.")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ValueError(f"cannot serve at {host}:{port} ({error}): give --host an address of this machine.") from error
+        raise ValueError(f"cannot serve at {host}:{port} ({error}): give `host` an address of this machine.") from error
     reached = str(address[0])
     loopback = is_loopback(f"http://[{reached}]" if ":" in reached else f"http://{reached}")
     if not has_token and not (loopback and reached not in ("0.0.0.0", "::")):
         raise ValueError(
             f"{host} can be reached from other machines, and the server has no token: put one into an environment "
-            f"variable and name it with --token-env, or serve on 127.0.0.1."
+            f"variable and name it with `token_env`, or serve on 127.0.0.1."
         )
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -152,7 +152,7 @@ def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise ValueError(f"cannot serve at {host}:{port} ({error.strerror}): give another --port.") from error
+        raise ValueError(f"cannot serve at {host}:{port} ({error.strerror}): give another `port`.") from error
     return bound
 
 

@@ -1,7 +1,7 @@
 """Several servers of one reward: which is asked next, which are set aside because they do not answer, when they return.
 
     pool = ServerPool(servers, is_back)
-    result = pool.ask(send)                # send(server) -> a result, or a Failed
+    result = pool.ask(send)                # send(server) -> a result, or a Failure
 
 A request goes to the server with the fewest requests in flight. One that does not answer is set aside, for 1 s at first
 and twice as long each time, and its request goes to another at once. When its time is up it is asked whether it is

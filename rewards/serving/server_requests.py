@@ -6,20 +6,21 @@ import asyncio
 import hmac
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrl.rewards.base import Reward
 from flowrl.rewards.serving.batching import RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
-from flowrl.rewards.serving.wire import ItemScore, Limits, ScoreRequest, decode_request, encode_reply, too_many_bytes
+from flowrl.rewards.serving.wire import Limits, ScoreRequest, decode_request, encode_reply, too_many_bytes
 from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+T = TypeVar("T")
 SLOWEST_BODY = 64 * 1024
 """Bytes a second that a body has to come with after its first seconds."""
 
@@ -83,11 +84,15 @@ async def answer(request: Request, content_type: str) -> Response:
     service.active += 1
     try:
         decoded = await _receive(service, request, content_type)
-        queue = _queue(service, decoded.reward)
-        name = queue.name
+        wanted = decoded.reward
+        if wanted is None and len(service.queues) == 1:
+            wanted = next(iter(service.queues))
+        if wanted is None or wanted not in service.queues:
+            raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(service.queues)}, got {wanted}.")
+        name, queue = wanted, service.queues[wanted]
         queued = queue.submit(decoded)
         del decoded  # the queue alone holds the images
-        scores = await _outcome(request, queued)
+        scores = await unless_gone(request, asyncio.wrap_future(queued))
         request.scope.get("state", {})["served"] = True  # its connection may wait for the next one
         service.metrics.seconds.labels(name).observe(time.perf_counter() - start)
         response = Response(encode_reply(queue.reward.version, scores), media_type="application/json")
@@ -206,23 +211,15 @@ async def _parts(request: Request, body: bytes, limits: Limits) -> tuple[bytes, 
     return found.pop("request"), found
 
 
-def _queue(service: Service, name: str | None) -> RewardQueue:
-    if name is None and len(service.queues) == 1:
-        return next(iter(service.queues.values()))
-    if name is None or name not in service.queues:
-        raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(service.queues)}, got {name}.")
-    return service.queues[name]
-
-
-async def _outcome(request: Request, queued: Future[list[ItemScore]]) -> list[ItemScore]:
-    """The scores of a queued request, which is given up when its client goes away."""
+async def unless_gone(request: Request, asked: Awaitable[T]) -> T:
+    """What is waited for, which is given up when the client of the request goes away."""
     from starlette.requests import ClientDisconnect
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    result, leave = asyncio.wrap_future(queued), asyncio.ensure_future(gone())
+    result, leave = asyncio.ensure_future(asked), asyncio.ensure_future(gone())
     try:
         both: set[asyncio.Future[Any]] = {result, leave}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -162,8 +162,8 @@ def test_folders_that_killed_runs_left_behind_go_and_no_others(tmp_path: Path, m
     held, left, foreign = (tmp_path / f"ray-{name}" for name in ("held", "left", "foreign"))
     for folder in (held, left, foreign):
         folder.mkdir()
-    lock = flowrl.runtime.cluster._claimed(held)
-    flowrl.runtime.cluster._claimed(left).close()  # as when its process has ended
+    lock = flowrl.runtime.cluster._claim(held)
+    flowrl.runtime.cluster._claim(left).close()  # as when its process has ended
     (tmp_path / "ray-link").symlink_to(left)
     made = flowrl.runtime.cluster._short_folder()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(

@@ -14,7 +14,7 @@ from flowrl.planning.refusals import obstacles
 from flowrl.prompts.prompt_files import read_file
 from flowrl.rewards import REWARDS, load_target
 from flowrl.rewards.base.prompt_needs import NeedsOfPrompt, NeedsToLearn, lack_of
-from flowrl.rewards.networks.text_limits import TextLimit, cut_line
+from flowrl.rewards.base.text_limits import TextLimit, cut_line
 from flowrl.session.preflight import look, preflight
 from flowrl.training.parts import model_family
 
