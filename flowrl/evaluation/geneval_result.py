@@ -204,21 +204,18 @@ def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
         failed = [place for place, row in enumerate(rows) if kind in kinds(row["reason"])]
         count = min(EXAMPLES, len(failed))
         chosen = [failed[(2 * k + 1) * len(failed) // (2 * count)] for k in range(count)]
-        figures = "".join(_figure(rows[place], images[place]) for place in chosen)
+        figures = ""
+        for place in chosen:
+            row, image = rows[place], images[place]
+            if element := image_element(image.path, row["prompt"]):
+                reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
+                figures += (
+                    f"<figure>{element}<figcaption><b>{esc(row['prompt'])}</b><br>"
+                    f"{reason}<br><small>{esc(image.file)}</small></figcaption></figure>"
+                )
         if figures:
             body += (
                 f"<h3>{esc(kind)} <span>{plural(len(failed), 'image')}</span></h3><div class='fails'>{figures}</div>"
             )
     lead = "For every kind of reason images spread evenly over all that failed so, not picked by looks."
     return section("failures", "What went wrong", body, lead)
-
-
-def _figure(row: Row, image: ImageFile) -> str:
-    element = image_element(image.path, row["prompt"])
-    if not element:
-        return ""
-    reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
-    return (
-        f"<figure>{element}<figcaption><b>{esc(row['prompt'])}</b><br>"
-        f"{reason}<br><small>{esc(image.file)}</small></figcaption></figure>"
-    )
