@@ -187,7 +187,7 @@ def _measure(
     plans: Sequence[Settings], labels: list[str], home: Path, known: Benchmark, page: Callable[..., str] | None, *,
     dry_run: bool,
 ) -> Evaluation:  # fmt: skip
-    """Evaluates one model after the other, and sums up several; refuses first what is known to be wrong before that."""
+    """Refuses what can be known to be wrong, evaluates one model after the other, and sums up several."""
     for settings in plans:
         for subject in settings.subjects:
             if subject.source is not None:
