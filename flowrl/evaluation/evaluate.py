@@ -180,18 +180,17 @@ def evaluate(
                 train_prompts=_train_prompts(train_prompts, source), device=str(find_device(device)),
             )
         )  # fmt: skip
-    return _measure(plans, list(named), home, known, page, dry_run=dry_run)
+    return _measure(plans, list(named), home, page, dry_run=dry_run)
 
 
 def _measure(
-    plans: Sequence[Settings], labels: list[str], home: Path, known: Benchmark, page: Callable[..., str] | None, *,
-    dry_run: bool,
-) -> Evaluation:  # fmt: skip
+    plans: Sequence[Settings], labels: list[str], home: Path, page: Callable[..., str] | None, *, dry_run: bool
+) -> Evaluation:
     """Refuses what can be known to be wrong, evaluates one model after the other, and sums up several."""
     for settings in plans:
         for subject in settings.subjects:
             if subject.source is not None:
-                check_source(subject.source, judging="flowrl eval", videos=known.videos)
+                check_source(subject.source, judging="flowrl eval", videos=BENCHMARKS[settings.benchmark].videos)
         fresh = any(one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
         with look_for_models() if fresh and not dry_run else nullcontext():
             check(settings)

@@ -27,12 +27,11 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
         for key, value in result.facts.items()
     ]
     listed = table("Judge, settings and times", ["Key", "Value"], rows)
-    scores = forest_of_two(result.base_intervals, result.intervals, (names[-1], names[0]), x_label="score",
-                           description="scores with intervals", wide=WIDER)  # fmt: skip
-    changes = forest(
-        [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in result.differences.items()],
-        x_label="change with 95 % interval", description="changes with intervals", sign=True, words=True, wide=WIDER,
-    )  # fmt: skip
+    sides, said = (result.base_intervals, result.intervals), "scores with intervals"
+    scores = forest_of_two(*sides, (names[-1], names[0]), x_label="score", description=said, wide=WIDER)
+    changed = [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in result.differences.items()]
+    label, said = "change with 95 % interval", "changes with intervals"
+    changes = forest(changed, x_label=label, description=said, sign=True, words=True, wide=WIDER)
     body = "".join([
         f'<p class="summary">{esc(result.headline)}</p>',
         notes_box(result.notes),
