@@ -55,6 +55,7 @@ COMMANDS: dict[str, str] = {
     "pretrain": "make an embedded model, scorer or prompt list from scratch",
 }
 """Every command and what it does; two words are a folder within a folder."""
+GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
 FORMER: dict[str, str] = {
     "--num-steps": "--steps", "--guidance-scale": "--guidance", "--base-guidance-scale": "--base-guidance",
@@ -93,13 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(version_text())
         return 0
-    group = words[:1] if any(name.startswith(f"{words[0]} ") for name in COMMANDS if words) else []
+    group = [word for word in words[:1] if word in GROUPS]
     if words[len(group) : len(group) + 1] in ([], ["-h"], ["--help"]):
         print(overview(*group), file=sys.stdout if words[len(group) :] else sys.stderr)
         return 0 if words[len(group) :] else 2
     name = " ".join(words[: len(group) + 1])
     if name not in COMMANDS:
-        print(f"flowrl: {_no_command(name)}", file=sys.stderr)
+        near = difflib.get_close_matches(name, [*COMMANDS, *GROUPS], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        print(f"flowrl: there is no command {name!r}: {hint}", file=sys.stderr)
         return 1
     parsed = parse(name, words[len(group) + 1 :])
     with answering(shlex.join(["flowrl", *words])):
@@ -178,13 +181,6 @@ def _nobody_reads() -> bool:
     if gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # Python flushes once more at its end
     return gone
-
-
-def _no_command(name: str) -> str:
-    names = list(dict.fromkeys([*COMMANDS, *(known.split()[0] for known in COMMANDS)]))
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-    return f"there is no command {name!r}: {hint}"
 
 
 def command_module(command: str) -> Any:

@@ -61,34 +61,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Measures, or compares two benches; returns 1 where answers are wrong (`Bench.wrong`), 130 if cut off."""
+    from flowrl.profiling.text import as_comparison, as_text
+    from flowrl.runtime.files import write_atomically
+
     words: list[str] = parsed.arguments
     given = {name: value for name in _OPTIONS if (value := getattr(parsed, name)) is not None}
     if parsed.compare is not None:
         unread = [*map(repr, words), *(f"`{name}`" for name in given)]
         if unread:
             raise ValueError(f"`compare` measures nothing, so {unread[0]} has no place beside it")
-        return _compare(*(Path(path).expanduser() for path in parsed.compare), out=parsed.out)
-    from flowrl.profiling.text import as_text
+        from flowrl.pages.bench_page import render_comparison
+        from flowrl.profiling.bench import bench_folder
 
+        paths = [Path(path).expanduser() for path in parsed.compare]
+        first, second = map(read_bench, paths)
+        found = [path.name if path.is_dir() else path.resolve().parent.name for path in paths]
+        names = (found[0], found[1]) if found[0] != found[1] else ("A", "B")
+        with bench_folder(parsed.out, "comparison") as place:
+            write_atomically(place / COMPARISON, render_comparison(first, second, names))
+            print(f"{as_comparison(first, second, names)}\n\nPage      {place / COMPARISON}")
+        return 0
     config, settings = config_and_settings(words, flowrl.bench)
     made = flowrl.bench(config, out=parsed.out, **given, **settings)
     folder = made.folder
     assert folder is not None
     print(f"\n{as_text(made)}\n\nNumbers   {folder / FILE}\nPage      {folder / PAGE}")
     return int(made.wrong) if made.finished else 130
-
-
-def _compare(first: Path, second: Path, *, out: Path | None) -> int:
-    """Prints two benches beside each other, and writes their page."""
-    from flowrl.pages.bench_page import render_comparison
-    from flowrl.profiling.bench import bench_folder
-    from flowrl.profiling.text import as_comparison
-    from flowrl.runtime.files import write_atomically
-
-    benches = read_bench(first), read_bench(second)
-    found = [path.name if path.is_dir() else path.resolve().parent.name for path in (first, second)]
-    names = (found[0], found[1]) if found[0] != found[1] else ("A", "B")
-    with bench_folder(out, "comparison") as folder:
-        write_atomically(folder / COMPARISON, render_comparison(*benches, names))
-        print(f"{as_comparison(*benches, names)}\n\nPage      {folder / COMPARISON}")
-    return 0

@@ -22,7 +22,7 @@ from flowrl.evaluation.benchmark import BENCHMARKS, Benchmark, Result
 from flowrl.evaluation.evaluation_result import (
     as_text,
     over_models,
-    refuse_foreign_result,
+    refuse_foreign_files,
     with_notes,
     write,
     write_result,
@@ -158,7 +158,11 @@ def evaluate(
     folder, added = _path(images), _path(lora)
     if folder is not None:
         drawing = {} if baseline is not None else {**dict.fromkeys(sampling.given, True), "batch_size": batch_size}
-        _refuse_beside_images({"models": models, "lora": lora, **drawing})
+        given = {"models": models, "lora": lora, **drawing}
+        if beside := [f"`{name}`" for name, value in given.items() if value]:
+            raise ValueError(
+                f"`images` judges images that exist, so {', '.join(beside)} has no place beside it: leave it out."
+            )
     named = _named(models, known, folder, added)
     home = _path(out) or Path("evaluations") / f"{benchmark}-{next(iter(named))}"
     plans = []
@@ -176,15 +180,22 @@ def evaluate(
                 train_prompts=_train_prompts(train_prompts, source), device=str(find_device(device)),
             )
         )  # fmt: skip
+    return _measure(plans, list(named), home, page, dry_run=dry_run)
+
+
+def _measure(
+    plans: Sequence[Settings], labels: list[str], home: Path, page: Callable[..., str] | None, *, dry_run: bool
+) -> Evaluation:
+    """Refuses what can be known to be wrong, evaluates one model after the other, and sums up several."""
     for settings in plans:
-        _check(settings, known, dry_run=dry_run)
+        for subject in settings.subjects:
+            if subject.source is not None:
+                check_source(subject.source, judging="flowrl eval", videos=BENCHMARKS[settings.benchmark].videos)
+        fresh = any(one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
+        with look_for_models() if fresh and not dry_run else nullcontext():
+            check(settings)
     for place in dict.fromkeys([home, *(settings.out for settings in plans)]):
-        refuse_foreign_result(place)
-    return _measure(plans, list(named), home, page)
-
-
-def _measure(plans: Sequence[Settings], labels: list[str], home: Path, page: Callable[..., str] | None) -> Evaluation:
-    """Evaluates one model after the other, and sums up several."""
+        refuse_foreign_files(place, ("result.json", "page.html"), {"benchmark", "headline"})
     results = []
     for settings in plans:
         results.append(with_notes(run(settings), settings))
@@ -196,13 +207,6 @@ def _measure(plans: Sequence[Settings], labels: list[str], home: Path, page: Cal
     whole = over_models(results, labels)
     write_result(whole, home, plans[0].benchmark, [f"{len(plans)} models"], {}, page)
     return _evaluation(whole, plans, home)
-
-
-def _refuse_beside_images(given: Mapping[str, object]) -> None:
-    if beside := [f"`{name}`" for name, value in given.items() if value]:
-        raise ValueError(
-            f"`images` judges images that exist, so {', '.join(beside)} has no place beside it: leave it out."
-        )
 
 
 def _texts(options: Mapping[str, object] | None, *, dry_run: bool) -> dict[str, str]:
@@ -219,16 +223,6 @@ def _evaluation(whole: Result, plans: Sequence[Settings], home: Path) -> Evaluat
         scores=dict(whole.intervals), differences=dict(whole.differences), claim=whole.claim, notes=whole.notes,
         rows=whole.rows, folder=home, text=as_text(whole), files=tuple(image.path for image in files),
     )  # fmt: skip
-
-
-def _check(settings: Settings, known: Benchmark, *, dry_run: bool) -> None:
-    """Refuses what can be known to be wrong before weights load."""
-    for subject in settings.subjects:
-        if subject.source is not None:
-            check_source(subject.source, judging="flowrl eval", videos=known.videos)
-    fresh = any(one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
-    with look_for_models() if fresh and not dry_run else nullcontext():
-        check(settings)
 
 
 def _path(given: str | Path | None) -> Path | None:
@@ -284,7 +278,12 @@ def _base(
                 "as `baseline` the model's own name."
             )
         source = own.before_training()
-    elif is_folder_of_images(images) or (known.own_names and _holds_no_model(images)):
+    elif is_folder_of_images(images) or (  # neither a run, nor a model, nor a LoRA
+        known.own_names
+        and images.is_dir()
+        and not any(images.glob("*.safetensors"))
+        and not any((images / file).is_file() for file in MODEL_FILES)
+    ):
         name = _folder_label(images)
     else:
         source, name = find_source(baseline, sampling=sampling), label_of(baseline)
@@ -294,13 +293,6 @@ def _base(
         source=source,
         images=images if source is None else None,
     )
-
-
-def _holds_no_model(folder: Path) -> bool:
-    """Whether a folder is neither a run, nor a model, nor a LoRA."""
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
-        return False
-    return not any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def _samples(known: Benchmark, images: Path | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,14 +65,14 @@ def write(result: Result, settings: Settings, page: Page | None) -> None:
     write_result(result, settings.out, settings.benchmark, names, images, page)
 
 
-def refuse_foreign_result(out: Path) -> None:
-    """Refuses a folder with a result.json or page.html of others."""
+def refuse_foreign_files(folder: Path, names: Sequence[str], keys: Set[str]) -> None:
+    """Refuses a folder in which others wrote files of these names; the first is JSON, and ours if it has these keys."""
     try:
-        own = {"benchmark", "headline"} <= read_json(out / "result.json").keys()
+        own = keys <= read_json(folder / names[0]).keys()
     except ValueError:
         own = False
-    for name in ("result.json", "page.html"):
-        refuse_foreign(out / name, own=own)
+    for name in names:
+        refuse_foreign(folder / name, own=own)
 
 
 def write_result(

@@ -47,7 +47,11 @@ def geneval_result(
     change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS) if len(rows) > 1 else None
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
     shared = trained_on(settings, (row["prompt"] for row in rows[0]))
-    published = {prompt.text for prompt in plan.prompts} == {record["prompt"] for record in published_records()}
+    facts: dict[str, Any] = {}
+    if change is not None:
+        facts |= {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}
+    if shared is not None:
+        facts["overlap"] = {"exact": shared.exact, "swapped": shared.swapped}
     spoken = claim(score_rows(rows[0]))
     prompts = len({row["prompt"] for row in rows[0]})
     macro = summaries[0].macro
@@ -60,30 +64,24 @@ def geneval_result(
         [SideResult(rows=own, metrics=metrics(own, summary, samples), intervals=_intervals(summary))
          for own, summary in zip(rows, summaries, strict=True)],
         changes={} if change is None else _intervals(change), claim=spoken + NO_TRAINING,
-        notes=_notes(settings, judge, shared, spoken, published=published and samples == 4),
+        notes=_notes(settings, plan, judge, shared, spoken, samples),
         tables=(_scores(rows, names, summaries, change, samples), _failures(rows)),
         facts={
             "judge": judge.version, "prompts": prompts, "samples": samples, "seed": settings.seed,
             "seconds": {part.label: dict(part.seconds) for part in parts},
             "detectable_difference": _detectable(summaries[0], change),
-            **_known_facts(change, shared),
+            **facts,
         },
         sections=(failure_examples(rows[0], parts[0].images),),
     )  # fmt: skip
 
 
-def _known_facts(change: Comparison | None, shared: Overlap | None) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    if change is not None:
-        facts |= {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}
-    if shared is not None:
-        facts["overlap"] = {"exact": shared.exact, "swapped": shared.swapped}
-    return facts
-
-
-def _notes(settings: Settings, judge: Detector, shared: Overlap | None, spoken: str, *, published: bool) -> list[str]:
+def _notes(
+    settings: Settings, plan: Any, judge: Detector, shared: Overlap | None, spoken: str, samples: float
+) -> list[str]:
     notes = [*judge.remarks]
-    if not published:
+    published = {record["prompt"] for record in published_records()}
+    if samples != 4 or {prompt.text for prompt in plan.prompts} != published:
         notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
     drawn = [read_drawn(subject.images or subject.folder / "images") for subject in settings.subjects]
     seeds = {None if note is None else note.get("seed") for note in drawn}  # images of other programs have none
@@ -204,21 +202,18 @@ def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
         failed = [place for place, row in enumerate(rows) if kind in kinds(row["reason"])]
         count = min(EXAMPLES, len(failed))
         chosen = [failed[(2 * k + 1) * len(failed) // (2 * count)] for k in range(count)]
-        figures = "".join(_figure(rows[place], images[place]) for place in chosen)
+        figures = ""
+        for place in chosen:
+            row, image = rows[place], images[place]
+            if element := image_element(image.path, row["prompt"]):
+                reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
+                figures += (
+                    f"<figure>{element}<figcaption><b>{esc(row['prompt'])}</b><br>"
+                    f"{reason}<br><small>{esc(image.file)}</small></figcaption></figure>"
+                )
         if figures:
             body += (
                 f"<h3>{esc(kind)} <span>{plural(len(failed), 'image')}</span></h3><div class='fails'>{figures}</div>"
             )
     lead = "For every kind of reason images spread evenly over all that failed so, not picked by looks."
     return section("failures", "What went wrong", body, lead)
-
-
-def _figure(row: Row, image: ImageFile) -> str:
-    element = image_element(image.path, row["prompt"])
-    if not element:
-        return ""
-    reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
-    return (
-        f"<figure>{element}<figcaption><b>{esc(row['prompt'])}</b><br>"
-        f"{reason}<br><small>{esc(image.file)}</small></figcaption></figure>"
-    )

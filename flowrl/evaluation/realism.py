@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flowrl.config.train import load_config
 from flowrl.media.name_order import natural_order
@@ -62,25 +61,24 @@ def realism(runs: str | Path | Sequence[str | Path]) -> list[Realism]:
         names = sorted(path.stem for path in (folder / "eval").glob("iteration_*.jsonl"))
         if len(names) < 2:
             raise ValueError(f"{folder}: needs an evaluation before and one after training, it has {len(names)}")
-        before, after = (_images(folder, name, len(items)) for name in (names[0], names[-1]))
+        images = []
+        for name in (names[0], names[-1]):
+            files = natural_order((folder / "samples" / name).glob("*.png"), folder)  # in the order of the items
+            if len(files) != len(items):
+                raise ValueError(
+                    f"{folder}: evaluation {name} kept {len(files)} of {len(items)} images: train with "
+                    f"eval.num_images={len(items)}"
+                )
+            rows = (folder / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+            assert len(rows) == len(items)
+            pixels = torch.from_numpy(np.stack([read_image(file) for file in files]))
+            images.append(pixels.permute(0, 3, 1, 2).float() / 255.0)
+        before, after = images
         records = [item.prompt.metadata for item in items]
         real = world_features(scene_images(records))
         change = kernel_change(
             world_features(before), world_features(after), real, [item.prompt.text for item in items]
         )
-        levels = [world_realism(images, records, num_resamples=2).mean for images in (before, after)]
+        levels = [world_realism(side, records, num_resamples=2).mean for side in images]
         found.append(Realism(folder=folder, before=levels[0], after=levels[1], change=change))
     return found
-
-
-def _images(run: Path, name: str, count: int) -> Tensor:
-    """Float32 [count, 3, H, W]; the files stand in the order of the evaluation's items."""
-    files = natural_order((run / "samples" / name).glob("*.png"), run)
-    if len(files) != count:
-        raise ValueError(
-            f"{run}: evaluation {name} kept {len(files)} of {count} images: train with eval.num_images={count}"
-        )
-    rows = (run / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(rows) == count
-    images = np.stack([read_image(file) for file in files])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255.0

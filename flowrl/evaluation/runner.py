@@ -118,7 +118,11 @@ def run(settings: Settings) -> Result:
     images, seconds = [], []
     for subject in settings.subjects:  # all of them must be there before the first question costs anything
         start = time.monotonic()
-        images.append(_images(rules, settings, subject, plan))
+        if subject.images is not None:
+            listed = _existing(rules, settings, plan, subject.images)
+        else:
+            listed = images_of(settings, subject, rules.prompts(settings, subject, plan), rules.suffix)
+        images.append(listed if rules.place is None else rules.place(subject, plan, listed))
         seconds.append({"drawing": round(time.monotonic() - start, 2)})
     judge = rules.judge(settings, plan)
     if judge is None and rules.unjudged is not None:
@@ -139,14 +143,6 @@ def run(settings: Settings) -> Result:
         spent["judging"] = round(time.monotonic() - start, 2)
         parts.append(SubjectVerdicts(subject=subject, images=listed, found=found, seconds=spent))
     return rules.result(settings, plan, judge, parts)
-
-
-def _images(rules: Rules[Any, Any, Any], settings: Settings, subject: Subject, plan: Any) -> list[ImageFile]:
-    if subject.images is not None:
-        found = _existing(rules, settings, plan, subject.images)
-    else:
-        found = images_of(settings, subject, rules.prompts(settings, subject, plan), rules.suffix)
-    return found if rules.place is None else rules.place(subject, plan, found)
 
 
 def _existing(rules: Rules[Any, Any, Any], settings: Settings, plan: Any, folder: Path) -> list[ImageFile]:

@@ -140,20 +140,13 @@ def summary(items: Sequence[ImageFile], found: Mapping[str, ItemScores]) -> str:
             spread = f"{known.std(ddof=1):.4g}" if len(known) > 1 else "-"
             numbers = [f"{known.mean():.4g}", spread, f"{known.min():.4g}", f"{known.max():.4g}"]
         rows.append([key, *numbers, str(len(items)), str(scores.failed)])
-        lines += _extremes(items, key, scores)
+        if scores.failed:
+            words = Counter(word for word in scores.errors if word is not None)
+            lines.append(cut(f"{key}, failed: {', '.join(f'{word} {n}' for word, n in words.most_common())}", COLUMNS))
+            lost = [item.file for item, word in zip(items, scores.errors, strict=True) if word is not None]
+            lines += [f"  {cut(file, COLUMNS - 2, front=True)}" for file in lost[:EXTREMES]]
+        order = [place for place in np.argsort(scores.values, kind="stable").tolist() if scores.errors[place] is None]
+        for name, places in (("best", order[::-1][:EXTREMES]), ("worst", order[:EXTREMES])) if order else ():
+            lines.append(cut(f"{key}, {name}", COLUMNS))
+            lines += [f"  {scores.values[p]:>10.4g}  {cut(items[p].file, COLUMNS - 14, front=True)}" for p in places]
     return "\n".join([align(["reward", "mean", "std", "lowest", "highest", "images", "invalid"], rows), *lines])
-
-
-def _extremes(items: Sequence[ImageFile], key: str, scores: ItemScores) -> list[str]:
-    """Files that failed, the best and the worst."""
-    lines = []
-    if scores.failed:
-        words = Counter(word for word in scores.errors if word is not None)
-        lines.append(cut(f"{key}, failed: {', '.join(f'{word} {n}' for word, n in words.most_common())}", COLUMNS))
-        lost = [item.file for item, word in zip(items, scores.errors, strict=True) if word is not None]
-        lines += [f"  {cut(file, COLUMNS - 2, front=True)}" for file in lost[:EXTREMES]]
-    order = [place for place in np.argsort(scores.values, kind="stable").tolist() if scores.errors[place] is None]
-    for name, places in (("best", order[::-1][:EXTREMES]), ("worst", order[:EXTREMES])) if order else ():
-        lines.append(cut(f"{key}, {name}", COLUMNS))
-        lines += [f"  {scores.values[p]:>10.4g}  {cut(items[p].file, COLUMNS - 14, front=True)}" for p in places]
-    return lines

@@ -116,7 +116,18 @@ def read_folder(folder: Path, suffixes: Sequence[str] = IMAGES) -> list[ImageFil
             f"{folder} has no sub-folder with a number for a name: GenEval's layout is NNNNN/metadata.jsonl with "
             f"NNNNN/samples/<digits>.png, a sub-folder for each prompt."
         )
-    images = [image for place in places for image in _of_prompt(folder, place, suffixes)]
+    images: list[ImageFile] = []
+    for place in places:
+        record, samples = read_record(place / "metadata.jsonl"), place / "samples"
+        names = [path.name for path in _samples_of(place) if path.suffix in suffixes]
+        by_number = {int(Path(name).stem): name for name in names}
+        if len(by_number) < len(names):
+            raise ValueError(f"{samples} holds two images of one number (such as 0000.png and 00000.png): keep one.")
+        images += [
+            ImageFile(file=f"{place.name}/samples/{by_number[number]}", path=samples / by_number[number],
+                      prompt=record["prompt"], index=int(place.name), sample=sample, record=record)
+            for sample, number in enumerate(sorted(by_number))
+        ]  # fmt: skip
     if not images and (other := next((path for place in places for path in _samples_of(place)), None)) is not None:
         raise ValueError(
             f"{folder} holds no samples with names that end in {', '.join(suffixes)}, but {other.name}: benchmarks of "
@@ -135,20 +146,6 @@ def _samples_of(place: Path) -> list[Path]:
     """The files whose names are numbers."""
     samples = place / "samples"
     return [path for path in samples.iterdir() if _NUMBER.fullmatch(path.stem)] if samples.is_dir() else []
-
-
-def _of_prompt(folder: Path, place: Path, suffixes: Sequence[str]) -> list[ImageFile]:
-    record = read_record(place / "metadata.jsonl")
-    samples = place / "samples"
-    names = [path.name for path in _samples_of(place) if path.suffix in suffixes]
-    by_number = {int(Path(name).stem): name for name in names}
-    if len(by_number) < len(names):
-        raise ValueError(f"{samples} holds two images of one number (such as 0000.png and 00000.png): keep one.")
-    return [
-        ImageFile(file=f"{place.name}/samples/{by_number[number]}", path=samples / by_number[number],
-                  prompt=record["prompt"], index=int(place.name), sample=sample, record=record)
-        for sample, number in enumerate(sorted(by_number))
-    ]  # fmt: skip
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from flowrl.generation.models import Source
@@ -14,11 +12,10 @@ from flowrl.pipelines.shared.family_pipeline import Family
 from flowrl.pipelines.shared.prompt_embeddings import source_fault
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.loading import Prompt
-from flowrl.prompts.prompt_files import REFERENCES, SOURCES
+from flowrl.prompts.prompt_files import REFERENCES, SOURCES, say_once
 from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.base.specs import CheckedReward
 from flowrl.runtime.failures import Faults
-from flowrl.runtime.scrubbing import say as print
 
 _SHOWN = 60  # characters of a prompt in a message
 
@@ -47,9 +44,8 @@ def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[in
     unread = {name: row for row in reversed(rows) if not row.sources for name in _unread(row)}
     for name, row in unread.items():
         if names := foreign_rows.image_names(row.metadata[name]):
-            _say(
-                f"flowrl: {row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under "
-                "'source'."
+            say_once(
+                f"{row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under 'source'"
             )
     clips = (
         f"names a source_video, which family {family.name} does not take: remove it, give the frame to start from "
@@ -135,8 +131,3 @@ def _unread(row: Prompt) -> list[str]:
         for name, value in row.metadata.items()
         if name not in (*REFERENCES, "file") and (name in foreign_rows.SOURCES or foreign_rows.image_names(value))
     ]
-
-
-@cache  # one file is looked at several times
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

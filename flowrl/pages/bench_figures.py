@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowrl.profiling.result import TimeSpread
@@ -53,23 +53,22 @@ def paired_bars(rows: Sequence[BarPair], names: tuple[str, str], *, description:
             fit = row.name if len(row.name) <= room else f"{row.name[: room - 1]}\u2026"
             parts.append(f'<text class="name end" x="{left - 12}" y="{y + 25}">{esc(fit)}</text>')
             for place, (label, spread) in enumerate(zip(names, (row.first, row.second), strict=True)):
-                if spread is not None:
-                    parts.append(_bar(x, spread, y + 5 + 17 * place, f"{row.name}, {label}", color=2 * place + 1))
+                if spread is None:
+                    continue
+                start, end, high, bar_y = x(0.0), x(spread.median), x(spread.high), y + 5 + 17 * place
+                parts.append(
+                    f'<rect class="fill c{2 * place + 1}" x="{start:.1f}" y="{bar_y}" '
+                    f'width="{max(end - start, 0.5):.1f}" height="14">'
+                    f"<title>{esc(f'{row.name}, {label}')}: {time(spread.median)}</title></rect>"
+                )
+                if spread.high > spread.low:
+                    parts.append(f'<path class="whisker c0" d="M{x(spread.low):.1f} {bar_y + 7}H{high:.1f}"/>')
+                parts.append(
+                    f'<text class="label" x="{max(end, high) + 6:.1f}" y="{bar_y + 11}">{time(spread.median)}</text>'
+                )
         middle = (left + width - right) / 2
         parts.append(f'<text class="label mid" x="{middle:.1f}" y="{bottom + 36}">{unit}</text>')
         return svg(width, bottom + 42, description, "".join(parts))
 
     shown = [(names[0], 1, "box")] + [(names[1], 3, "box")] * any(row.second is not None for row in rows)
     return responsive(draw, WIDER) + legend(shown)
-
-
-def _bar(x: Callable[[float], float], spread: TimeSpread, y: float, title: str, *, color: int) -> str:
-    end, high = x(spread.median), x(spread.high)
-    whisker = (
-        f'<path class="whisker c0" d="M{x(spread.low):.1f} {y + 7}H{high:.1f}"/>' if spread.high > spread.low else ""
-    )
-    return (
-        f'<rect class="fill c{color}" x="{x(0.0):.1f}" y="{y}" width="{max(end - x(0.0), 0.5):.1f}" height="14">'
-        f"<title>{esc(title)}: {time(spread.median)}</title></rect>{whisker}"
-        f'<text class="label" x="{max(end, high) + 6:.1f}" y="{y + 11}">{time(spread.median)}</text>'
-    )

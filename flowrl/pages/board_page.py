@@ -58,7 +58,17 @@ def _overview(rankings: Sequence[Ranking]) -> str:
     if len(rankings) < 2:
         return ""
     names = dict.fromkeys(line.name for ranking in rankings for line in ranking.standings)
-    rows = [[esc(name), *(_brief(ranking, name) for ranking in rankings)] for name in names]
+    rows = []
+    for name in names:
+        cells = []
+        for ranking in rankings:
+            line = next((line for line in ranking.standings if line.name == name), None)
+            if line is None:
+                cells.append(cell(float("nan"), DASH))
+            else:
+                mean = line.score.mean
+                cells.append(cell(mean, format_value(mean, digits_of(ranking)), f"rank {rank_text(line)}"))
+        rows.append([esc(name), *cells])
     links = "".join(
         f'<li><a href="#table-{place}">{esc(title(ranking))}</a>'
         f"{', apart from the others' if ranking.group.apart else ''}</li>"
@@ -68,13 +78,6 @@ def _overview(rankings: Sequence[Ranking]) -> str:
     return f"<ol>{links}</ol>{sortable_table('Overview', ['model', *head], rows)}"
 
 
-def _brief(ranking: Ranking, name: str) -> str:
-    line = next((line for line in ranking.standings if line.name == name), None)
-    if line is None:
-        return cell(float("nan"), DASH)
-    return cell(line.score.mean, format_value(line.score.mean, digits_of(ranking)), f"rank {rank_text(line)}")
-
-
 def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
     digits = digits_of(ranking)
     rows = [_row(line, digits, out) for line in ranking.standings]
@@ -82,13 +85,21 @@ def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
     chart = forest(intervals, x_label=ranking.group.metric.replace("_", " "), around=(), words=False, wide=WIDER,
                    description=f"scores of {title(ranking)} with intervals")  # fmt: skip
     apart = [f"Apart from the first table of this benchmark: {ranking.group.apart}."] if ranking.group.apart else []
+    same = [[esc(key.replace("_", " ")), esc(value)] for key, value in describe_conditions(ranking.group.conditions)]
+    strips = strips_of(ranking, out, room)
+    if strips:
+        said = (
+            "The same prompt, and the same start noise where it is shared, in each row; below a sample its value. "
+            "Samples link to their files."
+        )
+        strips = f'<div class="tables"><h3>Samples side by side</h3><p class="muted">{said}</p>{strips}</div>'
     body = "".join(
         [
             notes_box([*apart, *ranking.notes]),
             sortable_table(title(ranking), HEAD, rows),
             card(chart, style=" one"),
-            _images(ranking, out, room),
-            fold("What is the same for all of this table", _conditions(ranking)),
+            strips,
+            fold("What is the same for all of this table", table("Conditions", ["condition", "value"], same)),
         ]
     )
     lead = f"{plural(len(ranking.standings), 'model')}. {pairing_text(ranking)}"
@@ -113,19 +124,3 @@ def _row(line: Standing, digits: int, out: Path) -> list[str]:
         cell(line.score.mean, format_value(line.score.mean, digits), range_of(line.score, digits)),
         cell(mean, DASH if behind is None else format_value(mean, digits, sign=True), below),
     ]
-
-
-def _conditions(ranking: Ranking) -> str:
-    rows = [[esc(key.replace("_", " ")), esc(value)] for key, value in describe_conditions(ranking.group.conditions)]
-    return table("Conditions", ["condition", "value"], rows)
-
-
-def _images(ranking: Ranking, out: Path, room: Room) -> str:
-    strips = strips_of(ranking, out, room)
-    if not strips:
-        return ""
-    lead = (
-        "The same prompt, and the same start noise where it is shared, in each row; below a sample its value. "
-        "Samples link to their files."
-    )
-    return f'<div class="tables"><h3>Samples side by side</h3><p class="muted">{lead}</p>{strips}</div>'

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from flowrl.comparing.comparison_result import MethodResult, Results, RunResult
+from flowrl.comparing.comparison_result import MethodResult, Results
 from flowrl.comparing.comparison_table import metric_name
 from flowrl.prompts.loading import spread
 from flowrl.rendering import bars, dots
@@ -71,7 +71,12 @@ def reward_chart(results: Results) -> str:
     scale, unit = _unit("nfe", last)
     series = []
     for row, color in _painted(results):
-        curves = [curve for run in row.runs if len((curve := _rewards(run))[0]) > 1]
+        curves = []
+        for run in row.runs:
+            rows = [each for each in run.data.train if "nfe/total" in each and "reward" in each]
+            nfe, reward = column(rows, "nfe/total")[1], column(rows, "reward")[1]
+            if 1 < len(nfe) == len(reward):
+                curves.append((nfe, smooth(reward, reward[:0])[0]))
         if not curves:
             continue
         x = np.linspace(max(nfe[0] for nfe, _ in curves), min(nfe[-1] for nfe, _ in curves), GRID)
@@ -153,13 +158,6 @@ def _unit(cost: str, last: float) -> tuple[float, str]:
     if last >= 5e6:
         return 1e6, "network evaluations (millions)"
     return (1e3, "network evaluations (thousands)") if last >= 5e3 else (1.0, "network evaluations")
-
-
-def _rewards(run: RunResult) -> tuple[Values, Values]:
-    rows = [row for row in run.data.train if "nfe/total" in row and "reward" in row]
-    nfe = column(rows, "nfe/total")[1]
-    reward = column(rows, "reward")[1]
-    return (nfe, smooth(reward, reward[:0])[0]) if len(nfe) == len(reward) else (nfe[:0], reward[:0])
 
 
 def _folder(run: Path, iteration: int) -> Path:

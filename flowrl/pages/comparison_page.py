@@ -34,6 +34,10 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
     curves = "".join(card(score_chart(results, cost)) for cost in ("nfe", "seconds"))
     notes = [*results.notes, *(f"{name} is not in the tables: {state}" for name, state in results.missing)]
     listed = "".join(titled_table(part.title, part.head, part.rows, part.note) for part in tables(results))
+    distance = "".join(
+        card(chart, below=f"<figcaption>{esc(words)}</figcaption>")
+        for chart, words in ((scatter(results), DISTANCE_CAPTION), (reward_chart(results), REWARD_CAPTION))
+    )
     body = "".join([
         f'<p class="summary">{esc(conclusion(results))}</p><p class="muted">{esc(heading(results))}</p>',
         notes_box(notes),
@@ -45,7 +49,8 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
                 "Same seeds, prompts and start noise on both sides. Right of the line is better than the baseline; an "
                 "interval that crosses the line leaves the sign open. The table has p-values over training seeds that "
                 "allow for the number of methods."),
-        section("distance", "Distance from the base model, and training reward", _pair(results)),
+        section("distance", "Distance from the base model, and training reward",
+                f'<div class="two">{distance}</div>{key(results)}' if distance else ""),
         section("tables", "Tables", f'<div class="tables">{listed}</div>'),
         section("images", "Images", shots(results),
                 "Same prompts and start noise in every row, spread evenly over the evaluation, not picked; the first "
@@ -58,11 +63,3 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
     state = f"{plural(runs, 'finished run')} of {len(results.question.runs)}"
     lead = [plural(len(results.methods), "method"), state, esc(results.journal.get("created", ""))]
     return document(title, body, lead=" · ".join(lead), footer=footer)
-
-
-def _pair(results: Results) -> str:
-    charts = "".join(
-        card(chart, below=f"<figcaption>{esc(words)}</figcaption>")
-        for chart, words in ((scatter(results), DISTANCE_CAPTION), (reward_chart(results), REWARD_CAPTION))
-    )
-    return f'<div class="two">{charts}</div>{key(results)}' if charts else ""

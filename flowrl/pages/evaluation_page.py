@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from flowrl.evaluation.benchmark import Result
 from flowrl.rendering.bars import Mark, forest, forest_of_two
 from flowrl.rendering.charts import WIDER
 from flowrl.rendering.document import document
 from flowrl.rendering.markup import card, code, esc, fold, notes_box, section, table, titled_table
-from flowrl.statistics.bootstrap import Interval
 
 
 def render(result: Result, *, title: str, names: Sequence[str], command: str) -> str:
@@ -28,12 +27,17 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
         for key, value in result.facts.items()
     ]
     listed = table("Judge, settings and times", ["Key", "Value"], rows)
+    sides, said = (result.base_intervals, result.intervals), "scores with intervals"
+    scores = forest_of_two(*sides, (names[-1], names[0]), x_label="score", description=said, wide=WIDER)
+    changed = [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in result.differences.items()]
+    label, said = "change with 95 % interval", "changes with intervals"
+    changes = forest(changed, x_label=label, description=said, sign=True, words=True, wide=WIDER)
     body = "".join([
         f'<p class="summary">{esc(result.headline)}</p>',
         notes_box(result.notes),
-        section("scores", "Scores with 95 % intervals", _chart(result, names),
+        section("scores", "Scores with 95 % intervals", card(scores, style=" one"),
                 f"Intervals speak of {esc(result.claim)}."),
-        section("differences", f"Change from {names[-1]} to {names[0]}", _forest(result.differences),
+        section("differences", f"Change from {names[-1]} to {names[0]}", card(changes, style=" one"),
                 "Pairs of the same prompt and sample. Right of the line is better; an interval that crosses the line "
                 "leaves the sign open."),
         section("tables", "Tables", f'<div class="tables">{tables}</div>'),
@@ -41,23 +45,3 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
         section("settings", "Command and settings", code(command) + fold("Judge, settings and times", listed)),
     ])  # fmt: skip
     return document(title, body, footer="Written by <code>flowrl eval</code>.")
-
-
-def _chart(result: Result, names: Sequence[str]) -> str:
-    """A dot for the subject, a ring for the base, each with its interval."""
-    chart = forest_of_two(
-        result.base_intervals,
-        result.intervals,
-        (names[-1], names[0]),
-        x_label="score",
-        description="scores with intervals",
-        wide=WIDER,
-    )
-    return card(chart, style=" one")
-
-
-def _forest(differences: Mapping[str, Interval]) -> str:
-    """Differences with their intervals, one line each, around zero."""
-    rows = [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in differences.items()]
-    label, said = "change with 95 % interval", "changes with intervals"
-    return card(forest(rows, x_label=label, description=said, sign=True, words=True, wide=WIDER), style=" one")

@@ -43,19 +43,35 @@ def render(card: CardMeasures) -> str:
     if worst is not None:
         shown.append((PERTURBATIONS[worst][0], card.changed[worst]))
     charts = "".join(figure(_scatter(card.values, values, name)) for name, values in shown)
+    kept = [("second pass", card.repeat.rank)]
+    kept += [(PERTURBATIONS[name][0], changed.rank) for name, changed in card.perturbed.items()]
+    kept += [(f"{name} instead", other.within) for name, other in card.others.items()]
+    kept = [(name, rank) for name, rank in kept if math.isfinite(rank.mean)]
+    label = "rank correlation of advantages"
+    said = f"{label}: " + ", ".join(f"{name} {rank.mean:.2f}" for name, rank in kept)
+    marks = [(name, [Mark(interval=rank)]) for name, rank in kept]
+    ranks = forest(marks, x_label=label, description=said, around=(0.0, 1.0), wide=WIDER)
+    listed: list[list[str]] = []
+    part = ""
+    for place, name, value in lines(card):
+        if place != part:
+            part = place
+            listed.append([f'<span class="muted">{esc(part)}</span>', "", ""])
+        listed.append([esc(name), number(value.mean, 4), bounds(value) if value.known else ""])
+    numbers = table("Every number of the card", ["", "value", "95 %"], listed)
     body = "".join([
         f'<p class="summary">{esc(overall(found))}</p>',
         notes_box(card.notes),
         _tiles(card),
         section("verdicts", "Verdicts", f'<div class="verdicts card">{rows}</div>'),
-        section("advantages", "What becomes of advantages", figure(_ranks(card), style=" one"),
+        section("advantages", "What becomes of advantages", figure(ranks, style=" one"),
                 "Rank correlation of a prompt's images, before and after each change, mean over prompts with 95 % "
                 "intervals. 1 keeps the order, 0 has nothing left of it."),
         section("values", "Values, image by image", f'<div class="two">{charts}</div>' if charts else "",
                 "One dot per image; on the line nothing changed."),
         section("images", "What it prefers", _gallery(card),
                 "Prompts spread evenly over the list, not picked. Left the highest value, right the lowest."),
-        section("numbers", "Numbers", f'<div class="numbers">{_numbers(card)}</div>',
+        section("numbers", "Numbers", f'<div class="numbers">{numbers}</div>',
                 "Intervals: 95 %, over prompts; those of the seconds over batches."),
         section("version", "What was measured", code(card.version), esc(card.reproduces or "")),
     ])  # fmt: skip
@@ -84,17 +100,6 @@ def _tiles(card: CardMeasures) -> str:
     return tiles([*found, ("1000 images take", duration(1000 * card.cost.seconds.mean), hours)])
 
 
-def _ranks(card: CardMeasures) -> str:
-    rows = [("second pass", card.repeat.rank)]
-    rows += [(PERTURBATIONS[name][0], found.rank) for name, found in card.perturbed.items()]
-    rows += [(f"{name} instead", other.within) for name, other in card.others.items()]
-    rows = [(name, rank) for name, rank in rows if math.isfinite(rank.mean)]
-    label = "rank correlation of advantages"
-    said = f"{label}: " + ", ".join(f"{name} {rank.mean:.2f}" for name, rank in rows)
-    marks = [(name, [Mark(interval=rank)]) for name, rank in rows]
-    return forest(marks, x_label=label, description=said, around=(0.0, 1.0), wide=WIDER)
-
-
 def _scatter(x: np.ndarray, y: np.ndarray, name: str) -> str:
     both = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     places = both[spread(len(both), POINTS)]
@@ -121,13 +126,3 @@ def _gallery(card: CardMeasures) -> str:
         prompt = esc(card.items[places[0]].prompt or card.items[places[0]].path.parent.name)
         figures += f'<figure class="pair"><div class="sides">{images}</div><figcaption>{prompt}</figcaption></figure>'
     return f'<div class="gallery">{figures}</div>' if figures else ""
-
-
-def _numbers(card: CardMeasures) -> str:
-    rows, part = [], ""
-    for place, name, value in lines(card):
-        if place != part:
-            part = place
-            rows.append([f'<span class="muted">{esc(part)}</span>', "", ""])
-        rows.append([esc(name), number(value.mean, 4), bounds(value) if value.known else ""])
-    return table("Every number of the card", ["", "value", "95 %"], rows)

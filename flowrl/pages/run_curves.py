@@ -29,7 +29,15 @@ GRADED = f"{GENEVAL}graded"
 def summary(run: RunData, held: HeldOut | None) -> str:
     """What the run did to the held-out score, in one sentence with its numbers."""
     if held is None:
-        return f'<p class="summary">{_training_only(run)}</p>'
+        start, end = _ends(run)
+        text = "No iteration has finished yet."
+        if math.isfinite(end):
+            counted = plural(len(run.train), "iteration")
+            text = (
+                f"The training reward went from {number(start)} to {number(end)} in {counted} (means of the first and "
+                "the last iterations). There was no held-out evaluation, so nothing can be said about new prompts."
+            )
+        return f'<p class="summary">{text}</p>'
     text = f"The {run.held_word} {esc(held.label)} "
     if held.after is None:
         when = "before training" if held.first == 0 else f"after {plural(held.first, 'iteration')}"
@@ -82,9 +90,30 @@ def tiles(run: RunData, held: HeldOut | None) -> str:
 
 def curves(run: RunData, held: HeldOut | None) -> str:
     """Training reward and held-out evaluation over the iterations."""
-    figures = [_training_figure(run), _held_out_figure(run, held)]
-    figures += [_reward_figure(run, key) for key in _other_rewards(run, held)]
-    return section("curves", "Learning curves", f'<div class="two">{"".join(figures)}</div>' if any(figures) else "")
+    figures = []
+    if found := training_series(run):
+        smoothed, runs = found
+        start, end = _ends(run)
+        counted = plural(len(column(run.train, "reward")[1]), "iteration")
+        text = f"Training reward over {counted}, from {number(start)} to {number(end)}"
+        points = "iterations" if runs == 1 else f"means of about {runs:.0f} iterations"
+        key = [(points, 1, "raw"), ("smoothed", 1, "line")]
+        if len(smoothed.low):
+            key.append(("95 % over prompts", 1, "band"))
+        figures.append(_figure("Training reward", [smoothed], "reward", text, key))
+    if held is not None:
+        curve = evaluation_series(run, held.metric, held.label, color=1)
+        series, y = [curve], curve.y
+        key = [(held.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(curve.low).any() else [])]
+        graded_x, graded = column(run.evaluations, GRADED)
+        if len(graded):
+            series.append(Series(label="graded credit", x=graded_x, y=graded, color=2, dashed=True, markers=True))
+            key.append(("graded credit", 2, "dash"))
+        counted = plural(len(y), "evaluation")
+        text = f"{run.held_word.capitalize()} {held.label} at {counted}, from {number(y[0])} to {number(y[-1])}"
+        figures.append(_figure("Evaluation", series, "score", text, key))
+    figures += _reward_figures(run, held)
+    return section("curves", "Learning curves", f'<div class="two">{"".join(figures)}</div>' if figures else "")
 
 
 def tasks(held: HeldOut | None) -> str:
@@ -121,17 +150,6 @@ def _cell(interval: Interval | None, *, sign: bool = False) -> str:
     return f"{mean}<small>{bounds(interval, sign=sign)}</small>"
 
 
-def _training_only(run: RunData) -> str:
-    start, end = _ends(run)
-    if not math.isfinite(end):
-        return "No iteration has finished yet."
-    counted = plural(len(run.train), "iteration")
-    return (
-        f"The training reward went from {number(start)} to {number(end)} in {counted} (means of the first and the last "
-        "iterations). There was no held-out evaluation, so nothing can be said about new prompts."
-    )
-
-
 def _ends(run: RunData) -> tuple[float, float]:
     """Mean training reward of the first and the last iterations: a quarter of the run each, at most ten."""
     _, reward = column(run.train, "reward")
@@ -139,20 +157,6 @@ def _ends(run: RunData) -> tuple[float, float]:
         return math.nan, math.nan
     span = min(10, max(1, len(reward) // 4))
     return float(reward[:span].mean()), float(reward[-span:].mean())
-
-
-def _training_figure(run: RunData) -> str:
-    found = training_series(run)
-    if found is None:
-        return ""
-    series, runs = found
-    start, end = _ends(run)
-    counted = plural(len(column(run.train, "reward")[1]), "iteration")
-    text = f"Training reward over {counted}, from {number(start)} to {number(end)}"
-    key = [("iterations" if runs == 1 else f"means of about {runs:.0f} iterations", 1, "raw"), ("smoothed", 1, "line")]
-    if len(series.low):
-        key.append(("95 % over prompts", 1, "band"))
-    return _figure("Training reward", [series], "reward", text, key)
 
 
 def training_series(run: RunData, *, label: str = "training reward", color: int = 1) -> tuple[Series, float] | None:
@@ -187,21 +191,6 @@ def _degrees(run: RunData, runs: float, y: Float[np.ndarray, " n"]) -> float:
     return float(max(1, int(run.config.get("prompts_per_step") or 2) - 1) * runs * averaged)
 
 
-def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
-    if held is None:
-        return ""
-    curve = evaluation_series(run, held.metric, held.label, color=1)
-    series, y = [curve], curve.y
-    key = [(held.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(curve.low).any() else [])]
-    graded_x, graded = column(run.evaluations, GRADED)
-    if len(graded):
-        series.append(Series(label="graded credit", x=graded_x, y=graded, color=2, dashed=True, markers=True))
-        key.append(("graded credit", 2, "dash"))
-    counted = plural(len(y), "evaluation")
-    text = f"{run.held_word.capitalize()} {held.label} at {counted}, from {number(y[0])} to {number(y[-1])}"
-    return _figure("Evaluation", series, "score", text, key)
-
-
 def evaluation_series(run: RunData, metric: str, label: str, *, color: int) -> Series:
     """A metric of the evaluations with its bounds, NaN where they were not logged."""
     x, y = column(run.evaluations, metric)
@@ -211,7 +200,7 @@ def evaluation_series(run: RunData, metric: str, label: str, *, color: int) -> S
     return Series(label=label, x=x, y=y, low=low, high=high, color=color, markers=True)
 
 
-def _other_rewards(run: RunData, held: HeldOut | None) -> list[str]:
+def _reward_figures(run: RunData, held: HeldOut | None) -> list[str]:
     """Every further reward: held-out where measured, and the members of a training reward made of several.
 
     Sub-scores (`reward/<name>/<part>`) stay in the metrics file, and bounds become the band of their reward's curve.
@@ -222,18 +211,17 @@ def _other_rewards(run: RunData, held: HeldOut | None) -> list[str]:
     if held is not None:  # GenEval's score is also a reward's, under another name: once is enough
         keys = [key for key in keys if not np.array_equal(column(run.evaluations, key), column(run.evaluations, shown))]
     members = [key for key in keys_below(run.train, "reward/") if key.count("/") == 1]
-    return keys + (members if len(members) > 1 else [])
-
-
-def _reward_figure(run: RunData, key: str) -> str:
-    held = key.startswith("eval/")
-    x, y = column(run.evaluations if held else run.train, key)
-    if not len(y):
-        return ""
-    name = key.split("reward/", 1)[1]
-    title = f"{run.held_word.capitalize() if held else 'Training'} reward: {name}"
-    series = evaluation_series(run, key, name, color=3) if held else smooth_series(name, x, y, color=3)
-    return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
+    figures = []
+    for key in keys + (members if len(members) > 1 else []):
+        evaluated = key.startswith("eval/")
+        x, y = column(run.evaluations if evaluated else run.train, key)
+        if len(y):
+            name = key.split("reward/", 1)[1]
+            title = f"{run.held_word.capitalize() if evaluated else 'Training'} reward: {name}"
+            series = evaluation_series(run, key, name, color=3) if evaluated else smooth_series(name, x, y, color=3)
+            text = f"{title}, from {number(y[0])} to {number(y[-1])}"
+            figures.append(_figure(title, [series], "reward", text, []))
+    return figures
 
 
 def _figure(title: str, series: list[Series], y_label: str, text: str, key: list[tuple[str, int, str]]) -> str:

@@ -81,12 +81,12 @@ def provenance(run: RunData) -> str:
     """The manifest and the resolved configuration, folded."""
     parts = ""
     if run.manifest:
-        rows = [[esc(key), f"<code>{esc(_plain(value))}</code>"] for key, value in run.manifest.items()]
+        said = {
+            key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            for key, value in run.manifest.items()
+        }
+        rows = [[esc(key), f"<code>{esc(value)}</code>"] for key, value in said.items()]
         parts += fold("Manifest", table("Versions, machine and command", ["Key", "Value"], rows))
     if run.config_text:
         parts += fold("Resolved configuration", code(run.config_text))
     return section("provenance", "Settings and versions", parts)
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

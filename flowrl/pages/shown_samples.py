@@ -15,8 +15,6 @@ MAX_PAIRS = 16
 MAX_CLIPS = 8  # prompts of a video run: each plays twice
 ROW = 1600  # longer rows of frames are reduced to this
 
-Side = tuple[str, Path, Path | None]  # what it is, its image, its clip
-
 
 def images(run: RunData, home: Path) -> str:
     """The first pairs in the order of their numbers, never a selection by looks, for a page in the folder `home`."""
@@ -64,23 +62,29 @@ def _lead(run: RunData, video: bool, edits: bool) -> str:
 
 def _pair(pair: BeforeAfter, address: dict[Path, str], heard: Set[Path]) -> str:
     """A figure of one prompt, its clips silent but for those `heard`; nothing where an image cannot be read."""
-    sides: list[Side] = [("before", pair.before, pair.before_clip)]
+    sides = [("before", pair.before, pair.before_clip)]
     if pair.after is not None:
         sides.append(("after", pair.after, pair.after_clip))
+    shots = ""
     try:
-        sources = "".join(_image("source", path, f"source: {pair.prompt}") for path in pair.sources)
-        stills = [_image(side, path, f"{side} training: {pair.prompt}") for side, path, clip in sides if clip is None]
-        shots = [
-            _shot(side, path, address[clip], pair.prompt, clip in heard)
-            for side, path, clip in sides
-            if clip is not None
-        ]
+        images = "".join(_image("source", path, f"source: {pair.prompt}") for path in pair.sources)
+        for side, path, clip in sides:
+            words = f"{side} training: {pair.prompt}"
+            if clip is None:
+                images += _image(side, path, words)
+                continue
+            # A clip plays by itself where it is silent: browsers start none that would be heard. The row of its
+            # frames is for paper and for a still look.
+            playing = "" if clip in heard else "muted autoplay "
+            shots += (
+                f'<div class="shot"><span>{side}</span><video src="{esc(address[clip])}" {playing}loop playsinline '
+                f'controls aria-label="{esc(words)}"></video>{_whole(path, f"frames {words}", ROW)}</div>'
+            )
     except (OSError, ValueError):
         return ""
-    images = sources + "".join(stills)
     row = f'<div class="sides">{images}</div>' if images else ""
     seed = f' <small class="muted">seed {esc(pair.seed)}</small>' if pair.seed else ""
-    return f'<figure class="pair">{row}{"".join(shots)}<figcaption>{esc(pair.prompt)}{seed}</figcaption></figure>'
+    return f'<figure class="pair">{row}{shots}<figcaption>{esc(pair.prompt)}{seed}</figcaption></figure>'
 
 
 def _image(side: str, path: Path, words: str) -> str:
@@ -88,16 +92,6 @@ def _image(side: str, path: Path, words: str) -> str:
     width, height = image_size(path)
     share = 100 * width / height  # of the row's width, so that all are equally tall
     return f'<div style="--share:{share:.0f}">{element}<span>{side}</span></div>'
-
-
-def _shot(side: str, path: Path, clip: str, prompt: str, heard: bool) -> str:
-    """A clip, which plays by itself where it is silent, and the row of its frames for paper and for a still look."""
-    playing = "" if heard else "muted autoplay "  # browsers start no clip by itself that would be heard
-    return (
-        f'<div class="shot"><span>{side}</span><video src="{esc(clip)}" {playing}loop playsinline controls '
-        f'aria-label="{side} training: {esc(prompt)}"></video>'
-        f"{_whole(path, f'frames {side} training: {prompt}', ROW)}</div>"
-    )
 
 
 def _whole(path: Path, words: str, large: int = LARGE) -> str:

@@ -26,14 +26,6 @@ WIDE = 208
 """Pixels of the longer side, twice the size at which they are shown."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Strip:
-    """Images of one kind."""
-
-    title: str
-    keys: tuple[Key, ...]
-
-
 @dataclass(slots=True)
 class Room:
     """How many images a page still takes."""
@@ -49,20 +41,21 @@ def strips_of(ranking: Ranking, out: Path, room: Room) -> str:
         out: folder of the page, from which links go.
         room: how many images may still be embedded.
     """
-    shown = _columns(ranking)
+    lines = ranking.standings
+    shown = [*lines[: COLUMNS - 1], *lines[COLUMNS - 1 :][-1:]]
     sides = [side.entries[0].values.get(ranking.group.metric) for side in shown]
     known = [values for values in sides if values is not None and values.files]
     if len(known) < max(2, len(shown)) or any(line.entries[0].images is None for line in shown):
         return ""
     scores = [{(row.task, row.prompt, row.sample): float(row.value) for row in values.rows} for values in known]
     body = ""
-    for strip in _chosen(scores, [_shown(line, values) for line, values in zip(shown, known, strict=True)]):
+    for title, keys in _chosen(scores, [_shown(line, values) for line, values in zip(shown, known, strict=True)]):
         columns = list(zip(shown, known, scores, strict=True))
         rows = [
             (str(key[1]), [_cell(line, values, found.get(key), key, out, room) for line, values, found in columns])
-            for key in strip.keys
+            for key in keys
         ]
-        body += f"<h3>{esc(strip.title)}</h3>{image_table([line.name for line in shown], rows)}" if rows else ""
+        body += f"<h3>{esc(title)}</h3>{image_table([line.name for line in shown], rows)}" if rows else ""
     return body
 
 
@@ -83,12 +76,7 @@ def still_of(path: Path) -> Path:
     return path.with_suffix(".png") if path.name.lower().endswith(CLIPS) else path
 
 
-def _columns(ranking: Ranking) -> list[Standing]:
-    lines = list(ranking.standings)
-    return lines if len(lines) <= COLUMNS else [*lines[: COLUMNS - 1], lines[-1]]
-
-
-def _chosen(scores: Sequence[Mapping[Key, float]], known: Sequence[Values]) -> list[Strip]:
+def _chosen(scores: Sequence[Mapping[Key, float]], known: Sequence[Values]) -> list[tuple[str, list[Key]]]:
     """Images by how far the first model lies above and below the mean of the others, and evenly spread ones."""
     keys = [key for key in known[0].files if all(key in values.files for values in known)]
     scored = [key for key in keys if all(key in found for found in scores)]
@@ -100,9 +88,9 @@ def _chosen(scores: Sequence[Mapping[Key, float]], known: Sequence[Values]) -> l
     count = min(PROMPTS, len(prompts))
     evenly = [prompts[(2 * place + 1) * len(prompts) // (2 * count)] for place in range(count)]
     return [
-        Strip(title="Where the first is furthest above the others", keys=tuple(best)),
-        Strip(title="Where the first is furthest below the others", keys=tuple(worst)),
-        Strip(title="Spread evenly over the prompts, not picked by scores", keys=tuple(evenly)),
+        ("Where the first is furthest above the others", best),
+        ("Where the first is furthest below the others", worst),
+        ("Spread evenly over the prompts, not picked by scores", evenly),
     ]
 
 
@@ -124,9 +112,5 @@ def _cell(line: Standing, values: Values, score: float | None, key: Key, out: Pa
     element = image_element(still_of(path), f"{line.name}: {key[1]}", WIDE) if room.left > 0 else ""
     room.left -= bool(element)
     said = DASH if score is None else f"{score:.4g}"
-    return f'<a href="{esc(_link(path, out))}">{element or esc(path.suffix.lstrip("."))}</a><small>{said}</small>'
-
-
-def _link(path: Path, out: Path) -> str:
-    """From the page to the image, wherever both are moved together."""
-    return quote(os.path.relpath(path.resolve(), out.resolve()))
+    link = quote(os.path.relpath(path.resolve(), out.resolve()))  # right wherever both are moved together
+    return f'<a href="{esc(link)}">{element or esc(path.suffix.lstrip("."))}</a><small>{said}</small>'

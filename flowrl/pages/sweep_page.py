@@ -39,11 +39,26 @@ def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command
         command: what was typed or called; "" where that is not known.
     """
     title = f"RLG sweep of {facts['name']}"
+    reading = (
+        "RLG mixes the outputs of the base model and the tuned one at each step: scale 0 is the base model, 1 the "
+        "tuned one, beyond 1 goes further in the direction of training, at the cost of both."
+    )
+    scales = results.of_kind("rlg")
+    if len(scales) > 2:
+        reading += (
+            " The best of several scales is picked on these very images, so expect a little less of it on new ones."
+        )
+    over_scales = _charts(results, against_scale, _diversities(results)) if len(scales) > 1 else ""
+    kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
     body = "".join([
         f'<p class="summary">{esc(results.sentence)}</p>',
-        f'<p class="muted">{_reading(results)}</p>',
+        f'<p class="muted">{reading}</p>',
         notes_box(results.notes),
-        _quality(results), _scales(results),
+        section("quality", "Quality against diversity", _charts(results, against_diversity) + key(kinds),
+                "Each dot is a scale, with 95 % intervals over prompts both ways. Up and right is better. The "
+                "intervals are wide where prompts differ; differences between scales, which share prompts and start "
+                "noise, are surer than they look here and stand in the tables."),
+        section("scales", "Scores and diversity against the scale", over_scales),
         section("images", "The same start noise at every scale", strip(rows, ("rlg", "run")),
                 "The first image of prompts spread evenly over the list, not picked."),
         _cost(results),
@@ -55,35 +70,6 @@ def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command
     lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
     footer = "Written by <code>flowrl sweep</code> from the journals of its folder."
     return document(title, body, lead=lead, footer=footer)
-
-
-def _reading(results: Sweep) -> str:
-    said = (
-        "RLG mixes the outputs of the base model and the tuned one at each step: scale 0 is the base model, 1 the "
-        "tuned one, beyond 1 goes further in the direction of training, at the cost of both."
-    )
-    if len(results.of_kind("rlg")) > 2:
-        said += " The best of several scales is picked on these very images, so expect a little less of it on new ones."
-    return said
-
-
-def _quality(results: Sweep) -> str:
-    kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
-    return section(
-        "quality",
-        "Quality against diversity",
-        _charts(results, against_diversity) + key(kinds),
-        "Each dot is a scale, with 95 % intervals over prompts both ways. Up and right is better. The intervals are "
-        "wide where prompts differ; differences between scales, which share prompts and start noise, are surer than "
-        "they look here and stand in the tables.",
-    )
-
-
-def _scales(results: Sweep) -> str:
-    if len(results.of_kind("rlg")) < 2:
-        return ""
-    charts = _charts(results, against_scale, _diversities(results))
-    return section("scales", "Scores and diversity against the scale", charts)
 
 
 def _charts(results: Sweep, draw: Callable[[Sweep, str], str], more: Sequence[str] = ()) -> str:
@@ -99,33 +85,30 @@ def _cost(results: Sweep) -> str:
     searches = results.of_kind("best_of", "prune")
     if not searches:
         return ""
+    found = at_same_cost(results)
+    if found is None:
+        below = '<p class="muted">No search costs as much as RLG; best of 2 does where both models are guided.</p>'
+    else:
+        reference, others = found
+        names = [*_measure_names(results), results.diversity]
+        rows = [[esc(reference.setting.label), _spent(reference), *(_cell(results, reference, name) for name in names)]]
+        for one in others:
+            change = differences(one, reference)
+            means = {name: number(one.means[name].mean, results.digits(name)) for name in names}
+            cells = [f"{mean}<small>{_difference(results, change, name)}</small>" for name, mean in means.items()]
+            rows.append([esc(one.setting.label), _spent(one), *cells])
+        head = ["Setting", "Evaluations", *map(esc, names)]
+        below = (
+            f'<p class="muted">At the cost of RLG: its best {esc(scale_text(reference))} by {esc(results.judge.name)}, '
+            f"and below it the difference of each search to it.</p>{table('At equal cost', head, rows)}"
+        )
     kinds = [one.setting.kind for one in (*results.of_kind("rlg"), *searches)]
     return section(
         "cost",
         "RLG beside search, at equal cost",
-        _charts(results, against_cost) + key(kinds) + _same_cost(results),
+        _charts(results, against_cost) + key(kinds) + below,
         "Dots above one another cost the same. A search also decodes and scores every image it looks at, which the "
         "evaluations of the network do not count; the table does.",
-    )
-
-
-def _same_cost(results: Sweep) -> str:
-    found = at_same_cost(results)
-    if found is None:
-        return '<p class="muted">No search costs as much as RLG; best of 2 does where both models are guided.</p>'
-    reference, others = found
-    names = [*_measure_names(results), results.diversity]
-    rows = [[esc(reference.setting.label), _spent(reference), *(_cell(results, reference, name) for name in names)]]
-    for one in others:
-        change = differences(one, reference)
-        means = {name: number(one.means[name].mean, results.digits(name)) for name in names}
-        cells = [f"{mean}<small>{_difference(results, change, name)}</small>" for name, mean in means.items()]
-        rows.append([esc(one.setting.label), _spent(one), *cells])
-    head = ["Setting", "Evaluations", *map(esc, names)]
-    where = scale_text(reference)
-    return (
-        f'<p class="muted">At the cost of RLG: its best {esc(where)} by {esc(results.judge.name)}, and below it the '
-        f"difference of each search to it.</p>{table('At equal cost', head, rows)}"
     )
 
 

@@ -12,12 +12,16 @@ from flowrl.publishing.shared_files import Shared
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
-def check_target(repository: str, *, update: bool, public: bool) -> None:
-    """Refuses what cannot be uploaded to, before anything is written.
+def check_target(repository: str | None, *, update: bool, public: bool, dry_run: bool) -> None:
+    """Refuses what cannot be uploaded to, before anything is written; a dry run does not ask the hub.
 
     Raises:
         ValueError: no hub id, no token, no net, or a repository that is there and is another one than was asked for.
     """
+    if repository is None and (public or update):
+        raise ValueError("`public` and `update` are of an upload: say where to with `to` OWNER/NAME")
+    if repository is None or dry_run:
+        return
     from huggingface_hub import constants, errors, get_token
 
     if not _ID.fullmatch(repository) or Path(repository).exists():

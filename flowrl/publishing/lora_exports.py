@@ -200,7 +200,10 @@ def _flux_kohya(lora: SavedLora) -> dict[str, Tensor]:
                 if single:  # its MLP has 4 times the width and no LoRA here: its rows and columns are zeros
                     fused.append((torch.zeros(rank, width), torch.zeros(4 * width, rank)))
                 name = f"single_blocks_{number}_linear1" if single else f"double_blocks_{number}_{side}_attn_qkv"
-                tensors |= _fuse(f"lora_unet_{name}", fused, lora.scale(layers[0]))
+                downs, ups = zip(*fused, strict=True)
+                down = torch.cat(downs)
+                up = torch.block_diag(*ups).to(down.dtype)
+                tensors |= _kohya(f"lora_unet_{name}", down, up, lora.scale(layers[0]))
             alone = f"{block}.attn.{_FLUX_ALONE[side]}"
             if alone in left and not single:
                 name = f"lora_unet_double_blocks_{number}_{side}_attn_proj"
@@ -211,12 +214,6 @@ def _flux_kohya(lora: SavedLora) -> dict[str, Tensor]:
             "three or on none"
         )
     return tensors
-
-
-def _fuse(name: str, parts: list[tuple[Tensor, Tensor]], scale: float) -> dict[str, Tensor]:
-    down = torch.cat([one for one, _ in parts])
-    up = torch.block_diag(*(two for _, two in parts)).to(down.dtype)
-    return _kohya(name, down, up, scale)
 
 
 def _refuse_dora(lora: SavedLora, form: str) -> None:

@@ -47,7 +47,7 @@ pipe.load_lora_weights("FOLDER", weight_name="{file}"){experts}
 ```
 
 {missing}These are the steps and the guidance of the run's evaluations. A seed of stock diffusers is not one of flowrl,
-which drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT {drawn}`.
+which drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT --steps {steps} --guidance {guidance}`.
 
 {comfyui}"""
 
@@ -172,10 +172,10 @@ class RunCard:
         )
         two = source.lora is not None and (source.lora / "transformer_2").is_dir()
         missing = "" if self.base else "`BASE` is the base model that is named above. "
-        drawn = f"--steps {source.num_steps} --guidance {source.guidance_scale:g}"
         return _USE.format(
             stock=stock[0] if len(stock) == 1 else "DiffusionPipeline", base=base, dtype=source.dtype, file=LORA_FILE,
-            experts=experts if two else "", call=call, missing=missing, drawn=drawn, comfyui=self.comfyui,
+            experts=experts if two else "", call=call, missing=missing, steps=source.num_steps,
+            guidance=f"{source.guidance_scale:g}", comfyui=self.comfyui,
         )  # fmt: skip
 
     def _scores(self) -> str:

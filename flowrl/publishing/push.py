@@ -88,7 +88,7 @@ def push(
     check_source(source)
     if (place / "lora.diverged").exists():
         print(f"note: {place} diverged; what is shared is its last LoRA whose images were finite")
-    _check_upload(to, update=update, public=public, dry_run=dry_run)
+    check_target(to, update=update, public=public, dry_run=dry_run)
 
     name = to.partition("/")[2] if to else data.name
     loras = finite_loras(lora, stock_of(source.family, source.model))
@@ -125,13 +125,6 @@ def push(
         address = upload(to, files, public=public)
         print(f"uploaded to {address}, {'public' if public else 'private'}")
     return SharedRun(files=sizes, folder=folder, address=address)
-
-
-def _check_upload(to: str | None, *, update: bool, public: bool, dry_run: bool) -> None:
-    if to is None and (public or update):
-        raise ValueError("`public` and `update` are of an upload: say where to with `to` OWNER/NAME")
-    if to is not None and not dry_run:
-        check_target(to, update=update, public=public)
 
 
 def _tensor_files(contents: Mapping[str, Content], folder: str = "") -> list[Shared]:

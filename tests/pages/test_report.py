@@ -399,12 +399,12 @@ def test_the_page_says_of_which_prompts_the_interval_speaks(tmp_path: Path) -> N
 def test_the_band_of_training_is_over_prompts(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", iterations=6)
     assert "95 % over prompts" in page_of(folder)
-    figure = run_curves._training_figure(read_run(folder))
+    figure = run_curves.curves(read_run(folder), None)
     wide = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in wide:
         row.pop("reward_error", None)  # a run of before: nothing says how alike a prompt's images were
     write_lines(folder / "metrics.jsonl", wide)
-    assert "95 %" not in run_curves._training_figure(read_run(folder))
+    assert "95 %" not in run_curves.curves(read_run(folder), None)
     assert "95 %" in figure
 
 

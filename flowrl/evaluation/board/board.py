@@ -11,8 +11,9 @@ from flowrl.evaluation.board.comparable import group_entries
 from flowrl.evaluation.board.finished import BoardEntry, find_entries, tell_apart
 from flowrl.evaluation.board.leaderboard import as_content, as_page_of_markdown, as_text
 from flowrl.evaluation.board.standings import Ranking, rank
+from flowrl.evaluation.evaluation_result import refuse_foreign_files
 from flowrl.runtime.call import call_words
-from flowrl.runtime.files import read_json, refuse_foreign, write_atomically
+from flowrl.runtime.files import write_atomically
 from flowrl.runtime.public import public
 from flowrl.runtime.versions import version_of
 
@@ -72,12 +73,7 @@ def leaderboard(
         hint = " Conditions that may differ are named by `across`." if apart else ""
         raise ValueError(f"no two of these {len(entries)} results can be compared: {why}.{hint}")
     folder = OUT if out is None else Path(out)
-    try:
-        own = "leaderboard" in read_json(folder / JSON)
-    except ValueError:
-        own = False
-    for name in (JSON, MARKDOWN, PAGE):
-        refuse_foreign(folder / name, own=own)
+    refuse_foreign_files(folder, (JSON, MARKDOWN, PAGE), {"leaderboard"})
     command, rankings = call_words(), [rank(group) for group in groups]
     content = as_content(rankings, command=command, version=version_of("flowrl-toolkit"))
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -70,14 +70,13 @@ def find_entries(given: Sequence[str]) -> list[BoardEntry]:
     """
     entries, seen = [], dict[Path, str]()
     for text in given:
-        for pool, path in _named(text):
-            for pool_of, file in _results(path, pool):
-                place = file.parent.resolve()
-                if place in seen:
-                    where = f"{seen[place]} and {text}" if seen[place] != text else text
-                    raise ValueError(f"{file} is named twice ({where}): one result counts once, leave one of them out.")
-                seen[place] = text
-                entries += entries_of(file, pool_of)
+        for pool, file in _results(text):
+            place = file.parent.resolve()
+            if place in seen:
+                where = f"{seen[place]} and {text}" if seen[place] != text else text
+                raise ValueError(f"{file} is named twice ({where}): one result counts once, leave one of them out.")
+            seen[place] = text
+            entries += entries_of(file, pool)
     # Bases that several results share, once.
     kept: dict[str, BoardEntry] = {}
     for entry in sorted(entries, key=lambda entry: entry.side == "base"):  # models first
@@ -97,32 +96,27 @@ def find_entries(given: Sequence[str]) -> list[BoardEntry]:
     return list(kept.values())
 
 
-def _named(text: str) -> Iterator[tuple[str, Path]]:
-    name, equals, rest = text.partition("=")
-    if not equals or Path(text).exists():
-        yield "", Path(text)
-        return
+def _results(text: str) -> Iterator[tuple[str, Path]]:
+    """Files of what was named, each with the name of the method that it is a training of."""
+    pool, equals, rest = text.partition("=")
     paths = [part for part in rest.split(",") if part]
-    if not name or not paths:
+    if not equals or Path(text).exists():
+        pool, paths = "", [text]
+    elif not pool or not paths:
         raise ValueError(f"{text!r}: several trainings of one method are written NAME=FOLDER,FOLDER.")
-    for part in paths:
-        yield name, Path(part)
-
-
-def _results(path: Path, pool: str) -> list[tuple[str, Path]]:
-    """Files of a path, each with the name of the method that it is a training of."""
-    if path.is_file():
-        if path.name != RESULT:
-            raise ValueError(f"{path} is not a {RESULT}: give the folder of a finished `flowrl eval`.")
-        path = path.parent
-    if not path.is_dir():
-        raise ValueError(f"there is no {path}: give the folder of a finished `flowrl eval`, one with a {RESULT}.")
-    found = list(_search(path, pool, 0))
-    if not found:
-        raise ValueError(
-            f"{path} holds no {RESULT}, and no folder within it does: give folders that `flowrl eval` has finished."
-        )
-    return found
+    for path in map(Path, paths):
+        if path.is_file():
+            if path.name != RESULT:
+                raise ValueError(f"{path} is not a {RESULT}: give the folder of a finished `flowrl eval`.")
+            path = path.parent
+        if not path.is_dir():
+            raise ValueError(f"there is no {path}: give the folder of a finished `flowrl eval`, one with a {RESULT}.")
+        found = list(_search(path, pool, 0))
+        if not found:
+            raise ValueError(
+                f"{path} holds no {RESULT}, and no folder within it does: give folders that `flowrl eval` has finished."
+            )
+        yield from found
 
 
 def _search(folder: Path, pool: str, depth: int) -> Iterator[tuple[str, Path]]:
@@ -188,9 +182,16 @@ def _entry(
         raise ValueError(f"there is no {verdicts}, the verdicts of a finished evaluation: run the evaluation again.")
     rows = read_json_lines(verdicts)
     images = _images(home, found, side)
+    given, intervals = found.get(f"{prefix}intervals") or {}, {}
+    for name, mean in short.items():  # its own bounds, or those of the score of that name
+        own = given.get(name, given.get(f"overall ({name})"))  # as GenEval calls the mean over images
+        low, high = short.get(f"{name}_low", math.nan), short.get(f"{name}_high", math.nan)
+        if math.isnan(low) and isinstance(own, Mapping):
+            low, high = _float(own.get("low")), _float(own.get("high"))
+        intervals[name] = Interval(mean=mean, low=low, high=high) if low <= mean <= high else point(mean)
     return BoardEntry(
         benchmark=benchmark, label=label, folder=folder, side=side, pool=pool, metrics=short,
-        intervals=_intervals(short, found.get(f"{prefix}intervals") or {}), values=values_of(rows, short), rows=rows,
+        intervals=intervals, values=values_of(rows, short), rows=rows,
         facts=found["facts"], drawn=None if images is None else read_drawn(images), images=images,
         judged=_judged(home, benchmark, found["facts"]), version=found.get("version"),
     )  # fmt: skip
@@ -198,18 +199,6 @@ def _entry(
 
 def _float(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _intervals(metrics: Mapping[str, float], given: Mapping[str, Any]) -> dict[str, Interval]:
-    """The interval of every metric: its own bounds, or those of the score of that name."""
-    found = {}
-    for name, mean in metrics.items():
-        own = given.get(name, given.get(f"overall ({name})"))  # as GenEval calls the mean over images
-        low, high = metrics.get(f"{name}_low", math.nan), metrics.get(f"{name}_high", math.nan)
-        if math.isnan(low) and isinstance(own, Mapping):
-            low, high = _float(own.get("low")), _float(own.get("high"))
-        found[name] = Interval(mean=mean, low=low, high=high) if low <= mean <= high else point(mean)
-    return found
 
 
 def _images(home: Path, found: Mapping[str, Any], side: str) -> Path | None:

@@ -150,28 +150,27 @@ def as_page_of_markdown(rankings: Sequence[Ranking], *, heading: str, command: s
 
 def as_content(rankings: Sequence[Ranking], *, command: str, version: str | None) -> dict[str, Any]:
     """The content of leaderboard.json; null where a number is not known."""
+    tables = []
+    for ranking in rankings:
+        group = ranking.group
+        tables.append({
+            "benchmark": group.benchmark, "metric": group.metric, "apart_because": group.apart or None,
+            "conditions": {key: len(value) if key == PROMPTS else value for key, value in group.conditions.items()},
+            "shares_start_noise": group.shares_noise, "paired_images": ranking.images,
+            "factor_for_all_pairs": ranking.factor, "notes": list(ranking.notes),
+            "standings": [
+                {
+                    "name": line.name, "score": line.score, "rank": {"least": line.rank[0], "largest": line.rank[1]},
+                    "difference_to_first": line.behind, "trainings": len(line.entries),
+                    "results": [{"folder": str(entry.folder), "side": entry.side, "label": entry.label,
+                                 "seed": None if entry.drawn is None else entry.drawn.get("seed"),
+                                 "score": entry.metrics.get(group.metric)} for entry in line.entries],
+                }
+                for line in ranking.standings
+            ],
+        })  # fmt: skip
     content: dict[str, Any] = plain({
         "leaderboard": FORMAT, "command": command, "version": version, "summary": summary(rankings),
-        "claims": claims(rankings), "tables": [_content(ranking) for ranking in rankings],
+        "claims": claims(rankings), "tables": tables,
     })  # fmt: skip
     return content
-
-
-def _content(ranking: Ranking) -> dict[str, Any]:
-    group = ranking.group
-    return {
-        "benchmark": group.benchmark, "metric": group.metric, "apart_because": group.apart or None,
-        "conditions": {key: len(value) if key == PROMPTS else value for key, value in group.conditions.items()},
-        "shares_start_noise": group.shares_noise, "paired_images": ranking.images,
-        "factor_for_all_pairs": ranking.factor, "notes": list(ranking.notes),
-        "standings": [
-            {
-                "name": line.name, "score": line.score, "rank": {"least": line.rank[0], "largest": line.rank[1]},
-                "difference_to_first": line.behind, "trainings": len(line.entries),
-                "results": [{"folder": str(entry.folder), "side": entry.side, "label": entry.label,
-                             "seed": None if entry.drawn is None else entry.drawn.get("seed"),
-                             "score": entry.metrics.get(group.metric)} for entry in line.entries],
-            }
-            for line in ranking.standings
-        ],
-    }  # fmt: skip

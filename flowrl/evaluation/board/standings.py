@@ -150,9 +150,12 @@ def _by_points(
         for place, one in enumerate(names)
         for other in names[place + 1 :]
     }
-    scores, notes = reported, []
+    scores, notes = dict(reported), []
     if not _same_images(group):
-        scores = {name: _of_points([sides[id(entry)] for entry in part]) for name, part in lines.items()}
+        scores = {}
+        for name, part in lines.items():  # of one training over prompts, of several Student's over them
+            found = [score_intervals(*sides[id(entry)])[OVERALL] for entry in part]
+            scores[name] = found[0] if len(found) == 1 else over_seeds([one.mean for one in found])
         notes.append(_COMMON.format(images))
     factor = factor_of_pairs(len(lines) * (len(lines) - 1) // 2)
     return Basis(scores=scores, changes=changes, factor=factor, images=images, notes=tuple(notes))
@@ -184,9 +187,3 @@ def _shared_points(values: Mapping[int, Values]) -> dict[int, Points]:
     return {
         entry: ([table[key] for key in shared], [prompt for prompt, _ in shared]) for entry, table in tables.items()
     }
-
-
-def _of_points(runs: Sequence[Points]) -> Interval:
-    """UniGenBench's overall of these samples: of one training over prompts, of several Student's over them."""
-    found = [score_intervals(*run)[OVERALL] for run in runs]
-    return found[0] if len(found) == 1 else over_seeds([one.mean for one in found])

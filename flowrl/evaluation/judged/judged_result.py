@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Case, Judgement, Protocol, Score
+from flowrl.benchmarks.judged.cases import Judgement, Protocol, Score
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import (
@@ -209,11 +209,11 @@ def _notes(settings: Settings, plan: Any, parts: Sequence[SubjectVerdicts[CaseVe
         notes.append(
             f"{parts[0].label} and {parts[1].label} have no image in common that has scores, so there is no difference."
         )
-    return notes + training_notes(settings, (request(_prompt(one.case)) for one in judgements))
-
-
-def _prompt(case: Case) -> Prompt:
-    return Prompt(text=case.prompt, metadata={}, sources=() if case.source is None else (str(case.source),))
+    asked = []
+    for one in judgements:
+        sources = () if one.case.source is None else (str(one.case.source),)
+        asked.append(request(Prompt(text=one.case.prompt, metadata={}, sources=sources)))
+    return notes + training_notes(settings, asked)
 
 
 def is_model(given: str, known: str) -> bool:
@@ -241,19 +241,19 @@ def _figure(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]], 
     case = parts[0].found.judgements[place].case
     shown = [] if case.source is None else [image_element(case.source, f"source of: {case.prompt}")]
     shown += [image_element(part.images[place].path, f"{part.label}: {case.prompt}") for part in parts]
-    said = "".join(_said(protocol, part.label, part.found.judgements[place]) for part in parts)
+    said = ""
+    for part in parts:
+        one = part.found.judgements[place]
+        if one.values is None:
+            said += f"<br>{esc(part.label)}: no scores"
+            continue
+        values = [(score.name, _single(score, one)) for score in protocol.scores if not score.subset]
+        listed = ", ".join(f"{name} {number(value, 2)}" for name, value in values if value is not None)
+        about = {ask.name: ask.fields.get("question", ask.name) for ask in one.case.asks}
+        replies = " ".join(f"{about[name]}: {text}" for name, text in one.replies.items())
+        cut = replies if len(replies) <= SHOWN else f"{replies[:SHOWN]}…"
+        said += f"<br>{esc(part.label)}: {esc(listed)}<br><small>{esc(cut)}</small>"
     return (
         f"<figure>{''.join(shown)}<figcaption><b>{esc(case.prompt)}</b><br>{esc(case.task)}{said}"
         f"<br><small>{esc(case.key)}</small></figcaption></figure>"
     )
-
-
-def _said(protocol: Protocol, label: str, one: Judgement) -> str:
-    if one.values is None:
-        return f"<br>{esc(label)}: no scores"
-    values = [(score.name, _single(score, one)) for score in protocol.scores if not score.subset]
-    listed = ", ".join(f"{name} {number(value, 2)}" for name, value in values if value is not None)
-    about = {ask.name: ask.fields.get("question", ask.name) for ask in one.case.asks}
-    replies = " ".join(f"{about[name]}: {text}" for name, text in one.replies.items())
-    cut = replies if len(replies) <= SHOWN else f"{replies[:SHOWN]}…"
-    return f"<br>{esc(label)}: {esc(listed)}<br><small>{esc(cut)}</small>"

@@ -128,7 +128,7 @@ def measure(
         order=order,
         others={key: Other(overall=rank_correlation(first.values, values, group),
                            within=agreement(first.values, values, group).rank) for key, values in others.items()},
-        cost=_cost(first, second), notes=_notes(reward, group, items), items=items, values=first.values,
+        cost=_cost(first, second), notes=_notes(reward, group), items=items, values=first.values,
         again=second.values, changed=changed,
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ def _cost(first: ItemScores, second: ItemScores) -> ScoringCost:
     return ScoringCost(seconds=taken, hours_per_1000=taken.mean * 1000 / 3600, calls=calls)
 
 
-def _notes(reward: Reward, group: np.ndarray, items: Sequence[ImageFile]) -> tuple[str, ...]:
+def _notes(reward: Reward, group: np.ndarray) -> tuple[str, ...]:
     sizes = np.unique(group, return_counts=True)[1]
     notes = []
     if len(sizes) < FEW_PROMPTS:

@@ -20,6 +20,7 @@ from typing import Any
 from flowrl.config.bounds import check_counts
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
+from flowrl.evaluation.evaluation_result import refuse_foreign_files
 from flowrl.evaluation.reward_card.card_measure import CardMeasures, measure
 from flowrl.evaluation.reward_card.card_text import summary, verdicts
 from flowrl.generation.drawing import find_device
@@ -32,7 +33,7 @@ from flowrl.generation.scorers import has_prompts, load_rewards
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.prompts.loading import load_prompts
 from flowrl.rewards import REWARDS, option_names
-from flowrl.runtime.files import plain, read_json, refuse_foreign, write_atomically
+from flowrl.runtime.files import plain, write_atomically
 from flowrl.runtime.public import public
 
 __all__ = ["RewardCard", "reward_card"]
@@ -103,8 +104,7 @@ def reward_card(
     beside = others if isinstance(others, str) else ",".join(others)
     spec, rest = without_cache(specs[0]), reward_specs(beside) if beside else []
     home = Path(out) if out is not None else Path(f"reward-card-{reward_label(spec)}")
-    for name in ("card.json", "card.html"):
-        refuse_foreign(home / name, own=_is_card(home / "card.json"))
+    refuse_foreign_files(home, ("card.json", "card.html"), {"verdicts", "spread", "retest"})
     if folder is not None:
         items = read_items(Path(folder), prompt=prompt, prompts=prompts)
     else:
@@ -167,14 +167,6 @@ def draw_images(
         source, listed, folder, label="images", samples=samples, seed=seed, batch_size=DRAWN_AT_ONCE,
         device=str(find_device(device)),
     )  # fmt: skip
-
-
-def _is_card(path: Path) -> bool:
-    """Whether a card was written here."""
-    try:
-        return {"verdicts", "spread", "retest"} <= read_json(path).keys()
-    except ValueError:
-        return False
 
 
 def as_json(measured: CardMeasures) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 from jaxtyping import Float64
@@ -35,21 +36,16 @@ def undiagnosed(faults: Faults) -> int:
 def diagnose_clips(subject: Subject, clips: Sequence[ImageFile]) -> Faults:
     """Each of `flowrl.benchmarks.temporal.NAMES` for every clip; NaN where its file cannot be read or is too short."""
     columns: dict[str, list[float]] = {name: [] for name in NAMES}
-    with Journal(subject.folder, {"benchmark": "temporal", "version": VERSION}) as journal:
-        with progress(f"diagnosing {subject.label}", len(clips)) as advance:
-            for clip in clips:
-                key = clip.stamp
-                if key not in journal.rows:
-                    try:
-                        found = diagnose(read_clip(clip.path))
-                    except ValueError:
-                        found = dict.fromkeys(NAMES, math.nan)
-                    else:
-                        journal.add(key, plain(found))
-                    row = found
-                else:
-                    row = journal.rows[key]
-                for name in NAMES:
-                    columns[name].append(math.nan if row[name] is None else row[name])
-                advance("")
+    with (
+        Journal(subject.folder, {"benchmark": "temporal", "version": VERSION}) as journal,
+        progress(f"diagnosing {subject.label}", len(clips)) as advance,
+    ):
+        for clip in clips:
+            if clip.stamp not in journal.rows:
+                with suppress(ValueError):  # of a file that cannot be read; the next run tries again
+                    journal.add(clip.stamp, plain(diagnose(read_clip(clip.path))))
+            row = journal.rows.get(clip.stamp, {})
+            for name in NAMES:
+                columns[name].append(math.nan if row.get(name) is None else row[name])
+            advance("")
     return {name: np.array(values, dtype=np.float64) for name, values in columns.items()}

@@ -50,7 +50,12 @@ def clips_section(
         values: of each by scorer, NaN where it failed.
         home: the page's folder.
     """
-    chosen = _chosen(clips[0], values[0])
+    # The first sample of the first prompts, then the worst clip of each diagnostic.
+    chosen = [("", place) for place, clip in enumerate(clips[0]) if clip.sample == 0][:FIRST]
+    for name in WORST:
+        column = np.nan_to_num(values[0][name], nan=0.0)
+        if len(column) and column.max() > 0:
+            chosen.append((f"largest {name}", int(column.argmax())))
     figures = [
         (why, place, [shot for subject, listed in zip(subjects, clips, strict=True)
                       if (shot := _shot(subject, listed[place])) is not None])
@@ -74,16 +79,6 @@ def clips_section(
     )
     more = " The clips are files in shown/: keep this page where it is." if linked else ""
     return section("clips", "Clips to look at", body and f'<div class="pairs clips">{body}</div>', lead + more)
-
-
-def _chosen(clips: Sequence[ImageFile], values: Mapping[str, Column]) -> list[tuple[str, int]]:
-    """Why a clip is shown, and its place: the first sample of the first prompts, then the worst of each diagnostic."""
-    found = [("", place) for place, clip in enumerate(clips) if clip.sample == 0][:FIRST]
-    for name in WORST:
-        column = np.nan_to_num(values[name], nan=0.0)
-        if len(column) and column.max() > 0:
-            found.append((f"largest {name}", int(column.argmax())))
-    return found
 
 
 def _shot(subject: Subject, clip: ImageFile) -> Shot | None:
@@ -112,17 +107,13 @@ def _figure(
     if not shots:
         return ""
     elements = "".join(
-        f'<div class="shot"><span>{esc(shot.label)}: {esc(_said(part))}</span>'
+        f'<div class="shot"><span>{esc(shot.label)}: {esc(said)}</span>'
         f'<video src="{esc(address[shot.clip])}" muted loop autoplay playsinline controls '
         f'aria-label="{esc(shot.label)}: {esc(clip.prompt)}"></video>'
         f"{image_element(shot.row, f'frames of {shot.label}: {clip.prompt}', ROW)}</div>"
         for shot, part in zip(shots, values, strict=True)
+        for said in [", ".join(f"{name} {number(value)}" for name, value in part.items() if "." not in name)]
     )
     head = f"<strong>{esc(why)}</strong> " if why else ""
     small = f' <small class="muted">prompt {clip.index}, sample {clip.sample}</small>'
     return f'<figure class="pair">{elements}<figcaption>{head}{esc(clip.prompt)}{small}</figcaption></figure>'
-
-
-def _said(values: Mapping[str, float]) -> str:
-    """The values of a clip, without sub-scores."""
-    return ", ".join(f"{name} {number(value)}" for name, value in values.items() if "." not in name)

@@ -93,6 +93,9 @@ def measure(
         str(folder.resolve()), "--full_json_dir", str(prompts.resolve()), "--dimension", dimension,
         *(["--load_ckpt_from_local", "true"] if local else []),
     ]  # fmt: skip
+    with socket.socket() as probe:  # a free port: two evaluations at once would fight over the package's own default
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     log = folder / "log.txt"
     with log.open("wb") as stream:
         done = subprocess.run(
@@ -102,7 +105,7 @@ def measure(
             stdin=subprocess.DEVNULL,
             cwd=folder,
             check=False,
-            env=_environment() | {"MASTER_PORT": str(_free_port())},
+            env=_environment() | {"MASTER_PORT": str(port)},
         )
     found = sorted(folder.glob("*_eval_results.json"))
     if done.returncode != 0 or not found:
@@ -118,10 +121,3 @@ def measure(
 def _environment() -> dict[str, str]:
     """This process's, without what belongs to its own Python."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-
-
-def _free_port() -> int:
-    """A port for the package's process group, whose own default two evaluations at once would fight over."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -101,42 +101,33 @@ def view(followed: Followed) -> str:
     run = followed.run()
     made = followed.kept.get("view")
     if made is None or made[0] != followed.version:
-        made = followed.kept["view"] = (followed.version, _view(run))
+        held = held_out(run)
+        notes = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
+        html = "".join([
+            summary(run, held), f'<ul class="notes">{notes}</ul>' if notes else "", tiles(run, held),
+            curves(run, held), health(run), pace(run), tasks(held), time_by_stage(run),
+        ])  # fmt: skip
+        made = followed.kept["view"] = (followed.version, html)
     return made[1]
-
-
-def _view(run: RunData) -> str:
-    held = held_out(run)
-    notes = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
-    return "".join([
-        summary(run, held), f'<ul class="notes">{notes}</ul>' if notes else "", tiles(run, held), curves(run, held),
-        health(run), pace(run), tasks(held), time_by_stage(run),
-    ])  # fmt: skip
 
 
 def pace(run: RunData) -> str:
     """Seconds and memory of the iterations."""
-    cards = "".join(
-        _small(run, key, title, unit)
-        for key, title, unit in [("seconds", "Seconds of an iteration", "s"), *_memory(run)]
-    )
+    shown = [("seconds", "Seconds of an iteration", "s")]
+    shown += [
+        (key, f"Memory, {key.removeprefix('memory/').removesuffix('_gib')}", "GiB")
+        for key in keys_below(run.train, "memory/")
+    ]
+    cards = ""
+    for key, title, unit in shown:
+        x, y = column(run.train, key)
+        if len(y):
+            text = f"{title} over {plural(len(y), 'iteration')}, last {number(float(y[-1]))} {unit}"
+            chart = draw_lines([smooth_series(title, x, y, color=1)], NARROW, 150, "iteration", "", text)
+            recent = number(float(y[-RECENT:].mean()))
+            cards += card(f'<p class="value">{recent} {unit}</p>{chart}', title=esc(title))
     lead = "Memory is what tensors have taken up at once on the device, logged on CUDA devices only."
     return section("pace", "Pace and memory", f'<div class="three">{cards}</div>' if cards else "", lead)
-
-
-def _memory(run: RunData) -> list[tuple[str, str, str]]:
-    keys = keys_below(run.train, "memory/")
-    return [(key, f"Memory, {key.removeprefix('memory/').removesuffix('_gib')}", "GiB") for key in keys]
-
-
-def _small(run: RunData, key: str, title: str, unit: str) -> str:
-    x, y = column(run.train, key)
-    if not len(y):
-        return ""
-    text = f"{title} over {plural(len(y), 'iteration')}, last {number(float(y[-1]))} {unit}"
-    chart = draw_lines([smooth_series(title, x, y, color=1)], NARROW, 150, "iteration", "", text)
-    recent = float(y[-RECENT:].mean())
-    return card(f'<p class="value">{number(recent)} {unit}</p>{chart}', title=esc(title))
 
 
 def commands(followed: Followed) -> list[tuple[str, str]]:

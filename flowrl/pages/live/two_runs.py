@@ -19,16 +19,23 @@ def view_of_two(one: RunData, other: RunData, names: tuple[str, str]) -> str:
     """Charts and a table; names are those of the list."""
     pair = (one, other)
     found = (training_series(run, label=names[k], color=k + 1) for k, run in enumerate(pair))
-    charts = [
-        _chart("Training reward", [series for series, _ in filter(None, found)], names),
-        *_of_evaluations(pair, names),
-    ]
+    charts = [_chart("Training reward", [series for series, _ in filter(None, found)])]
+    for key in _evaluations(pair)[:MOST_EVALUATED]:
+        evaluated = [
+            replace(evaluation_series(run, key, names[k], color=k + 1), dashed=k == 1)
+            for k, run in enumerate(pair)
+            if len(column(run.evaluations, key)[1])
+        ]
+        charts.append(_chart(_title(key), evaluated))
     signs = [*((sign.key, sign.title) for sign in SIGNS), ("seconds", "Seconds of an iteration")]
     signs += [
         (key, f"Memory, {key.split('/')[1].removesuffix('_gib')} (GiB)")
         for key in dict.fromkeys(key for run in pair for key in keys_below(run.train, "memory/"))
     ]
-    small = [_chart(title, _smoothed(pair, key, names), names) for key, title in signs]
+    small = []
+    for key, title in signs:
+        columns = [(k, *column(run.train, key)) for k, run in enumerate(pair)]
+        small.append(_chart(title, [smooth_series(names[k], x, y, color=k + 1) for k, x, y in columns if len(y)]))
     lead = (
         "Blue is the first run, orange the second. Points behind a line are iterations, or means of some. That one "
         "line lies above the other is no test: <code>flowrl compare</code> trains methods to one budget and tests them."
@@ -39,27 +46,6 @@ def view_of_two(one: RunData, other: RunData, names: tuple[str, str]) -> str:
                 f"Means of the last {RECENT} iterations; of evaluations the last one."),
         section("health", "Vital signs", f'<div class="two">{"".join(small)}</div>' if any(small) else ""),
     ])  # fmt: skip
-
-
-def _smoothed(pair: Pair, key: str, names: tuple[str, str]) -> list[Series]:
-    found = []
-    for k, run in enumerate(pair):
-        x, y = column(run.train, key)
-        if len(y):
-            found.append(smooth_series(names[k], x, y, color=k + 1))
-    return found
-
-
-def _of_evaluations(pair: Pair, names: tuple[str, str]) -> list[str]:
-    charts = []
-    for key in _evaluations(pair)[:MOST_EVALUATED]:
-        series = [
-            replace(evaluation_series(run, key, names[k], color=k + 1), dashed=k == 1)
-            for k, run in enumerate(pair)
-            if len(column(run.evaluations, key)[1])
-        ]
-        charts.append(_chart(_title(key), series, names))
-    return charts
 
 
 def _evaluations(pair: Pair) -> list[str]:
@@ -73,7 +59,7 @@ def _title(key: str) -> str:
     return f"Evaluation: {key.removeprefix('eval/').removeprefix('reward/')}"
 
 
-def _chart(title: str, series: list[Series], names: tuple[str, str]) -> str:
+def _chart(title: str, series: list[Series]) -> str:
     if not series:
         return ""
     text = f"{title} of {' and '.join(line.label for line in series)}"
@@ -86,7 +72,8 @@ def _chart(title: str, series: list[Series], names: tuple[str, str]) -> str:
 def _numbers(pair: Pair, names: tuple[str, str], signs: list[tuple[str, str]]) -> str:
     rows = []
     for key, title in [("reward", "Training reward"), *signs]:
-        rows.append(_row(title, [_mean(run, key) for run in pair]))
+        values = [column(run.train, key)[1][-RECENT:] for run in pair]
+        rows.append(_row(title, [float(found.mean()) if len(found) else None for found in values]))
     for key in _evaluations(pair):
         values = [column(run.evaluations, key)[1] for run in pair]
         rows.append(_row(_title(key), [float(found[-1]) if len(found) else None for found in values]))
@@ -101,8 +88,3 @@ def _row(title: str, values: list[float | None]) -> list[str]:
         return []
     difference = DASH if one is None or other is None else signed(other - one, 4)
     return [esc(title), *(DASH if value is None else number(value, 4) for value in values), difference]
-
-
-def _mean(run: RunData, key: str) -> float | None:
-    values = column(run.train, key)[1]
-    return float(values[-RECENT:].mean()) if len(values) else None

@@ -37,7 +37,14 @@ def watch(runs: Sequence[str | Path] = ("runs",), *, port: int) -> None:
     Raises:
         ValueError: a folder is not there, the port is taken, or a package is not installed.
     """
-    watched = Watched(given=[_folder(Path(path)) for path in runs])
+    folders = [Path(path).expanduser() for path in runs]
+    for path in folders:
+        if not path.is_dir():
+            raise ValueError(
+                f"{path} is not a folder: give run folders, or a folder in which runs lie, such as the runs/ that "
+                "flowrl train makes"
+            )
+    watched = Watched(given=[path.absolute() for path in folders])
     server, address, bound = make_server(watched, port)
     with bound:
         port = bound.getsockname()[1]
@@ -93,13 +100,3 @@ def make_server(watched: Watched, port: int) -> tuple[uvicorn.Server, str, socke
         )
     )  # fmt: skip
     return server, f"http://{ADDRESS}:{bound.getsockname()[1]}/{token}/", bound
-
-
-def _folder(path: Path) -> Path:
-    path = path.expanduser()
-    if not path.is_dir():
-        raise ValueError(
-            f"{path} is not a folder: give run folders, or a folder in which runs lie, such as the runs/ that "
-            "flowrl train makes"
-        )
-    return path.absolute()

@@ -62,6 +62,7 @@ def make_app(watched: Watched, token: str) -> ASGIApp:
         token: the first part of every path that is answered.
     """
     from starlette.applications import Starlette
+    from starlette.responses import HTMLResponse, Response
     from starlette.routing import Route
 
     def route(path: str, answer: Callable[[Watched, Request], Response]) -> Route:
@@ -75,8 +76,8 @@ def make_app(watched: Watched, token: str) -> ASGIApp:
 
     number = "{number:int}"
     routes = [
-        route("/", _page),
-        route("/page.js", _script),
+        route("/", lambda *_: HTMLResponse(page())),
+        route("/page.js", lambda *_: Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")),
         route("/list", _list),
         route(f"/run/{number}", _run),
         route(f"/pair/{number}/{{other:int}}", _pair),
@@ -122,18 +123,6 @@ def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
         await answer(scope, receive, sending)
 
     return app
-
-
-def _page(watched: Watched, request: Request) -> Response:
-    from starlette.responses import HTMLResponse
-
-    return HTMLResponse(page())
-
-
-def _script(watched: Watched, request: Request) -> Response:
-    from starlette.responses import Response
-
-    return Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")
 
 
 def _list(watched: Watched, request: Request) -> Response:
