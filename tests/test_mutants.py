@@ -25,5 +25,6 @@ def test_the_nearest_tests_come_first() -> None:
     assert first[0] == "tests/samplers/test_kernels.py"
     assert all(file.startswith("tests/samplers/") for file in first)
     ordered = [file for part in others for file in part]
-    assert len(ordered) == len(set(ordered)) and not set(ordered) & set(first)
+    assert len(ordered) == len(set(ordered))
+    assert not set(ordered) & set(first)
     assert ordered.index("tests/test_golden_toy.py") > ordered.index("tests/training/test_budget.py")

@@ -56,6 +56,11 @@ def test_tail_changes_nothing_that_is_recorded() -> None:
     assert not torch.equal(second.final, euler.final)
 
 
+def test_without_stochastic_steps_the_solver_has_the_whole_path() -> None:
+    wanted = solve(velocity, counter_normal(SHAPE, 1), SCHEDULE)
+    assert torch.equal(run(SCHEDULE, (), solver="dpm2").final, wanted)
+
+
 def test_tail_is_closer_to_the_exact_flow() -> None:
     """From the window's end the exact flow scales the deviation by the ratio of the marginals' spreads."""
     schedule = build_schedule({"shift": 3.0}, 40, grid="linspace")

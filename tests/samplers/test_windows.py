@@ -154,6 +154,7 @@ def test_flash_tail_always_ends_in_clean_data() -> None:
         assert float(schedule.sigma[-2]) == float(linspace_sigmas(25, 3.0)[last + 1])
     assert flash_points(10, 0, 1.0) == 10
     torch.testing.assert_close(flash_tail(10, 8, 1.0).sigma, linspace_sigmas(10))
+    assert flash_points(102, 2, 0.29) == 29  # 0.29 * 100 is below 29 in binary
 
 
 def test_thinned_steps() -> None:

@@ -217,9 +217,10 @@ def serve(link: Connection, root: Path, folder: Path) -> None:
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(ended)
-        *begun, end = [*(notes.read_text().splitlines() if notes.exists() else ()), ""]
-        begun, found = [line for line in begun if not line.startswith("{")], begun[-1] if begun else ""
-        result = json.loads(found) if found.startswith("{") else {"code": -1, "failed": begun[-1] if begun else ""}
+        lines = notes.read_text().splitlines() if notes.exists() else []
+        begun = [line for line in lines if not line.startswith("{")]
+        ended_well = len(begun) < len(lines)
+        result = json.loads(lines[-1]) if ended_well else {"code": -1, "failed": begun[-1] if begun else ""}
         link.send(result | {"tests": len(begun), "in_time": in_time})
 
 
