@@ -183,8 +183,11 @@ def test_without_its_manifest_a_run_goes_on_when_told_to(toy: Path, capsys: pyte
 def test_the_manifest_keeps_its_history(toy: Path) -> None:
     run = train()
     begun = manifest(run)
+    ended = {"stopped": "then", "failed": "then", "error": "no room on the disk"}
+    (run / "manifest.json").write_text(json.dumps(begun | ended))
     assert resume(run, "num_iterations=2") == 0
     now = manifest(run)
+    assert not now.keys() & ended.keys()  # how it ended is told of the last time alone
     kept = ("run", "started", "command", "git_commit", "versions", "inputs", "inputs_digest")
     assert {key: now[key] for key in kept} == {key: begun[key] for key in kept}
     (entry,) = now["resumed"]
@@ -296,6 +299,8 @@ def test_files_and_lists_are_compared_by_what_they_hold(toy: Path) -> None:
         "model: changed are weights.bin",
         "init_lora: changed are weights.bin",
     ]
+    without = inputs_of(load_config(toy / "toy.yaml", ["pipeline.model=./model", *pairs]), prompts)
+    assert "init_lora: changed are weights.bin" in changes(without, before, config)
     more = load_config(toy / "toy.yaml", ["eval.seed=3"])
     older = {"config": {key: value for key, value in before["config"].items() if not key.startswith("eval.")}}
     now = inputs_of(more, prompts)

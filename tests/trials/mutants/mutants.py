@@ -137,7 +137,7 @@ def arrows(root: Path) -> tuple[dict[str, set[str]], list[str]]:
 
 
 def nearest(mutant: Mutant, root: Path, last: Sequence[str]) -> list[list[str]]:
-    """All test files in the parts that they are run by, the nearest first; of far ones the long ones come `last`."""
+    """All test files in the parts that they are run by, nearest first; long ones `last`, but for the mirrored."""
     importers, tests = arrows(root)
     away, edge, steps = {mutant.file: 0}, {mutant.file}, 0
     while edge:
@@ -150,7 +150,7 @@ def nearest(mutant: Mutant, root: Path, last: Sequence[str]) -> list[list[str]]:
         here, far = str(Path(test).parent) == folder, away.get(test, 99)
         far = 0 if here and Path(test).name == f"test_{Path(mutant.file).name}" else far
         rank = 0 if here and far <= 2 else 1 if far <= 1 else 2 if here else 3  # many import a room's __init__ alone
-        return rank, test in last, far, test
+        return rank, bool(far) and test in last, far, test
 
     ordered = sorted(tests, key=place)
     parts = [list(part) for _, part in groupby(ordered, key=lambda test: place(test)[0])]
