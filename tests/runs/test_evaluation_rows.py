@@ -59,8 +59,8 @@ def test_edits_of_different_images_are_different_prompts() -> None:
 
 def test_images_that_have_no_partner_are_counted() -> None:
     """Of three images before and five after, one each is of a seed that the other side lacks, and one has no value."""
-    before = [{"key": "a", "seed": seed, "rewards": {"one": 0.5}} for seed in (1, 2, 3)]
-    after = [{"key": "a", "seed": seed, "rewards": {"one": 0.75}} for seed in (2, 3, 4, 5)]
+    before: list[dict[str, Any]] = [{"key": "a", "seed": seed, "rewards": {"one": 0.5}} for seed in (1, 2, 3)]
+    after: list[dict[str, Any]] = [{"key": "a", "seed": seed, "rewards": {"one": 0.75}} for seed in (2, 3, 4, 5)]
     after.append({"key": "a", "seed": 6, "rewards": {"one": None}})
     rows = [{"iteration": 0, "eval/reward/one": 0.5}, {"iteration": 4, "eval/reward/one": 0.75}]
     run: Any = SimpleNamespace(evaluations=rows, image_rows={0: before, 4: after})
