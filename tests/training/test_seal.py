@@ -183,11 +183,8 @@ def test_without_its_manifest_a_run_goes_on_when_told_to(toy: Path, capsys: pyte
 def test_the_manifest_keeps_its_history(toy: Path) -> None:
     run = train()
     begun = manifest(run)
-    ended = {"stopped": "then", "failed": "then", "error": "no room on the disk"}
-    (run / "manifest.json").write_text(json.dumps(begun | ended))
     assert resume(run, "num_iterations=2") == 0
     now = manifest(run)
-    assert not now.keys() & ended.keys()  # how it ended is told of the last time alone
     kept = ("run", "started", "command", "git_commit", "versions", "inputs", "inputs_digest")
     assert {key: now[key] for key in kept} == {key: begun[key] for key in kept}
     (entry,) = now["resumed"]

@@ -52,10 +52,13 @@ WARM: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("accelerate", "jaxtyping", "numpy", "peft", "PIL.Image", "pytest", "safetensors.torch"), ()),
     **dict.fromkeys(("rich.progress", "scipy.special", "torch.utils.checkpoint", "yaml"), ()),
     "diffusers": (
-        "AutoencoderKL", "FlowMatchEulerDiscreteScheduler", "SD3Transformer2DModel", "StableDiffusion3Pipeline",
+        "AutoencoderKL",
+        "FlowMatchEulerDiscreteScheduler",
+        "SD3Transformer2DModel",
+        "StableDiffusion3Pipeline",
     ),
     "transformers": ("CLIPTextModelWithProjection", "CLIPTokenizer", "T5EncoderModel", "T5TokenizerFast"),
-}  # fmt: skip
+}
 """What the process that is forked imports: libraries, and parts of those that import them when they are asked for."""
 IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 """What pytest need not say of its plugins in a process that has imported them before it began."""
@@ -260,8 +263,10 @@ def copied(folder: Path) -> Path:
     root = folder / "tree"
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True, check=True, text=True,
-    ).stdout.split("\0")  # fmt: skip
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout.split("\0")
     for name in filter(None, listed):
         if (ROOT / name).exists() or (ROOT / name).is_symlink():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -365,8 +370,11 @@ def try_all(trials: Trials, chosen: Sequence[Mutant], out: Path, *, again: bool)
     known = json.loads(out.read_text())["mutants"] if out.exists() else []
     found = {row["name"]: row for row in known if again or row["commit"] == about["commit"]}
     source = ast.parse((ROOT / "tests" / "conftest.py").read_text())
-    (longest,) = [ast.literal_eval(node.value) for node in source.body
-                  if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONGEST"]  # fmt: skip
+    (longest,) = [
+        ast.literal_eval(node.value)
+        for node in source.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONGEST"
+    ]
     last = [f"tests/{file}" for file in longest]
     left = [mutant for mutant in chosen if again or mutant.name not in found]
     with progress("breaking", len(left)) as advance:
