@@ -146,6 +146,12 @@ def test_what_is_refused() -> None:
         balance(torch.ones(4, 4, dtype=torch.bool), VALUES)
 
 
+def test_a_turning_point_with_nothing_left_keeps_its_gain() -> None:
+    """Step 1 turns down from where the trajectory ends too: all that came from there on is 0."""
+    method = TpGrpo(constrained=False, local_flip=True, balance=False)
+    assert method(*table_of([(0.0, 1.0, 0.5, 1.0)])).raw.tolist() == [[1.0, -0.5, 0.5]]
+
+
 def test_each_process_balances_over_all_and_keeps_its_own() -> None:
     """Two processes with the halves of eight trajectories: together the credit of one process with all of them."""
     generator = torch.Generator().manual_seed(0)
