@@ -305,16 +305,6 @@ def test_a_damaged_end_that_no_checkpoint_counts_is_cut_and_said(
     same(run, whole)
 
 
-def test_how_a_run_ended_is_told_of_its_last_time_alone(run: Path) -> None:
-    manifest = run / "manifest.json"
-    ended = {"stopped": "then", "failed": "then", "error": "no room on the disk"}
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | ended))
-    assert resume(run) == 0
-    now = json.loads(manifest.read_text())
-    assert not now.keys() & ended.keys()
-    assert now["finished"]
-
-
 @pytest.mark.parametrize("number", [300, -5, 12.7, None, "9", True])
 def test_numbers_of_an_older_seal_are_looked_at(run: Path, whole: Path, number: Any) -> None:
     as_older(run)

@@ -48,6 +48,16 @@ def same(a: Path, b: Path) -> None:
     assert differences(lasting(a), lasting(b)) == 0
 
 
+def test_the_manifest_tells_how_a_run_ended_the_last_time_alone(toy: Path, tmp_path: Path) -> None:
+    run = train(toy, tmp_path / "run")
+    ended = {"stopped": "then", "failed": "then", "error": "no room on the disk"}
+    (run / "manifest.json").write_text(json.dumps(json.loads((run / "manifest.json").read_text()) | ended))
+    assert main(["train", f"resume={run}", "num_iterations=2"]) == 0
+    now = json.loads((run / "manifest.json").read_text())
+    assert not now.keys() & ended.keys()
+    assert now["finished"]
+
+
 # ---- what it costs ---------------------------------------------------------------------------------------------------
 
 # 8 images of 4 steps, of which 3 are stochastic: evaluations of rollout, completion, update, backward and reference.
