@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest docs notebooks lint types house check full format build notes clean
+.PHONY: help setup demo test oldest docs notebooks lint types house mutants check full format build notes clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ types: $(STAMP) ## Check types
 
 house: $(STAMP) ## Count lines, circles, complexity and what else the house is measured by
 	@$(PY) tests/house.py $(ARGS)
+
+mutants: $(STAMP) ## Break the product in 100 places, one after another, and count what the tests see (an hour)
+	@$(PY) tests/trials/mutants/mutants.py $(ARGS)
 
 check: lint types test ## What every change has to pass; minutes
 

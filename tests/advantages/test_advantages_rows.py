@@ -95,7 +95,7 @@ def test_virtual_member() -> None:
         close(failed[0], [-1 / math.sqrt(group_size + 1)] * group_size, 1e-10)
     # All at the bound: nothing to learn, also where a weighted sum misses it by rounding.
     assert not normalise(row(1, 1, 1, 1), FOUR, **options).any()
-    assert not normalise(row(1, 0.1 + 0.2 + 0.7, 1, 1), FOUR, **options).any()
+    assert not normalise(row(1, 1 + 2**-51, 1, 1), FOUR, **options).any()
     mixed = normalise(row(1, 1, 0.5, 0.5), TWO, **options)[0]
     assert mixed[:2].tolist() == [0, 0]
     assert bool((mixed[2:] < 0).all())
@@ -257,6 +257,12 @@ def test_refuses_options() -> None:
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):
             normalise(VALUE, FOUR, **options)
+
+
+def test_a_channel_of_weight_0_takes_no_part() -> None:
+    z = torch.tensor([[1.0, 2.0], [math.nan, 3.0]])
+    assert combine(z, torch.tensor([2.0, 0.0])).tolist() == [2.0, 4.0]
+    assert combine(z, torch.tensor([2.0, 1.0])).isnan().tolist() == [True, False]
 
 
 def test_refuses_weights() -> None:

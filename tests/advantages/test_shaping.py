@@ -61,6 +61,12 @@ def test_dcpo_takes_the_smaller_blend() -> None:
     assert smooth.tolist() == pytest.approx([1.096998, -0.849731], abs=6e-7)
 
 
+def test_dcpo_of_blends_of_one_size_takes_the_second() -> None:
+    """At the third visit A = -1 and A' = 1 give S1 = -1/3 and S2 = 1/3."""
+    history = RewardHistory(visits=torch.tensor([3]), count=column(6), mean=column(0), variance=column(1))
+    assert dcpo(column(1), column(-1), FIRST[:1], history, eps=0.0).tolist() == [1 / 3]
+
+
 def test_dcpo_first_visit_is_plain() -> None:
     reward, prompts = column(1, 0, 0, 0, 0.3, 0.7), torch.tensor([2, 2, 2, 2, 0, 0])
     history = update_history(RewardHistory.start(3), reward, prompts)
@@ -223,6 +229,11 @@ def test_averages_of_kept_rows_only(kind: Any) -> None:
     permuted = aggregation_weights(SAMPLE[order], torch.where(keep, ADVANTAGE, math.nan)[order], keep[order], kind)
     torch.testing.assert_close(permuted, weight[order], rtol=0, atol=1e-15)
     assert not aggregation_weights(SAMPLE, ADVANTAGE, ~ALL, kind).any()
+
+
+def test_a_sample_of_mean_advantage_0_is_not_good() -> None:
+    weight = aggregation_weights(torch.tensor([0, 1, 1, 2]), column(1, 1, -1, -1), ALL[:4], "balanced")
+    assert weight.tolist() == pytest.approx([1 / 3, 2 / 9, 2 / 9, 2 / 9], abs=1e-12)  # one good sample of three
 
 
 def test_balanced_within_groups() -> None:

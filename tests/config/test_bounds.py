@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from config_files import minimal_file, refusal
 
-from flowrl.config.bounds import MOST
+from flowrl.config.bounds import MOST, check_counts
 from flowrl.config.train import TrainConfig
 
 
@@ -51,3 +51,10 @@ def test_an_iteration_has_an_end_too(tmp_path: Path) -> None:
     message = refusal(path, "prompts_per_step=10000", "group_size=1000")
     assert "10,000,000 images of one iteration are more than 100,000" in message
     assert "weight of scene" in refusal(path, "rewards.0.weight=1e300")
+
+
+def test_counts_are_whole_numbers_from_1() -> None:
+    check_counts(workers=1, images=None, batch=10)
+    for wrong in (0, -1, True, 1.0, 11, "2"):
+        with pytest.raises(ValueError, match=r"`batch` must be a whole number from 1 to 10"):
+            check_counts(10, batch=wrong)  # type: ignore[arg-type]

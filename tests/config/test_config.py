@@ -14,6 +14,7 @@ import yaml
 from config_files import MINIMAL, minimal_file, refusal
 
 from flowrl.config.foreign import foreign_words
+from flowrl.config.overrides import typed_settings
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.spelling import closest, edit_distance
@@ -496,3 +497,10 @@ def test_every_field_has_a_docstring() -> None:
             for field, after in itertools.pairwise(body):
                 if isinstance(field, ast.AnnAssign):
                     assert isinstance(after, ast.Expr), f"{cls.name}: {ast.unparse(field)} has no docstring"
+
+
+def test_of_a_key_that_is_typed_twice_the_last_word_counts(path: Path) -> None:
+    """Also where a section that holds it is typed in between."""
+    words = ["optim.lr=0.1", "optim={lr: 0.2, eps: 0.4}", "optim.lr=0.3"]
+    optim = load_config(path, typed_settings(words)).optim
+    assert (optim.lr, optim.eps) == (0.3, 0.4)

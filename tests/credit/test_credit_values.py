@@ -146,6 +146,7 @@ def test_calibration_oracles() -> None:
         assert calibrate_noise(psi, torch.tensor(gains)[:, None]).item() == pytest.approx(wanted, abs=1e-12)
     table = calibrate_noise(torch.tensor([0.3, 0.005]), torch.tensor([[1.0, 1], [1, 1]]), eps1=2, eps2=0.1)
     np.testing.assert_allclose(table, [0.2, 0.005], rtol=1e-6)  # a level never falls to 0
+    assert calibrate_noise(torch.tensor([0.5]), torch.ones(4, 1), eps2=0.5).tolist() == [0.5]
 
 
 def test_calibration_refuses_what_does_not_fit() -> None:
@@ -154,6 +155,11 @@ def test_calibration_refuses_what_does_not_fit() -> None:
             calibrate_noise(psi, gains)
     with pytest.raises(ValueError, match="positive"):
         calibrate_noise(torch.zeros(1), torch.ones(3, 1))
+
+
+def test_sets_of_prompts_and_steps_are_all_different() -> None:
+    norm = norm_by_step(sampled_of(40, 20, range(40)))
+    assert len(norm.unique()) == len(norm) == 800
 
 
 def test_other_layouts_are_refused() -> None:

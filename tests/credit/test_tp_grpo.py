@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flowrl.credit.context import Context
 from flowrl.credit.tp_grpo import TpGrpo, balance, turning_points
 
 VALUES = torch.tensor(TABLE, dtype=torch.float64)
@@ -143,3 +144,25 @@ def test_what_is_refused() -> None:
             turning_points(wrong)
     with pytest.raises(ValueError, match="one column less"):
         balance(torch.ones(4, 4, dtype=torch.bool), VALUES)
+
+
+def test_a_turning_point_with_nothing_left_keeps_its_gain() -> None:
+    """Step 1 turns down from where the trajectory ends too: all that came from there on is 0."""
+    method = TpGrpo(constrained=False, local_flip=True, balance=False)
+    assert method(*table_of([(0.0, 1.0, 0.5, 1.0)])).raw.tolist() == [[1.0, -0.5, 0.5]]
+
+
+def test_each_process_balances_over_all_and_keeps_its_own() -> None:
+    """Two processes with the halves of eight trajectories: together the credit of one process with all of them."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(8, 5, generator=generator, dtype=torch.float64).cumsum(1)
+    whole = TpGrpo()(*table_of(values.tolist())).raw.reshape(8, -1)
+    flags, halves = turning_points(values), values.split(4)
+
+    def gather(mine: Tensor) -> Tensor:
+        return flags if mine.dtype == torch.bool else values
+
+    own = [TpGrpo()(*table_of(half.tolist()), Context(rank=rank, gather=gather)) for rank, half in enumerate(halves)]
+    assert torch.equal(torch.cat([credit.raw.reshape(4, -1) for credit in own]), whole)
+    alone = [TpGrpo()(*table_of(half.tolist())).raw.reshape(4, -1) for half in halves]
+    assert not torch.equal(torch.cat(alone), whole)

@@ -7,12 +7,14 @@ the real recipes and of the real command go through it. `quick_run` leaves the r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -334,6 +336,49 @@ class QuickRun:
 
     def joined(self, mine: list[Any]) -> list[Any]:
         return mine
+
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where threads that stand for processes hand each other what they have."""
+
+    def __init__(self, world: int) -> None:
+        self.barrier, self.given = threading.Barrier(world, timeout=60), [None] * world
+
+    def all(self, rank: int, mine: Any) -> list[Any]:
+        self.given[rank] = mine
+        self.barrier.wait()
+        found = list(self.given)
+        self.barrier.wait()
+        return found
+
+
+class Process(QuickRun):
+    """One of several processes, which is a thread here."""
+
+    def __init__(self, folder: Path, rank: int, world: int, meeting: Meeting) -> None:
+        super().__init__(folder)
+        self.rank, self.world, self.processes, self.main = rank, world, world, rank == 0  # type: ignore[misc]
+        self.meeting = meeting
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        return torch.cat(self.meeting.all(self.rank, tensor))
+
+    def total(self, tensor: Tensor) -> Tensor:
+        return torch.stack(self.meeting.all(self.rank, tensor)).sum(0)
+
+    def joined(self, mine: list[Any]) -> list[Any]:
+        return [one for part in self.meeting.all(self.rank, mine) for one in part]
+
+
+def on_threads(world: int, folder: Path, work: Callable[[Any], T]) -> list[T]:
+    """What a function gives of the run of each of so many processes, which run at once."""
+    meeting = Meeting(world)
+    runs = [Process(folder, rank, world, meeting) for rank in range(world)]
+    with ThreadPoolExecutor(world) as threads:
+        return list(threads.map(work, runs))
 
 
 def quick_run(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:

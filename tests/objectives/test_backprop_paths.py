@@ -147,6 +147,11 @@ def test_alignprop_keeps_late_steps_more_often() -> None:
     assert float((kept / draws - expected).abs().max()) < 4 * (0.25 / draws) ** 0.5
 
 
+def test_alignprop_keeps_the_last_step_where_a_draw_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrl.objectives.gradient_paths.counter_integers", lambda low, high, *parts: high - 1)
+    assert AlignProp()(5, seed=0, iteration=0).train_steps == (4,)
+
+
 def test_drtune_steps_are_evenly_spaced_and_reach_everything() -> None:
     paths = [DrTune(count=4)(20, seed=0, iteration=i) for i in range(100)]
     assert {path.train_steps for path in paths} == {tuple(range(o, 20, 5)) for o in range(5)}

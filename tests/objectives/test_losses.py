@@ -79,3 +79,9 @@ def test_approx_kl_is_unbiased_and_not_negative() -> None:
     assert abs(float(kl.mean()) - shift**2 / 2) < 4 * float(kl.std()) / math.sqrt(n)
     # Accurate where the ratio is almost 1: r - 1 - log r is (log r)^2 / 2 there.
     assert float(approx_kl(torch.tensor([1e-4], dtype=torch.float64))) == pytest.approx(5e-9, rel=1e-4)
+
+
+def test_rows_without_an_advantage_are_not_cut() -> None:
+    far = torch.tensor([-1.0, 1.0])
+    assert not clipped_below(far, torch.zeros(2), clip_low=0.1).any()
+    assert not clipped_above(far, torch.zeros(2), clip_high=0.1).any()

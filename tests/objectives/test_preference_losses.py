@@ -54,6 +54,8 @@ def test_no_pair_where_nothing_differs() -> None:
     assert winner.dtype == torch.long
     loss, _ = d3po(torch.zeros(4), winner, loser)
     assert loss.shape == (0,)
+    _, metrics = d3po(torch.zeros(2), WIN, LOSE)
+    assert metrics["accuracy"].tolist() == [0.0]  # of equal scores neither is named
 
 
 # ---- DPO -------------------------------------------------------------------------------------------------------------

@@ -16,12 +16,14 @@ from reward_inputs import assert_pointwise, inputs_of, jpeg_length, random_image
 from torch import Tensor
 
 from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.config.rewards import RewardConfig
 from flowrl.rewards import (
     RewardInputs,
     build_reward,
     to_uint8,
 )
 from flowrl.rewards.base.outputs import check_output
+from flowrl.rewards.base.specs import CheckedReward
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.geneval import Geneval, Judge
 from flowrl.rewards.networks.detectors import DETECTORS, FunctionDetector
@@ -261,3 +263,30 @@ def test_geneval_items_without_a_readable_record_are_invalid_and_leave_the_other
     nothing = Geneval().on(Judge(fake_judge()))(inputs_of(random_images(2)))
     assert bool(nothing.values.isnan().all())
     assert nothing.errors == {"missing_field": 2}
+
+
+def test_entries_of_one_class_share_a_part_and_those_of_others_do_not() -> None:
+    """Whatever they answer: what one class calls "weights" is nothing that another one could stand on."""
+
+    class One:
+        shared = "weights"
+
+        def build(self, device: torch.device) -> Any:
+            raise AssertionError("it stands on a part")
+
+        def load(self, device: torch.device) -> list[type]:
+            return [type(self)]
+
+        def on(self, part: Any) -> Any:
+            return part
+
+    class Other(One):
+        pass
+
+    parts: dict[Any, Any] = {}
+    entry, device = RewardConfig(name="unused"), torch.device("cpu")
+    made: list[Any] = [
+        CheckedReward(entry=entry, options=options).build(device, parts) for options in (One(), Other(), One())
+    ]
+    assert made == [[One], [Other], [One]]
+    assert made[0] is made[2]

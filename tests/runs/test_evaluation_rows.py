@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flowrl.pipelines import PIPELINES
 from flowrl.prompts.identity import asked_for
 from flowrl.prompts.loading import Prompt
 from flowrl.runs.evaluation_rows import read_rows, score_rows
+from flowrl.runs.held_out_result import held_out
 from flowrl.statistics.means import partners
 
 METRIC = "eval/reward/brightness"
@@ -53,3 +55,15 @@ def test_edits_of_different_images_are_different_prompts() -> None:
     ]
     assert len(score_rows(rows, METRIC)) == 2
     assert json.loads(asked_for(prompts[0]))[0] == "make it blue"
+
+
+def test_images_that_have_no_partner_are_counted() -> None:
+    """Of three images before and five after, one each is of a seed that the other side lacks, and one has no value."""
+    before: list[dict[str, Any]] = [{"key": "a", "seed": seed, "rewards": {"one": 0.5}} for seed in (1, 2, 3)]
+    after: list[dict[str, Any]] = [{"key": "a", "seed": seed, "rewards": {"one": 0.75}} for seed in (2, 3, 4, 5)]
+    after.append({"key": "a", "seed": 6, "rewards": {"one": None}})
+    rows = [{"iteration": 0, "eval/reward/one": 0.5}, {"iteration": 4, "eval/reward/one": 0.75}]
+    run: Any = SimpleNamespace(evaluations=rows, image_rows={0: before, 4: after})
+    found = held_out(run)
+    assert found is not None
+    assert (found.num_pairs, found.num_unpaired, found.change) == (2, 3, 0.25)

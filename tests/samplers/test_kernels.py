@@ -262,3 +262,12 @@ def test_kernels_refuse() -> None:
     for name in ("flow_sde", "wan_sde"):
         with pytest.raises(ValueError, match="second sigma"):
             KERNELS[name](X, V, 1.0, 0.9, sigma_max=1.0)
+
+
+@pytest.mark.parametrize("name", ["cps", "ddim_flow", "dpm_sde"])
+def test_a_batch_with_one_silent_step_is_refused_a_density(name: str) -> None:
+    x = torch.ones(2, 3)
+    transition = KERNELS[name](x, x, torch.tensor([0.8, 0.5]), torch.tensor([0.5, 0.0]))
+    assert transition.std.flatten().tolist()[1] == 0 < transition.std.flatten().tolist()[0]
+    with pytest.raises(ValueError, match="no density"):
+        gaussian_log_prob(x, transition)

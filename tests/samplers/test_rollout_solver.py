@@ -56,6 +56,13 @@ def test_tail_changes_nothing_that_is_recorded() -> None:
     assert not torch.equal(second.final, euler.final)
 
 
+def test_without_stochastic_steps_the_solver_has_the_whole_path() -> None:
+    """A first step from exactly 1 tells the second one nothing; one from a little below, as UniPC has, does."""
+    for schedule in (SCHEDULE, build_schedule({"flow_shift": 3.0}, 12, grid="unipc_flow")):
+        wanted = solve(velocity, counter_normal(SHAPE, 1), schedule)
+        assert torch.equal(run(schedule, (), solver="dpm2").final, wanted)
+
+
 def test_tail_is_closer_to_the_exact_flow() -> None:
     """From the window's end the exact flow scales the deviation by the ratio of the marginals' spreads."""
     schedule = build_schedule({"shift": 3.0}, 40, grid="linspace")

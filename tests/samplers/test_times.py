@@ -124,6 +124,14 @@ def test_levels_stay_in_range_and_shift_towards_noise() -> None:
     assert bool((shifted >= even).all())
 
 
+@pytest.mark.parametrize("kind", ["uniform", "logit_normal"])
+def test_levels_end_where_the_model_knows_none(kind: Any) -> None:
+    sigma = torch.tensor([0.6, 0.3, 0.0])
+    schedule = Schedule(sigma=sigma, timestep=sigma[:-1] * 1000, highest_sigma=0.6)
+    times = training_times(kind, schedule, [(0, i) for i in range(20)], count=4, shift=3.0)
+    assert float(times.sigma.max()) == pytest.approx(0.6)
+
+
 def test_levels_depend_on_the_key_alone() -> None:
     for kind in ("schedule", "discrete", "logit_normal", "uniform"):
         picked: Any = kind

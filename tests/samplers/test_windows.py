@@ -53,6 +53,11 @@ def test_progressive_windows_are_full_and_reach_the_last_but_one_step() -> None:
     assert [mixgrpo_window(i, 10, 3, interval=1, stride=3)[0] for i in range(4)] == [0, 3, 6, 0]  # no overlap
 
 
+def test_a_stride_that_ends_one_short_adds_the_last_window() -> None:
+    windows = [mixgrpo_window(i, 8, 3, interval=1, stride=3) for i in range(4)]
+    assert windows == [(0, 1, 2), (3, 4, 5), (4, 5, 6), (0, 1, 2)]
+
+
 def test_decays_match_the_published_values() -> None:
     assert [linear_decay(start, 25) for start in (0, 4, 8, 12, 16, 20)] == [10, 8, 6, 5, 3, 2]
     assert [exponential_decay(start) for start in (0, 13, 14, 16, 20, 23)] == [25, 25, 23, 19, 13, 10]
@@ -154,6 +159,7 @@ def test_flash_tail_always_ends_in_clean_data() -> None:
         assert float(schedule.sigma[-2]) == float(linspace_sigmas(25, 3.0)[last + 1])
     assert flash_points(10, 0, 1.0) == 10
     torch.testing.assert_close(flash_tail(10, 8, 1.0).sigma, linspace_sigmas(10))
+    assert flash_points(102, 2, 0.29) == 29  # 0.29 * 100 is below 29 in binary
 
 
 def test_thinned_steps() -> None:

@@ -45,6 +45,8 @@ def test_pass_at_n_counts_prompts() -> None:
     values = {"a": [0, 0, 1, 0], "b": [0, 0, 0, 0], "c": [1, 1, 1, 1]}
     listed = [ScoreRow(task="t", prompt=p, sample=s, value=v) for p, vs in values.items() for s, v in enumerate(vs)]
     assert {row.prompt: row.value for row in best_of_prompt(listed)} == {"a": 1, "b": 0, "c": 1}
+    below = [ScoreRow(task="t", prompt="a", sample=sample, value=value) for sample, value in enumerate((-2.0, -1.0))]
+    assert [row.value for row in best_of_prompt(below)] == [-1.0]
     found = summarise(listed)
     assert found.any_correct.mean == pytest.approx(2 / 3)
     assert found.micro.mean == pytest.approx(5 / 12)

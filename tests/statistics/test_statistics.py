@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.bootstrap import Interval, resample
 from flowrl.statistics.means import (
     CHANGES,
     VERDICTS,
@@ -297,3 +298,13 @@ def test_errors_teach() -> None:
         mean_interval([1.0, 2.0], ["a", "b", "c"])
     with pytest.raises(ValueError, match=r"got 95.*0\.95"):
         mean_interval([1.0, 2.0], level=95)
+
+
+def test_resamples_of_few_units_are_widened_about_the_estimate() -> None:
+    """Two units of 0 and 1 have means of 0, 1/2 and 1, whose offsets from 1/2 grow by sqrt(2 / 1)."""
+    given: dict[str, Any] = {"num_resamples": 50, "rng": np.random.default_rng(0)}
+    sums = np.array([[0.0, 1.0], [1.0, 1.0]])
+    found = resample(sums, lambda s: s[0] / s[1], 0.5, **given)
+    assert np.unique(found).tolist() == pytest.approx([0.5 - 0.5**0.5, 0.5, 0.5 + 0.5**0.5])
+    held = resample(sums, lambda s: s[0] / s[1], 0.5, bounds=(0.0, 1.0), **given)
+    assert np.unique(held).tolist() == [0.0, 0.5, 1.0]

@@ -1,4 +1,5 @@
-"""What a run costs, when its budget ends it, when it evaluates, and that it continues where it was, memory included."""
+"""What a run costs, when its budget ends it, when it evaluates, that it continues where it was, memory included, and
+what noise it draws."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,12 @@ from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_pl
 
 from flowrl.cli import main
 from flowrl.runtime.files import LOCK
+from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import resolve
 from flowrl.training.assignment import Ends
 from flowrl.training.batch import AskedPrompts
 from flowrl.training.checkpoints import checkpoints
+from flowrl.training.draws import Draws
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
@@ -42,6 +46,16 @@ def same(a: Path, b: Path) -> None:
     assert metrics(a) == metrics(b)
     assert lora(a) == lora(b)
     assert differences(lasting(a), lasting(b)) == 0
+
+
+def test_the_manifest_tells_how_a_run_ended_the_last_time_alone(toy: Path, tmp_path: Path) -> None:
+    run = train(toy, tmp_path / "run")
+    ended = {"stopped": "then", "failed": "then", "error": "no room on the disk"}
+    (run / "manifest.json").write_text(json.dumps(json.loads((run / "manifest.json").read_text()) | ended))
+    assert main(["train", f"resume={run}", "num_iterations=2"]) == 0
+    now = json.loads((run / "manifest.json").read_text())
+    assert not now.keys() & ended.keys()
+    assert now["finished"]
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------
@@ -328,3 +342,29 @@ def test_the_rounds_of_an_iteration_have_their_own_groups_and_noise(toy: Path) -
     assert joined.prompt_ids == (*first.asked.prompt_ids, *second.asked.prompt_ids)
     noises = [loop.start_noise(batch, batch.own) for batch in (first, second)]
     assert len({tuple(noise.flatten().tolist()) for both in noises for noise in both}) == 16
+
+
+# ---- noise -----------------------------------------------------------------------------------------------------------
+
+NOISE_SHAPE = (2, 3)
+
+
+def _draws(**config: Any) -> Any:
+    found: Any = Draws()
+    found.config = SimpleNamespace(**{"seed": 7, "group_size": 2, "same_latent": False} | config)
+    found.pipeline, found.device = SimpleNamespace(latent_shape=NOISE_SHAPE), torch.device("cpu")
+    return found
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_start_noise_is_that_of_an_image_or_of_its_group(same: bool) -> None:
+    noise = _draws(same_latent=same).start_noise(SimpleNamespace(iteration=5), range(1, 4))
+    for place, (group, image) in enumerate([(0, 1), (1, 0), (1, 1)]):
+        assert torch.equal(noise[place], counter_normal(NOISE_SHAPE, 7, "start", 5, group, 0 if same else image))
+
+
+def test_step_noise_is_that_of_an_image_and_a_step() -> None:
+    noise = _draws(same_latent=True).step_noise(SimpleNamespace(iteration=5), range(1, 4))
+    for step in range(3):
+        for place, (group, image) in enumerate([(0, 1), (1, 0), (1, 1)]):
+            assert torch.equal(noise(step)[place], counter_normal(NOISE_SHAPE, 7, "step", 5, group, image, step))

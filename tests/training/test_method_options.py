@@ -1,5 +1,5 @@
 """Options that change what a method does over the course of a run: calibrated noise, a sliding window of depths, DCPO's
-clip range."""
+clip range; and what several processes make of rewards."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from recorded_gradients import recorded_gradients
-from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_place
+from torch import Tensor
+from toy_pipeline import QuickRun, on_threads, quick_run, reward_list, toy_config, toy_in_place
 
-from flowrl.config.train import ConfigError
+from flowrl.config.train import ConfigError, TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.recipes import grpo
 from flowrl.session.preflight import resolve
-from flowrl.training.assignment import clip_ranges
+from flowrl.training.assignment import advantages, all_ends, best_samples, clip_ranges, credit_of, step_stds
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import Paths, sample_paths, sampler_at
@@ -107,6 +108,12 @@ def test_dcpos_clip_range_is_wide_for_rare_draws(toy: Path) -> None:
     share = (-drawn.flatten(1).square().mean(1) / 2).exp()
     torch.testing.assert_close(high, 0.5 + 0.5 * (1 + 4e-3 / share).sqrt() - 1, atol=2e-5, rtol=1e-3)
     torch.testing.assert_close(low, 0.5 - 0.5 * (1 - 4e-3 / share).sqrt(), atol=2e-5, rtol=1e-3)
+    # A draw at its mean has the highest density, and by rounding a little more.
+    highest = -step_stds(kernel, schedule).log()[sampled.step] - 0.5 * torch.tensor(2 * torch.pi).log()
+    sampled.log_prob.copy_(sampled.states[0].numel() * (highest + 1e-5))
+    low, high = clip_ranges(loop, sampled, kernel, schedule)
+    assert low.tolist() == pytest.approx([0.5 - 0.5 * (1 - 4e-3) ** 0.5] * len(low), rel=1e-3)
+    assert high.tolist() == pytest.approx([0.5 * (1 + 4e-3) ** 0.5 - 0.5] * len(high), rel=1e-3)
     overrides = ("num_iterations=2", "updates_per_rollout=2", "clip_range=1e-3", "shaping.name=dcpo")
     rows = quick_run(toy_config(toy, *overrides, "shaping.options={clip: dynamic}"), toy.parent)
     assert all(row["live_rows"] > 0 for row in rows)
@@ -157,3 +164,33 @@ def test_groups_of_equal_rewards_can_count_in_the_mean(
     assert largest > 0
     assert live["live_rows"] == every["live_rows"]
     assert live["zero_std_ratio"] == every["zero_std_ratio"] == 0.5
+
+
+def assigned(config: TrainConfig, folder: Path, world: int) -> list[Tensor]:
+    """Advantages, what may be trained, what carries a signal and what is selected, of all processes."""
+
+    def work(run: Any) -> tuple[Tensor, ...]:
+        loop, method = Loop(resolve(config, read_run_prompts(config.prompts)), run), CREDIT[config.credit.method]
+        (kernel, schedule, steps), batch = sampler_at(loop, 0), loop.batch(0)
+        scoring = loop.scorer.start(batch)
+        with torch.no_grad():
+            sampled = sample_paths(loop, batch, method, Paths(kernel=kernel, schedule=schedule, steps=steps), scoring)
+        output = scoring.result()
+        ends = all_ends(loop, batch, sampled, output)
+        credit = credit_of(loop, sampled, output, kernel, schedule)
+        found = advantages(loop, method, batch.asked, sampled, credit, output, ends)
+        return *found[:3], best_samples(loop, sampled, ends)
+
+    return [torch.cat(column) for column in zip(*on_threads(world, folder, work), strict=True)]
+
+
+@pytest.mark.parametrize("credit", ["outcome", "tp_grpo"])
+def test_two_processes_assign_what_one_does(toy: Path, credit: str) -> None:
+    overrides = ("sampler.trained_fraction=0.67", "sampler.trained_steps=random", "best_of=2", "seed=1")
+    config = toy_config(toy, f"credit.method={credit}", *overrides)
+    (advantage, keep, signal, best), two = assigned(config, toy.parent, 1), assigned(config, toy.parent, 2)
+    torch.testing.assert_close(two[0], advantage, rtol=0, atol=1e-4)  # in other batches, over a std of rewards
+    assert torch.equal(two[2], signal)
+    for alone, together in ((keep, two[1]), (best, two[3])):
+        assert torch.equal(together, alone)
+        assert not torch.equal(*alone.split(len(alone) // 2))  # the processes have not the same

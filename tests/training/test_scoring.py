@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_runs import metrics, state
 from torch import Tensor
-from toy_pipeline import PROMPTS, Toy, reward_list, toy_config, write_toy
+from toy_pipeline import PROMPTS, QuickRun, Toy, reward_list, toy_config, write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
@@ -25,6 +25,8 @@ from flowrl.runtime.randomness import counter_normal
 from flowrl.training import parts
 from flowrl.training import scoring as scoring_module
 from flowrl.training.reward_watch import too_many_failures
+from flowrl.training.scoring import Scorer
+from flowrl.training.stages import Stages
 
 Change = Callable[[WeightedSum], WeightedSum]
 
@@ -407,3 +409,17 @@ def test_a_reward_that_learns_is_shown_every_image_once_and_is_saved(toy: Path, 
     assert state(half)["rewards"] == {"learning": {"factor": factors[1]}}
     assert main(["train", f"resume={half}", "num_iterations=4"]) == 0
     assert metrics(half) == rows
+
+
+def test_a_reward_learns_from_images_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Whichever process made them: one of several has numbers apart in every round."""
+    run: Any = QuickRun(tmp_path)
+    pipeline: Any = Toy()
+    learning: Any = Learning()
+    reward = weighted_sum([learning], [1.0])
+    scorer = Scorer(run, pipeline, reward, group_size=2, counters={}, stages=Stages(run.device), beside=False)
+    for numbers in ([4, 5], [0, 1]):
+        two = {"prompts": ["a", "b"], "metadata": [{}, {}], "group_ids": torch.zeros(2, dtype=torch.int64)}
+        scorer.seen.append(RewardInputs(images=torch.ones(2, 3, 2, 2), sample_ids=torch.tensor(numbers), **two))  # type: ignore[arg-type]
+    scorer.learn(0)
+    assert learning.shown == [[0, 1, 4, 5]]

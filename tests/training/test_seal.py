@@ -296,6 +296,8 @@ def test_files_and_lists_are_compared_by_what_they_hold(toy: Path) -> None:
         "model: changed are weights.bin",
         "init_lora: changed are weights.bin",
     ]
+    without = inputs_of(load_config(toy / "toy.yaml", ["pipeline.model=./model", *pairs]), prompts)
+    assert "init_lora: changed are weights.bin" in changes(without, before, config)
     more = load_config(toy / "toy.yaml", ["eval.seed=3"])
     older = {"config": {key: value for key, value in before["config"].items() if not key.startswith("eval.")}}
     now = inputs_of(more, prompts)

@@ -1,4 +1,5 @@
-"""Diagnostics of videos in a run's evaluations: only where they are asked for, as metrics with bounds and in rows."""
+"""Diagnostics of videos in a run's evaluations: only where they are asked for, as metrics with bounds and in rows;
+and evaluations on several processes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import toy_pipeline
-from toy_pipeline import FRAMES, QuickRun, VideoToy, toy_config, write_toy
+from toy_pipeline import FRAMES, QuickRun, VideoToy, on_threads, toy_config, write_toy
 
 from flowrl.benchmarks.temporal import NAMES, diagnose
 from flowrl.pipelines import PIPELINES
@@ -20,8 +21,11 @@ from flowrl.training.heldout import Drawing, evaluate
 
 
 def evaluated(folder: Path, **options: Any) -> dict[str, Any]:
+    return evaluated_by(QuickRun(folder), **options)
+
+
+def evaluated_by(run: Any, **options: Any) -> dict[str, Any]:
     pipeline: Any = VideoToy()
-    run: Any = QuickRun(folder)
     items = [
         EvalItem(prompt=Prompt(text=text, metadata={}), prompt_id=number, sample=sample)
         for number, text in enumerate(toy_pipeline.PROMPTS[:3]) for sample in range(2)
@@ -49,6 +53,17 @@ def test_diagnostics_are_metrics_with_bounds_and_lie_in_the_rows(tmp_path: Path)
 def test_nothing_is_added_unless_asked_for(tmp_path: Path) -> None:
     assert evaluated(tmp_path) == {}
     assert "temporal" not in (tmp_path / "eval" / "iteration_000000.jsonl").read_text()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_several_processes_share_all_images(tmp_path: Path, world: int) -> None:
+    """Six images are three for each of two processes; of four, three have two and the last has none."""
+    rows = []
+    for name, processes in (("alone", 1), ("together", world)):
+        on_threads(processes, tmp_path / name, evaluated_by)
+        rows.append((tmp_path / name / "eval" / "iteration_000000.jsonl").read_text().splitlines())
+    assert len(rows[0]) == 6
+    assert rows[0] == rows[1]
 
 
 def test_a_family_of_images_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
