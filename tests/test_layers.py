@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from house import circles, house_of
+from house import circles, house_of, listed
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 500
@@ -43,11 +43,6 @@ _NAME = re.compile(r"[:.]([A-Za-z_]\w*)$|^([A-Za-z_]\w*)$")  # the end of "modul
 HOUSE = house_of(ROOT)
 MODULES = {module: HOUSE.files[name] for module, name in HOUSE.modules.items()}
 """Every module of the package by import name, at its real path."""
-
-
-def listed(found: Mapping[str, object]) -> str:
-    """All that offend, a line each: pytest shortens what it compares."""
-    return "".join(f"\n{name}: {wrong}" for name, wrong in found.items())
 
 
 def room(module: str) -> str:
