@@ -63,7 +63,7 @@ def row(name: str, *columns: Mapping[str, float]) -> str:
 
 
 def balance(cores: int, every: Mapping[str, float], quick: Mapping[str, float]) -> str:
-    """When the last of some cores ends if each takes the longest file that is left, and for how much of that it has work."""
+    """When the last of some cores ends, if each takes the longest file left, and for how much of that time it works."""
     loads = [spread(files.values(), cores) for files in (every, quick)]
     (all_end, quick_end), work = map(max, loads), [100 * sum(load) / (max(load) * cores or 1) for load in loads]
     ends = f"{all_end:,.0f} s, {quick_end:,.0f} s without slow tests"
