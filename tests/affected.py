@@ -145,7 +145,7 @@ def distances(checkout: Checkout, changed: Iterable[str]) -> dict[str, int]:
     users[CONFTEST] |= set(tests)
     for node in checkout.uses:
         if fixture := node.partition(f"{CONFTEST}::")[2]:
-            users[node] |= {name for name in tests if re.search(rf"\b{fixture}\b", checkout.texts[name])}
+            users[node] |= those_with(checkout, [fixture], r"\b{}\b") & set(tests)
     modules = set(checkout.modules.values())
     found: dict[str, int] = {}
     edge = set[str]()
@@ -161,22 +161,24 @@ def distances(checkout: Checkout, changed: Iterable[str]) -> dict[str, int]:
 
 
 def users_of_data(checkout: Checkout, name: str) -> set[str]:
-    """Files that name a file of data, by its name or its stem, and those that name all of the folders that it lies in.
+    """Files that name a file of data, by its name or its stem, and those that name its outermost folder.
 
-    Where no test names all of them, the outermost ones count: a folder of configurations has the name of a family.
+    Words of a room of code stand everywhere; there the folder counts only if nothing names the file.
     """
     path = Path(name)
     words = [path.name, *([path.stem] if "_" in path.stem and path.suffix != ".md" else [])]
-    by_name = re.compile("|".join(rf"(?<![\w-]){re.escape(word)}(?![\w-])" for word in words))
-    found = {one for one, text in checkout.texts.items() if by_name.search(text)}
-    left = set(checkout.texts)
-    for folder in path.parts[path.parts[0] == "tests" : -1]:
-        by_folder = re.compile(rf"""["'/]{re.escape(folder)}["'/]""")
-        nearer = {one for one in left if by_folder.search(checkout.texts[one])}
-        if not any(map(is_test, nearer)):
-            break
-        left = nearer
-    return found | (left if len(left) < len(checkout.texts) else set())
+    found = those_with(checkout, words, r"(?<![\w-]){}(?![\w-])")
+    folders = [folder for folder in path.parts[:-1] if folder not in (*TOPS, "tests")] or path.parts[:-1]
+    if folders and not (found and path.parts[0] in TOPS):
+        found |= those_with(checkout, folders[:1], r"""["'/]{}["'/]""")
+    return found
+
+
+def those_with(checkout: Checkout, words: Iterable[str], pattern: str) -> set[str]:
+    """Files in which one of some words stands as a pattern says; most hold none, and are not searched."""
+    patterns = {word: re.compile(pattern.format(re.escape(word))) for word in words}
+    texts = checkout.texts.items()
+    return {name for name, text in texts if any(word in text and one.search(text) for word, one in patterns.items())}
 
 
 def is_test(name: str) -> bool:
