@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,16 +69,15 @@ class Table:
 
     def rest(self) -> dict[str, float]:
         """File -> its seconds without the tests that have an entry."""
-        listed = Counter[str]()
+        listed = defaultdict[str, float](float)
         for test, seconds in self.tests.items():
             listed[file_of(test)] += seconds
         return {file: max(0.0, seconds - listed[file]) for file, seconds in self.files.items()}
 
     def of_files(self, *, slow: bool) -> dict[str, float]:
         """File -> its seconds, with its slow tests or without them."""
-        found = Counter(self.files)
+        found = dict(self.files)
         if not slow:
-            found.subtract({file: 0.0 for file in self.files})
             for test in self.slow:
                 found[file_of(test)] -= self.tests[test]
         return {file: round(max(0.0, seconds), 2) for file, seconds in found.items()}
@@ -107,7 +106,7 @@ def read_table(path: Path = TABLE) -> Table:
 
 def write_table(table: Table, path: Path = TABLE) -> None:
     """Writes sorted entries, one a line."""
-    parts = {
+    parts: dict[str, Mapping[str, Any] | Sequence[str]] = {
         "made": table.made,
         **{
             name: {key: round(value, 2) for key, value in sorted(entries.items())}

@@ -9,7 +9,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +33,12 @@ def tell(table: Table) -> Iterator[str]:
     yield row("all", every, quick, slow)
     for cores in (2, 8):
         yield balance(cores, every, quick)
-    rooms = [Counter[str](), Counter[str](), Counter[str]()]
+    rooms = [defaultdict[str, float](float) for _ in range(3)]
     for room, files in zip(rooms, (every, quick, slow), strict=True):
         for file, seconds in files.items():
             room[str(Path(file).parent)] += seconds
     yield from headed("by room")
-    for name, _ in rooms[0].most_common():
+    for name in sorted(rooms[0], key=rooms[0].__getitem__, reverse=True):
         yield row(name.removeprefix("tests/"), *({name: room[name]} for room in rooms))
     tests = {test: seconds for test, seconds in table.tests.items() if test not in table.slow}
     for title, one in (
@@ -48,7 +48,7 @@ def tell(table: Table) -> Iterator[str]:
         ("dearest slow tests", {test: table.tests[test] for test in table.slow}),
     ):
         yield from headed(title)
-        for name, seconds in Counter(one).most_common(MOST):
+        for name, seconds in sorted(one.items(), key=lambda entry: -entry[1])[:MOST]:
             if seconds >= LEAST:
                 yield from cut(f"{seconds:7.1f}  {short(name)}")
 

@@ -68,7 +68,7 @@ def test_what_every_test_uses_reaches_every_test(made: Checkout, changed: str, s
     found = distances(made, [changed])
     assert {name: found.get(name) for name in FILES if is_test(name)} == {
         name: steps for name in FILES if is_test(name)
-    }  # fmt: skip
+    }
 
 
 def test_what_is_kept_is_renewed_with_the_file(made: Checkout) -> None:

@@ -135,10 +135,12 @@ class Clock:
         self.cpu, self.shared = now, (0.0, 0.0)
         report = yield
         own = call.when != "teardown"  # the last test of a file takes down what all of it shared
-        report.spent = {
-            "cpu": max(0.0, cpu - shared) if own else 0.0, "wall": max(0.0, call.duration - waited) if own else 0.0,
-            "rest": shared if own else cpu, "slow": item.get_closest_marker("slow") is not None,
-        }  # fmt: skip
+        vars(report)["spent"] = {
+            "cpu": max(0.0, cpu - shared) if own else 0.0,
+            "wall": max(0.0, call.duration - waited) if own else 0.0,
+            "rest": shared if own else cpu,
+            "slow": item.get_closest_marker("slow") is not None,
+        }
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -228,10 +230,13 @@ class Sums:
             ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True
         )
         return {
-            "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit.stdout.strip(), "processor": processor_name(),
-            "cores": os.cpu_count(), "calibration": round(self.calibration or 0.0, 4),
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "commit": commit.stdout.strip(),
+            "processor": processor_name(),
+            "cores": os.cpu_count(),
+            "calibration": round(self.calibration or 0.0, 4),
             "command": " ".join(["pytest", *map(str, self.config.invocation_params.args)]),
-        }  # fmt: skip
+        }
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         say = terminalreporter.write_line
