@@ -4,10 +4,10 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest docs notebooks lint types house mutants check full format build notes clean
+.PHONY: help setup demo test oldest docs notebooks lint types house mutants check full format build notes clean affected durations
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # uv does not read pip's configuration, so an index, a certificate or a folder of wheels set there is handed over.
 HAND_OVER = setting() { $(PY) -m pip config get ":env:.$$1" 2>/dev/null || $(PY) -m pip config get "global.$$1" 2>/dev/null || true; }; \
@@ -40,10 +40,19 @@ demo: $(STAMP) ## Train the embedded model with its embedded reward (minutes on 
 	@.venv/bin/flowrl train
 	@echo "report: $$(ls -td runs/*/report.html | head -n 1)"
 
-TESTS := $(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+# What the tests read without importing torch; `make lint` runs it.
+READ := tests/test_layers.py tests/test_house.py tests/test_config_comments.py
+# Bytecode is kept, whatever the environment says: else each worker and each process that a test starts compiles everything.
+TESTS := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(READ))
 
-test: $(STAMP) ## Run the tests but the slow ones
+test: $(STAMP) ## Run the tests but the slow ones and what lint runs
 	@$(TESTS) -m 'not slow'
+
+affected: $(STAMP) ## Run the tests that a change can reach, a minute of the nearest: ARGS="BASE --seconds 120 --list"
+	@PYTHONDONTWRITEBYTECODE= $(PY) tests/affected.py $(ARGS)
+
+durations: $(STAMP) ## Say where the time of the tests goes; ARGS=--record measures it again
+	@PYTHONDONTWRITEBYTECODE= $(PY) tests/tell_durations.py $(ARGS)
 
 oldest: $(STAMP) ## Test the lowest versions that pyproject.toml allows, a file a family (see docs/versions.md)
 	@rm -rf .venv-oldest
@@ -78,9 +87,10 @@ $(NOTEBOOKS): $(STAMP)
 	.venv/bin/uv pip install --quiet --python $(PY) -c requirements.lock --no-build-isolation -e '.[notebooks]'
 	@touch $(NOTEBOOKS)
 
-lint: $(STAMP) ## Check style and formatting
+lint: $(STAMP) ## Check style, formatting, and what tests read of the house without importing torch
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
+	@.venv/bin/python -m pytest -q --noconftest $(READ)
 
 types: $(STAMP) ## Check types
 	@.venv/bin/mypy
@@ -93,8 +103,8 @@ mutants: $(STAMP) ## Break the product in 100 places, one after another, and cou
 
 check: lint types test ## What every change has to pass; minutes
 
-full: lint types ## What has to pass before others get it: make check and the slow tests
-	@$(TESTS)
+full: lint types ## What has to pass before others get it: make check and the slow tests; no other test may be long
+	@$(TESTS) --refuse-long
 
 format: $(STAMP) ## Sort imports and format
 	@.venv/bin/ruff check --fix --quiet .

@@ -23,27 +23,8 @@ torch.use_deterministic_algorithms(True)
 CHECKED = ("samplers", "advantages", "credit", "objectives", "prompts.curriculum")
 jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
 
-
-LONGEST = (
-    "training/test_seal.py", "training/test_processes.py", "pretraining/test_pretrain.py",
-    "training/test_pretend_gpu.py", "training/test_sharded.py", "workers/test_rollouts.py",
-    "rewards/actors/test_ray_rewards.py", "training/test_start_order.py", "serving/test_serve_replicas.py",
-    "training/test_token_sharing.py", "training/test_full_training.py", "planning/test_plan_memory.py",
-    "training/test_resume.py",
-    "test_golden_embedded.py", "comparing/test_compare.py", "test_packaging.py", "rewards/judges/test_local_chat.py",
-    "planning/test_plan_families.py", "statistics/test_interval_coverage.py", "test_golden_toy.py",
-    "commands/test_imports.py", "pipelines/families/test_pipeline_families.py",
-)  # fmt: skip
-"""Files that take tens of seconds. They go first: one that begins last would keep one core at work and the others idle,
-and pytest-xdist by itself begins with the files of many tests, which are the quick ones. `test_seal` is the very first:
-it forks its worker, and a fork of a process in which other tests have had threads may wait for them for ever."""
-assert all((Path(__file__).parent / name).is_file() for name in LONGEST)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first; the order within a file stays."""
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+pytest_plugins = ("durations",)
+"""What tests take, and which files go first."""
 
 
 @pytest.fixture(autouse=True)

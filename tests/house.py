@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import json
 import os
 import re
@@ -30,7 +31,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,11 @@ def reached(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
     return found
 
 
+def listed(found: Mapping[str, object]) -> str:
+    """All that offend, a line each: pytest shortens what it compares."""
+    return "".join(f"\n{name}: {wrong}" for name, wrong in found.items())
+
+
 class House:
     """A checkout's product, parsed."""
 
@@ -145,8 +151,12 @@ class House:
         self.texts = {name: path.read_text() for name, path in self.files.items()}
         self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
         self.nodes = {name: list(ast.walk(tree)) for name, tree in self.trees.items()}
-        self.functions = [(name, *found) for name, tree in self.trees.items() for found in complexities(tree)]
         self.modules = {self._module(name): name for name in self.files}
+
+    @cached_property
+    def functions(self) -> list[tuple[str, Function, int]]:
+        """File, function and complexity of every function."""
+        return [(name, *found) for name, tree in self.trees.items() for found in complexities(tree)]
 
     @staticmethod
     def _module(name: str) -> str:
@@ -239,9 +249,20 @@ class House:
         ]
 
 
+@cache
+def house_of(root: Path) -> House:
+    """A checkout, parsed once a process."""
+    gc.disable()  # it would look at millions of nodes again and again, and find nothing
+    try:
+        return House(root)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def measure(root: Path = ROOT) -> dict[str, Any]:
     """Every figure of a checkout but the walk, by name; lists stand beside the numbers that count them."""
-    house = House(root)
+    house = house_of(root)
     numbers = {f"{name}:{function.name}": number for name, function, number in house.functions}
     every = [number for *_, number in house.functions]
     helpers, namespaces = house.one_use_helpers(), house.namespaces()
@@ -298,7 +319,7 @@ def measure(root: Path = ROOT) -> dict[str, Any]:
 
 def walk(root: Path = ROOT, python: str = sys.executable) -> dict[str, int]:
     """Files, climbs and returns of a run's settings; trains for some seconds."""
-    house = House(root)
+    house = house_of(root)
     real = {str(path.resolve()): name for name, path in house.files.items()}
     with tempfile.TemporaryDirectory() as folder:
         tops = json.dumps([str(root / top) for top in TOPS])

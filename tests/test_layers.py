@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from house import circles
+from house import circles, house_of, listed
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 500
@@ -40,18 +40,9 @@ PUBLIC = ("rlg_pipeline", "slot_network", "backends_here")
 _NAME = re.compile(r"[:.]([A-Za-z_]\w*)$|^([A-Za-z_]\w*)$")  # the end of "module:name", or a name alone
 
 
-def files() -> dict[str, Path]:
-    """Every module of the package by import name, at its real path."""
-    found = {}
-    for folder in ("flowrl", "samplers", "rewards", "pipelines"):
-        base = () if folder == "flowrl" else ("flowrl",)
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = (*base, *path.relative_to(ROOT).with_suffix("").parts)
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = files()
+HOUSE = house_of(ROOT)
+MODULES = {module: HOUSE.files[name] for module, name in HOUSE.modules.items()}
+"""Every module of the package by import name, at its real path."""
 
 
 def room(module: str) -> str:
@@ -68,9 +59,9 @@ def layer(module: str) -> int:
     return LAYERS[room(module)]
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Modules named by import statements, wherever they stand, with their level of relativeness."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -80,15 +71,14 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield (whole if whole in MODULES else module), node.level
 
 
-@cache
-def tree_of(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text())
+def nodes_of(module: str) -> list[ast.AST]:
+    return HOUSE.nodes[str(MODULES[module].relative_to(ROOT)).removeprefix("flowrl/")]
 
 
-def violations(module: str, source: str) -> list[str]:
+def violations(module: str, nodes: Iterable[ast.AST]) -> list[str]:
     """What a module of this name may not import."""
     own, wrong = layer(module), []
-    for name, level in imports(ast.parse(source)):
+    for name, level in imports(nodes):
         top = name.partition(".")[0]
         if level:
             wrong.append("relative import: write 'from flowrl.x import y'")
@@ -110,9 +100,13 @@ def violations(module: str, source: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_respect_the_layers(module: str) -> None:
-    assert violations(module, MODULES[module].read_text()) == []
+def violations_of(module: str, source: str) -> list[str]:
+    return violations(module, ast.walk(ast.parse(source)))
+
+
+def test_imports_respect_the_layers() -> None:
+    found = {module: wrong for module in sorted(MODULES) if (wrong := violations(module, nodes_of(module)))}
+    assert not found, listed(found)
 
 
 @pytest.mark.parametrize(
@@ -135,24 +129,25 @@ def test_imports_respect_the_layers(module: str) -> None:
     ],
 )
 def test_the_rule_catches_what_it_is_for(module: str, source: str) -> None:
-    assert violations(module, source)
+    assert violations_of(module, source)
 
 
 def test_the_rule_lets_the_intended_imports_pass() -> None:
     source = "import torch\nfrom flowrl.trajectory import Schedule\nfrom flowrl.samplers.kernels import ode"
-    assert violations("flowrl.samplers.rollout", source) == []
+    assert violations_of("flowrl.samplers.rollout", source) == []
     source = "from flowrl.training.heldout import x\nfrom flowrl.config.train import y"
-    assert violations("flowrl.recipes.grpo", source) == []
-    assert violations("flowrl.session.train", "from flowrl.recipes import grpo") == []
+    assert violations_of("flowrl.recipes.grpo", source) == []
+    assert violations_of("flowrl.session.train", "from flowrl.recipes import grpo") == []
 
 
 # ---- circles ---------------------------------------------------------------------------------------------------------
 
 
+@cache
 def file_graph() -> dict[str, set[str]]:
     """Module -> modules it imports, lazily and for type checking too."""
     return {
-        module: {name for name, _ in imports(tree_of(module)) if name in MODULES and name != module}
+        module: {name for name, _ in imports(nodes_of(module)) if name in MODULES and name != module}
         for module in MODULES
     }
 
@@ -210,10 +205,10 @@ def test_tests_mirror_the_rooms() -> None:
 # ---- what is used ----------------------------------------------------------------------------------------------------
 
 
-def names_used(tree: ast.AST) -> Counter[str]:
+def names_used(nodes: Iterable[ast.AST]) -> Counter[str]:
     """How often names are read, as variables, attributes, or at the end of "module:name" texts."""
     used: Counter[str] = Counter()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             used[node.id] += 1
         elif isinstance(node, ast.Attribute):
@@ -237,12 +232,12 @@ def definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
 def test_everything_is_used_or_public() -> None:
     used: Counter[str] = Counter()
     for module in MODULES:
-        used.update(names_used(tree_of(module)))
+        used.update(names_used(nodes_of(module)))
     unused = {
         f"{module}.{name}"
         for module in MODULES
-        for name, node in definitions(tree_of(module))
-        if not name.startswith("__") and name not in PUBLIC and used[name] <= names_used(node)[name]
+        for name, node in definitions(HOUSE.trees[HOUSE.modules[module]])
+        if not name.startswith("__") and name not in PUBLIC and used[name] <= names_used(ast.walk(node))[name]
     }
     assert unused == set(), "use it, delete it, or list it in PUBLIC with its reader"
     assert [name for name in PUBLIC if used[name]] == [], "these are used: take them off the list"
@@ -256,14 +251,21 @@ def python_files() -> list[str]:
     return sorted([*tests, *(str(path.relative_to(ROOT)) for path in MODULES.values())])
 
 
-@pytest.mark.parametrize("name", python_files())
-def test_files_stay_readable(name: str) -> None:
+def unreadable(name: str) -> Iterator[str]:
+    """What is wrong with the size and the head of a file."""
     source = (ROOT / name).read_text()
     lines, limit = source.count("\n"), MAX_TEST_LINES if name.startswith("tests/") else MAX_LINES
-    assert lines <= limit, f"{name} has {lines} lines: split it by topic ({limit} at most)"
-    body = [node for node in ast.parse(source).body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    if len(body) > 1 and not name.endswith("__init__.py"):  # more than a docstring
-        assert "from __future__ import annotations" in source, name
+    if lines > limit:
+        yield f"{lines} lines: split it by topic ({limit} at most)"
+    if "from __future__ import annotations" not in source and not name.endswith("__init__.py"):
+        body = [node for node in ast.parse(source).body if not isinstance(node, ast.Import | ast.ImportFrom)]
+        if len(body) > 1:  # more than a docstring
+            yield "begins without 'from __future__ import annotations'"
+
+
+def test_files_stay_readable() -> None:
+    found = {name: wrong for name in python_files() if (wrong := list(unreadable(name)))}
+    assert not found, listed(found)
 
 
 def test_root_stays_off_the_path() -> None:
@@ -300,8 +302,14 @@ READ_FROM_OTHERS = {"answers", "overlap", "points", "scene_prompts", "tiny_sd3"}
 """Files whose patterns, prompts or published meanings are other people's words."""
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_one_word_per_thing(module: str) -> None:
-    if MODULES[module].stem not in READ_FROM_OTHERS:
-        found = re.findall(r"(?i)\b\w*picture\w*|\banew\b|\bmend(?:s|ed|ing)?\b", MODULES[module].read_text())
-        assert found == [], "image, again, fix"
+_OTHER_WORDS = re.compile(r"(?i)\b\w*picture\w*|\banew\b|\bmend(?:s|ed|ing)?\b")
+
+
+def test_one_word_per_thing() -> None:
+    texts = {module: HOUSE.texts[name] for module, name in sorted(HOUSE.modules.items())}
+    found = {
+        module: words
+        for module, text in texts.items()
+        if MODULES[module].stem not in READ_FROM_OTHERS and (words := _OTHER_WORDS.findall(text))
+    }
+    assert not found, "image, again, fix" + listed(found)

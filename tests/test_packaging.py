@@ -253,9 +253,17 @@ def test_no_index_addresses_and_no_machine_paths_in_tooling() -> None:
 
 
 def test_what_runs_before_a_commit_is_make_lint() -> None:
-    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    assert [hook["entry"] for hook in hooks] == re.findall(r"^\t@(.+)$", lint, re.MULTILINE)
+    text = (ROOT / "Makefile").read_text()
+    lint = text.partition("\nlint:")[2].partition("\n\n")[0]
+    read = re.search(r"^READ := (.+)$", text, re.MULTILINE)
+    assert read
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert config["default_stages"] == ["pre-commit"]
+    *hooks, pushed = config["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == re.findall(r"^\t@(.+)$", lint.replace("$(READ)", read[1]), re.MULTILINE)
+    assert not any("stages" in hook for hook in hooks)
+    assert pushed["stages"] == ["pre-push"]
+    assert pushed["entry"].split()[1] == "tests/affected.py"
 
 
 def test_nothing_tells_to_install_the_name_from_an_index() -> None:
