@@ -143,7 +143,7 @@ def contents_of_wheel(part: Part, wheel: Path) -> None:
     part.facts["files in the wheel"] = len(names)
     foreign = [name for name in names if not re.match(r"flowrl/|flowrl_toolkit-[^/]*\.dist-info/", name)]
     part.refuse(foreign, f"the wheel holds what is no part of the package: {foreign[:5]}")
-    junk = [name for name in names if re.search(r"__pycache__|\.pyc$|/tests?/|/runs/|/test_[^/]*\.py$", name)]
+    junk = [name for name in names if re.search(r"__pycache__|\.pyc$|/tests?/|/test_[^/]*\.py$", name)]
     part.refuse(junk, f"the wheel holds tests or leftovers: {junk[:5]}")
     part.refuse(missing := set(NEEDED) - set(names), f"the wheel lacks {sorted(missing)}")
     part.refuse(not any(name.endswith(".dist-info/licenses/LICENSE") for name in names), "the wheel lacks LICENSE")
