@@ -117,9 +117,10 @@ def look_up(part: Part, rest: str) -> None:
     """Whether Debian has the packages that are installed, and whether their commands are here."""
     (words,) = re.findall(r"apt-get install ([^&]+)", rest)
     packages = [word for word in words.split() if not word.startswith("-")]
-    part.leave(f"apt-get install {' '.join(packages)}: looked up, and found here, not installed")
-    if shutil.which("apt-cache"):
-        lacking = [name for name in packages if not run("apt-cache", "show", "--no-all-versions", name).strip()]
-        part.refuse(lacking, f"Debian's lists have no {lacking}")
+    part.leave(f"apt-get install {' '.join(packages)}: looked up, and their commands found here, not installed")
+    try:
+        run("apt-cache", "show", "--no-all-versions", *packages)
+    except Broken:
+        part.leave(f"{packages} in Debian's lists: there are no such lists here, or they lack one (apt-get update)")
     absent = [name for name in packages if not shutil.which(name)]
     part.refuse(absent, f"commands that the next steps need are not here: {absent}")

@@ -27,13 +27,21 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 """The licences that a dependency may have; any other is refused by name."""
 WORDS: dict[str, str] = {
-    "apache": "Apache-2.0", "apache license": "Apache-2.0", "apache 2.0": "Apache-2.0",
-    "apache 2.0 license": "Apache-2.0", "apache license, version 2.0": "Apache-2.0",
-    "apache software license": "Apache-2.0", "mit license": "MIT", "bsd license": "BSD",
-    "3-clause bsd license": "BSD-3-Clause", "isc license": "ISC", "isc license (iscl)": "ISC",
-    "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0", "python software foundation license": "PSF-2.0",
+    "apache": "Apache-2.0",
+    "apache license": "Apache-2.0",
+    "apache 2.0": "Apache-2.0",
+    "apache 2.0 license": "Apache-2.0",
+    "apache license, version 2.0": "Apache-2.0",
+    "apache software license": "Apache-2.0",
+    "mit license": "MIT",
+    "bsd license": "BSD",
+    "3-clause bsd license": "BSD-3-Clause",
+    "isc license": "ISC",
+    "isc license (iscl)": "ISC",
+    "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
+    "python software foundation license": "PSF-2.0",
     "nvidia proprietary software": "LicenseRef-NVIDIA-Proprietary",
-}  # fmt: skip
+}
 """Free words of metadata, in small letters -> the name in the list of SPDX."""
 LOOKED_AT: dict[str, tuple[str, str]] = {
     "cuda-toolkit": ("LicenseRef-NVIDIA-Proprietary", "holds no code, names NVIDIA's libraries"),
@@ -166,9 +174,17 @@ def in_a_table(packages: list[Licensed]) -> str:
     rows = [f"| {one.name} | {one.version} | {one.licence or 'unknown'} | {one.where} |" for one in packages]
     head = "# Licences\n\nOf the packages of `requirements.lock`, which a release does not hold. Allowed are:\n\n"
     return "\n".join(
-        [f"{head}| family | licences |", "|---|---|", *allowed, "", "| package | version | licence | said by |",
-         "|---|---|---|---|", *rows, ""]
-    )  # fmt: skip
+        [
+            f"{head}| family | licences |",
+            "|---|---|",
+            *allowed,
+            "",
+            "| package | version | licence | said by |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def write_bill(part: Part, file: Path, packages: list[Licensed], version: str) -> None:

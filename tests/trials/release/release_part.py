@@ -63,9 +63,14 @@ def run(*command: str | Path, cwd: Path = ROOT, timeout: float | None = None, **
     words = [str(part) for part in command]
     try:
         done = subprocess.run(
-            words, cwd=cwd, env=clean_environment(**environment), text=True, capture_output=True, timeout=timeout,
+            words,
+            cwd=cwd,
+            env=clean_environment(**environment),
+            text=True,
+            capture_output=True,
+            timeout=timeout,
             check=False,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Broken(f"{' '.join(words)}: {error}") from None
     if done.returncode:
