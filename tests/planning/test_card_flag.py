@@ -65,6 +65,7 @@ def test_a_former_preset_is_planned_and_trained_on_its_card(
         train("mine_24gb", fit=fit, num_iterations=1, out=str(tmp_path / "run"))
     made = load_config(tmp_path / "run" / "config.yaml")
     assert (asked, made.rollout_batch_size) == ([24], 2)
+    capsys.readouterr()
     assert main(["plan", "mine_24gb"]) == 0
     shown = capsys.readouterr()
     assert shown.err.startswith("flowrl: mine_24gb is mine with a card of 24 GB now: the former name works in")

@@ -34,7 +34,7 @@ def version_of_tag(part: Part, scratch: Path) -> None:
             f"the version of a tag: there is no git history to clone here ({str(error).splitlines()[-1]})"
         )
     if dirty := run("git", "status", "--porcelain"):
-        part.say(f"{len(dirty.splitlines())} changed files are not committed: a tag would not have them")
+        part.leave(f"{len(dirty.splitlines())} changed files are not committed: a tag would not have them")
     for tag in run("git", "tag", cwd=clone).split():
         run("git", "tag", "--delete", tag, cwd=clone)
     part.facts["without a tag"] = untagged = run(BIN / "python", "-m", "setuptools_scm", cwd=clone).strip()
@@ -93,7 +93,8 @@ def archives(part: Part, scratch: Path, out: Path) -> tuple[Path, Path]:
         old.unlink()
     archive, wheel = build(out)
     (out / ".gitignore").unlink(missing_ok=True)
-    tagged = [tag for tag in run("git", "tag", "--points-at", "HEAD").split() if re.match(r"v\d", tag)]
+    git = (ROOT / ".git").exists()  # a source archive has none
+    tagged = [tag for tag in run("git", "tag", "--points-at", "HEAD").split() if re.match(r"v\d", tag)] if git else []
     version = metadata(wheel)["Version"]
     part.refuse(tagged and f"v{version}" not in tagged, f"the tag is {tagged}, and the wheel says {version}")
     run(
@@ -110,7 +111,8 @@ def archives(part: Part, scratch: Path, out: Path) -> tuple[Path, Path]:
     inside, direct = digests(wheel), digests(next((scratch / "direct").glob("*.whl")))
     unlike = sorted(name for name in inside.keys() | direct.keys() if inside.get(name) != direct.get(name))
     part.refuse(unlike, f"the wheel of the source archive is not that of the checkout: {unlike[:5]}")
-    part.say(f"{len(inside)} files, alike in the wheels that the source archive and the checkout make")
+    if not unlike:
+        part.say(f"{len(inside)} files, alike in the wheels that the source archive and the checkout make")
     try:
         run(BIN / "twine", "--no-color", "check", "--strict", archive, wheel)
         part.say("twine check --strict: both pass")

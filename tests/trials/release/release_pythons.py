@@ -69,10 +69,10 @@ def python_of(part: Part, version: str, scratch: Path) -> Path | None:
             return python
     folder = scratch / "pythons"
     try:
-        run(UV, "python", "install", "--quiet", "--install-dir", folder, version, timeout=600)
+        run(UV, "python", "install", "--install-dir", folder, version, timeout=600)
         return next(folder.glob("*/bin/python3"))
     except Broken as error:
-        cause = str(error).strip().splitlines()[-1].strip()
+        cause = re.sub(r"\S*://\S*", "an address", str(error).strip().splitlines()[-1].strip())
         part.leave(f"Python {version}: none on PATH, in pyenv or known to uv, and uv cannot fetch one ({cause})")
         return None
 
