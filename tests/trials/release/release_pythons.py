@@ -39,8 +39,9 @@ def wheel_alone(part: Part, scratch: Path, wheel: Path, asked: Sequence[str], li
                 tried.append({"python": version, "libraries": kind, "broken": str(error)})
                 part.refuse(True, f"Python {version}, {kind} versions: {error}")
                 continue
-            tried.append({"python": version, **told})
             part.say(f"Python {version}, {kind} versions: {in_words(told)}")
+            packages = told.pop("packages")
+            tried.append({"python": version, **told, "packages": len(packages), "unlike": unlike_the_lock(packages)})
 
 
 def in_words(told: dict[str, Any]) -> str:

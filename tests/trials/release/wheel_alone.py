@@ -115,7 +115,7 @@ def try_wheel(wheel: Path, interpreter: Path, libraries: str, folder: Path) -> d
             return said
 
         asked = constraints(libraries, python, folder)
-        asked_words = [] if asked is None else ["--constraint", asked]
+        asked_words: list[str | Path] = [] if asked is None else ["--constraint", asked]
         timed("install", UV, "pip", "install", "--quiet", "--python", python, *asked_words, wheel)
         found = json.loads(run(UV, "pip", "list", "--format=json", "--python", python, cwd=folder))
         told["packages"] = {item["name"]: item["version"] for item in found}
