@@ -23,7 +23,8 @@ def wheel_alone(part: Part, scratch: Path, wheel: Path, asked: Sequence[str], li
     found = {version: python for version in asked if (python := python_of(part, version, scratch)) is not None}
     part.refuse(not found, f"of Python {', '.join(asked)} none is here")
     part.facts["pythons"] = {version: version_of(python) for version, python in found.items()}
-    part.facts["tried"] = tried = []
+    tried: list[dict[str, Any]] = []
+    part.facts["tried"] = tried
     for kind, versions in {"lock": list(found), "lowest": list(found)[:1], "newest": list(found)[-1:]}.items():
         for version in versions if kind in libraries else ():
             free = shutil.disk_usage(scratch).free
