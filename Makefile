@@ -4,10 +4,10 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest docs notebooks lint types house mutants check full format build notes clean affected durations
+.PHONY: help setup demo test oldest docs notebooks lint types house mutants check full format build notes clean affected durations release-check changelog
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # uv does not read pip's configuration, so an index, a certificate or a folder of wheels set there is handed over.
 HAND_OVER = setting() { $(PY) -m pip config get ":env:.$$1" 2>/dev/null || $(PY) -m pip config get "global.$$1" 2>/dev/null || true; }; \
@@ -115,6 +115,25 @@ build: $(STAMP) ## Make the source archive, and from it the wheel, in dist/; pri
 	@.venv/bin/uv build --quiet --no-build-isolation --python $(PY) --out-dir dist
 	@rm -f dist/.gitignore
 	@ls -l dist | awk 'NR > 1 {printf "dist/%s  %.1f MB\n", $$NF, $$5 / 1e6}'
+
+RELEASE := .venv/.release
+
+release-check: $(RELEASE) ## Do all that a release has to pass, and say what could not be done here (up to an hour)
+	@$(HAND_OVER); \
+	$(PY) tests/trials/release/release_check.py $(ARGS)
+
+# Apart from the lock, as for the documentation: what looks at archives and licences.
+$(RELEASE): $(STAMP)
+	@echo "release-check: installing what checks archives and lists licences into .venv"
+	@$(HAND_OVER); \
+	.venv/bin/uv pip install --quiet --python $(PY) -c requirements.lock --no-build-isolation -e '.[release]'
+	@touch $(RELEASE)
+
+changelog: ## Make what CHANGELOG.md has under Unreleased the section of a version: make changelog VERSION=0.1.0
+	@echo '$(VERSION)' | grep -qE '^[0-9]+\.[0-9]+\.[0-9]+[a-z0-9]*$$' || { echo "write make changelog VERSION=1.2.3" >&2; exit 1; }
+	@! grep -qF '## [$(VERSION)]' CHANGELOG.md || { echo "CHANGELOG.md has a section '## [$(VERSION)]'" >&2; exit 1; }
+	@awk -v head="## [$(VERSION)] - $$(date -u +%F)" '{print} $$0 == "## [Unreleased]" {print ""; print head}' CHANGELOG.md \
+	  > CHANGELOG.new && mv CHANGELOG.new CHANGELOG.md
 
 notes: ## Print what CHANGELOG.md says of a version: make notes VERSION=0.1.0
 	@awk -v head='## [$(VERSION)]' 'index($$0, "## [") == 1 {on = index($$0, head) == 1} on {print; some = 1} END {exit !some}' \

@@ -60,6 +60,10 @@ _FITS: dict[str, tuple[str, str]] = {"train": ("flowrl.planning.plan", "for_card
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
+        from flowrl.runtime.former_names import FUNCTIONS, name_of_today
+
+        name = name_of_today(name, FUNCTIONS, "flowrl.{}")
+    if name not in _PLACES:
         raise AttributeError(f"module 'flowrl' has no attribute {name!r}: there are {', '.join(sorted(_PLACES))}")
     found = getattr(importlib.import_module(_PLACES[name]), name)
     handed = {key: _later(*places[name]) for key, places in (("page", _PAGES), ("fit", _FITS)) if name in places}

@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 from flowrl.runtime.call import answering
 from flowrl.runtime.failures import describe_error, speaker
+from flowrl.runtime.former_names import COMMANDS as FORMER_COMMANDS
+from flowrl.runtime.former_names import name_of_today
 from flowrl.runtime.private_names import NOTES, flags_of, names_of
 from flowrl.runtime.process_settings import before_libraries_load
 from flowrl.runtime.scrubbing import say as print
@@ -98,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[len(group) : len(group) + 1] in ([], ["-h"], ["--help"]):
         print(overview(*group), file=sys.stdout if words[len(group) :] else sys.stderr)
         return 0 if words[len(group) :] else 2
-    name = " ".join(words[: len(group) + 1])
+    with answering(shlex.join(["flowrl", *words])):
+        name = name_of_today(" ".join(words[: len(group) + 1]), FORMER_COMMANDS, "flowrl {}")
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, *GROUPS], n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"

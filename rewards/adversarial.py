@@ -303,18 +303,12 @@ class AdversarialReward:
         return (
             metrics
             | self._watch()
-            | {
-                "saturated": float(saturated),
-                "steps": float(pretrained + sum(step.learned for step in steps)),
-            }
+            | {"saturated": float(saturated), "steps": float(pretrained + sum(step.learned for step in steps))}
         )
 
     def learned(self) -> dict[str, Any]:
         """Weights and the optimizer's state: tensors on the host, numbers."""
-        return {
-            "weights": _on_host(self.discriminator.trained),
-            "optimizer": _on_host(self.optimizer.state_dict()),
-        }
+        return {"weights": _on_host(self.discriminator.trained), "optimizer": _on_host(self.optimizer.state_dict())}
 
     def follow(self, learned: Mapping[str, Any]) -> None:
         """Puts `learned()` of the same discriminator back."""
@@ -375,13 +369,7 @@ class AdversarialReward:
 
     @torch.enable_grad()
     def _learn_batch(
-        self,
-        images: Sequence[Pixels],
-        inputs: RewardInputs,
-        key: tuple[Part, ...],
-        *,
-        update: bool,
-        limit: float = 1.0,
+        self, images: Sequence[Pixels], inputs: RewardInputs, key: tuple[Part, ...], *, update: bool, limit: float = 1.0
     ) -> _Step:
         """One batch of generated images, each beside a reference, and an update unless it is known too well."""
         options = self.options

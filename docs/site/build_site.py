@@ -82,6 +82,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/research/trials.md": "What was tried that takes minutes, and how",
     },
     "Project": {
+        "docs/upgrading.md": "Runs, caches and names of older versions",
         "docs/versions.md": "Versions of libraries",
         "CONTRIBUTING.md": "How to contribute",
     },

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from flowrl.config.spelling import closest
-from flowrl.config.strict_yaml import ConfigError, read_mapping
+from flowrl.config.strict_yaml import ConfigError, dotted_items, read_mapping, set_value
+from flowrl.runtime.former_names import KEYS, name_of_today, warn_of_former
 
 SETTINGS = "settings"
 """What settings that are no file's are called: in messages, and as the name of their run."""
@@ -30,7 +31,7 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     layers: list[dict[str, Any]] = []
     current: Path | None
     if isinstance(path, Mapping):
-        layers.append(deepcopy(dict(path)))
+        layers.append(_rename_keys(deepcopy(dict(path)), SETTINGS))
         base = _base_of(layers[0], SETTINGS)
         current = None if base is None else find_config(base)
     else:
@@ -40,7 +41,7 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             names = " -> ".join(p.name for p in [*chain, current])
             raise ConfigError(f"{path}: base files name each other in a circle: {names}")
         chain.append(current.resolve())
-        data = read_mapping(current)
+        data = _rename_keys(read_mapping(current), current)
         base = _base_of(data, current)
         layers.append(data)
         if base is None:
@@ -54,6 +55,19 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     for layer in reversed(layers):
         merged = _merge(merged, layer)
     return merged
+
+
+def _rename_keys(data: dict[str, Any], place: str | Path) -> dict[str, Any]:
+    """Gives the values of former keys to those of today, in place; each is warned of. Both together are refused."""
+    for old, value in [(key, value) for key, value in dotted_items(data) if key in KEYS]:
+        section, (*above, last) = data, old.split(".")
+        for key in above:
+            section = section[key]
+        if KEYS[old] in dict(dotted_items(data)):
+            raise ConfigError(f"{place}: {old} is {KEYS[old]} now, and both are given: leave out {old}")
+        del section[last]
+        set_value(data, name_of_today(old, KEYS), value, old)
+    return data
 
 
 def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
@@ -85,15 +99,28 @@ def find_config(name: str, *, here: bool = True) -> Path:
     shipped = config_files()
     if name in shipped:
         return shipped[name]
-    preset = re.fullmatch(r"(\w+)_([1-9]\d*)gb", name)
-    if preset is not None and preset[1] in shipped:
-        raise ValueError(f"{name} is {preset[1]} with `card` {preset[2]} now, which sets what the plan finds for it")
+    if (preset := preset_of(name, shipped)) is not None:
+        raise ValueError(f"{name} is {preset[0]} with `card` {preset[1]} now, which sets what the plan finds for it")
     near = closest(Path(name).stem, list(shipped))
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
         f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(shipped)} that ship: "
         "'flowrl list configs' names them"
     )
+
+
+def preset_of(name: str, shipped: Collection[str]) -> tuple[str, int] | None:
+    """What a former preset, `NAME_24gb`, stands for: a configuration that ships, and a card of so many GB."""
+    found = re.fullmatch(r"(\w+)_([1-9]\d*)gb", name)
+    return (found[1], int(found[2])) if found and name not in shipped and found[1] in shipped else None
+
+
+def config_for_card(given: Any, card: int | None) -> tuple[Any, int | None]:
+    """What a training or a plan is asked for; of a former preset its configuration and its card."""
+    if not isinstance(given, str) or Path(given).is_file() or (preset := preset_of(given, config_files())) is None:
+        return given, card
+    warn_of_former(given, f"{preset[0]} with a card of {preset[1]} GB")
+    return preset[0], preset[1] if card is None else card
 
 
 def named_config(given: str | Mapping[str, Any]) -> tuple[Path | Mapping[str, Any], str]:

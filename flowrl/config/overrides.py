@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.strict_yaml import ConfigError, Override, apply_override, dotted_items, set_value
+from flowrl.runtime.former_names import KEYS, name_of_today
 
 
 class Typed(str):
@@ -62,7 +63,7 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
         if isinstance(value, Typed):
             words[apply_override(data, value)] = str(value)
             continue
-        text = value_text(key, value)
+        text, key = value_text(key, value), name_of_today(key, KEYS)
         word = f"{key}={value if isinstance(value, str | Path) else text}"
         words[key] = word
         set_value(data, key, Override(text=text, value=json.loads(text)), word)

@@ -20,6 +20,7 @@ import yaml
 
 from flowrl.runtime.failures import MAX_TOLD as MAX_TOLD
 from flowrl.runtime.failures import Faults, found_by
+from flowrl.runtime.former_names import KEYS, name_of_today
 
 hints_of: Any = functools.lru_cache(maxsize=512)(typing.get_type_hints)  # the slowest part of reading a configuration
 MAX_NODES = 100_000
@@ -246,7 +247,7 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
         ConfigError: no equals sign, an empty part of the key, a bad list index, or a part of a single value.
     """
     dotted, equals, text = argument.partition("=")
-    dotted = dotted.strip()
+    dotted = name_of_today(dotted.strip(), KEYS)
     if not equals or not all(dotted.split(".")):
         raise ConfigError(f"override '{argument}': write KEY=VALUE, for instance optim.lr=1e-4 or rewards.0.weight=2")
     if not text.strip():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.base import named_config
+from flowrl.config.base import config_for_card, named_config
 from flowrl.config.train import TrainConfig
 from flowrl.planning.light_libraries import light_libraries
 from flowrl.planning.throughput import pace
@@ -95,7 +95,8 @@ def plan(
         raise ValueError(f"`tflops` must be above 0, got {tflops:g}")
     if tflops is not None and bench is not None:
         raise ValueError("`tflops` and `bench` both say how fast a GPU is: leave one of them out")
-    path, name = named_config(config if isinstance(config, Mapping) else str(config))
+    given, card = config_for_card(config if isinstance(config, Mapping) else str(config), card)
+    path, name = named_config(given)
     chosen = load_checked(path, settings, here=False)
     processes = _check_processes(chosen, processes)
     with light_libraries(chosen):

@@ -26,15 +26,7 @@ from flowrl.pipelines.families.flux import token_ids
 from flowrl.pipelines.families.kontext import FAMILY
 from flowrl.pipelines.shared.common import pack, unpack
 from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
-from flowrl.pretraining.making import (
-    autoencoder_of,
-    describe,
-    encode_once,
-    learn,
-    prepare,
-    scaled_latents,
-    write_asset,
-)
+from flowrl.pretraining.making import autoencoder_of, describe, encode_once, learn, prepare, scaled_latents, write_asset
 from flowrl.pretraining.network_training import Noised, WrongCaptions, velocity_error
 from flowrl.pretraining.tiny_families import build_tiny_kontext
 from flowrl.pretraining.tiny_sd3 import CONTEXT

@@ -28,22 +28,8 @@ from torch import Tensor
 
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
-from flowrl.pretraining.making import (
-    autoencoder_of,
-    describe,
-    encode_once,
-    learn,
-    prepare,
-    scaled_latents,
-    write_asset,
-)
-from flowrl.pretraining.network_training import (
-    Noised,
-    WrongCaptions,
-    reconstruct,
-    train_autoencoder,
-    velocity_error,
-)
+from flowrl.pretraining.making import autoencoder_of, describe, encode_once, learn, prepare, scaled_latents, write_asset
+from flowrl.pretraining.network_training import Noised, WrongCaptions, reconstruct, train_autoencoder, velocity_error
 from flowrl.pretraining.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
 from flowrl.rewards import build_reward
 from flowrl.runtime.randomness import counter_seed

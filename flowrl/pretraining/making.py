@@ -221,6 +221,7 @@ def write_asset(pipe: Any, folder: Path, *, half: bool = True) -> Path:
     staged = folder.with_name(f".{folder.name}.writing")
     if half:
         pipe.to(torch.float16)
+    pipe.vae.register_to_config(_name_or_path="")  # the folder of this machine that it was read from
     pipe.save_pretrained(staged)
     if half:
         pipe.to(torch.float32)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.base import named_config
+from flowrl.config.base import config_for_card, named_config
 from flowrl.config.overrides import Typed, typed_settings
 from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, to_yaml
@@ -76,7 +76,7 @@ def train(
     Traceback (most recent call last):
     flowrl.runtime.failures.FlowrlError: there is no configuration 'tiny_g2rp': did you mean tiny_g2rpo? ...
     """
-    given = str(config) if isinstance(config, Path) else config
+    given, card = config_for_card(str(config) if isinstance(config, Path) else config, card)
     with telling_others():
         if card is not None:
             if "resume" in settings:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.runtime.files import plain
+from flowrl.runtime.former_names import KEYS
 from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
     found = []
     for part in (part for part in now if part in before):
         old, new = before[part], now[part]
+        if part == "config":
+            old = {KEYS.get(key, key): value for key, value in old.items()}
         if part in ("model", "init_lora"):
             found += _changed_files(part, old, new)
             continue

@@ -10,6 +10,7 @@ from tiny_runs import TinyRuns, tiny_runs
 
 import flowrl
 from flowrl.cli import main
+from flowrl.config import base
 from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.planning.plan import CACHE, for_card
@@ -44,10 +45,32 @@ def test_a_card_is_of_a_new_run_and_has_to_hold_it(tiny: TinyRuns, capsys: pytes
         flowrl.train("tiny_g2rpo", card=1)
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "bench"])
-def test_a_former_preset_is_told_by_its_base_and_card(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "sana_grpo_pickscore_24gb"]) == 1
+def test_a_former_preset_is_told_by_its_base_and_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "sana_grpo_pickscore_24gb"]) == 1
     assert "sana_grpo_pickscore with --card 24" in capsys.readouterr().err
+
+
+def test_a_former_preset_is_planned_and_trained_on_its_card(
+    tiny: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a configuration of the tests in the place of one that ships, which needs a model of gigabytes."""
+    monkeypatch.setattr(base, "config_files", lambda: {"mine": tiny.config})
+    asked: list[Any] = []
+
+    def fit(config: Any, name: str, card: int) -> tuple[str, ...]:
+        asked.append(card)
+        return ("rollout_batch_size=2", "micro_batch_size=2")
+
+    with pytest.warns(FutureWarning, match="mine_24gb is mine with a card of 24 GB now"):
+        train("mine_24gb", fit=fit, num_iterations=1, out=str(tmp_path / "run"))
+    made = load_config(tmp_path / "run" / "config.yaml")
+    assert (asked, made.rollout_batch_size) == ([24], 2)
+    capsys.readouterr()
+    assert main(["plan", "mine_24gb"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.startswith("flowrl: mine_24gb is mine with a card of 24 GB now: the former name works in")
+    assert main(["plan", "mine", "--card", "24"]) == 0
+    assert capsys.readouterr().out == shown.out
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_a_silent_call_in_a_thread_silences_itself_alone(runs: TinyRuns, capsys:
         (lambda: flowrl.reward_card("jpeg_compressibility"), "`folder` of images or `model`"),
         (lambda: flowrl.serve("jpeg_compressibility", device="cpu", devices="cpu"), "`device` .* `devices`"),
         (lambda: flowrl.compare("tiny_g2rpo", out="x", budget="images=8", num_seeds=0), "`num_seeds`"),
-        (lambda: flowrl.train("sana_grpo_pickscore_24gb"), "`card` 24"),
+        (lambda: flowrl.bench("sana_grpo_pickscore_24gb"), "`card` 24"),
         (lambda: flowrl.plan("tiny_g2rpo", bench="absent"), "`bench`"),
     ],
 )
