@@ -103,8 +103,8 @@ mutants: $(STAMP) ## Break the product in 100 places, one after another, and cou
 
 check: lint types test ## What every change has to pass; minutes
 
-full: lint types ## What has to pass before others get it: make check and the slow tests; no other test may be long
-	@$(TESTS) --refuse-long
+full: lint types ## What has to pass before others get it: make check and the slow tests
+	@$(TESTS)
 
 format: $(STAMP) ## Sort imports and format
 	@.venv/bin/ruff check --fix --quiet .

@@ -14,7 +14,7 @@ from flowrl.config.strict_yaml import ConfigError, dotted_keys
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.runtime import former_names
 from flowrl.runtime.call import answering
-from flowrl.training.seal import changes
+from flowrl.training.resume_check import changes
 
 ENDS = "now: the former name works in this version and in none after it"
 BASE = {"base": "tiny_g2rpo"}
