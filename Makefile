@@ -46,7 +46,7 @@ READ := tests/test_layers.py tests/test_house.py tests/test_config_comments.py
 TESTS := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(READ))
 
 test: $(STAMP) ## Run the tests but the slow ones and what lint runs
-	@$(TESTS) -m 'not slow'
+	@$(TESTS) -m 'not slow' --representatives
 
 affected: $(STAMP) ## Run the tests that a change can reach, a minute of the nearest: ARGS="BASE --seconds 120 --list"
 	@PYTHONDONTWRITEBYTECODE= $(PY) tests/affected.py $(ARGS)

@@ -20,8 +20,10 @@ LIMIT = 2.0
 """Seconds that a test may take which is not marked slow."""
 MARGIN = 1.5
 """What noise may add before a run is refused."""
-LEAST = 0.2
+LEAST = 0.05
 """Seconds below which a test has no entry."""
+ENOUGH = 0.5
+"""Seconds that the cases of one parametrised test may take together where representatives are wanted."""
 UNKNOWN = 5.0
 """Seconds that a file without an entry is taken to need, so that a new one does not come last."""
 
@@ -123,6 +125,28 @@ def _lines(part: Mapping[str, Any] | Sequence[str]) -> str:
     else:
         entries, ends = [json.dumps(one, ensure_ascii=False) for one in part], "[]"
     return "\n".join([ends[0], ",\n".join(entries), ends[1]]) if entries else ends
+
+
+def representatives(seconds: Sequence[float], enough: float = ENOUGH) -> list[int]:
+    """Places of the cases that stand for all cases of a parametrised test, which take `seconds` each.
+
+    All, where they take no longer than `enough` together. Else the first, and of the others, the last before the middle
+    ones, those that fit into what is left.
+    """
+    if sum(seconds) <= enough:
+        return list(range(len(seconds)))
+    ends, order = [(0, len(seconds) - 1)], [0, len(seconds) - 1]
+    for first, last in ends:  # grows while it is walked: halves, quarters, ...
+        if last - first > 1:
+            middle = (first + last) // 2
+            order.append(middle)
+            ends += [(first, middle), (middle, last)]
+    kept, left = {0}, enough - seconds[0]
+    for place in order[1:]:
+        if place not in kept and seconds[place] <= left:
+            kept.add(place)
+            left -= seconds[place]
+    return sorted(kept)
 
 
 def merged(

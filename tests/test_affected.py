@@ -119,6 +119,7 @@ def test_changed_tests_always_run() -> None:
 # ---- this checkout ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_of_this_checkout_reach_their_tests() -> None:
     checkout = read_checkout()
     for changed, test in {

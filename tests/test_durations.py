@@ -11,7 +11,19 @@ from pathlib import Path
 
 import duration_table
 import pytest
-from duration_table import LIMIT, MARGIN, ROOT, Spent, Table, file_of, merged, read_table, spread, write_table
+from duration_table import (
+    LIMIT,
+    MARGIN,
+    ROOT,
+    Spent,
+    Table,
+    file_of,
+    merged,
+    read_table,
+    representatives,
+    spread,
+    write_table,
+)
 from tell_durations import MOST, tell
 
 EXCEPTIONS = 124
@@ -57,6 +69,22 @@ def test_what_is_told_fits_eighty_columns(table: Table) -> None:
     assert 2 * MOST < len(lines)
 
 
+# ---- representatives -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"),
+    [
+        ([0.1] * 5, [0, 1, 2, 3, 4]),
+        ([0.1] * 9, [0, 2, 4, 6, 8]),
+        ([2.0] * 3, [0]),
+        ([0.3, 1.0, 0.1, 0.1], [0, 2, 3]),
+    ],
+)
+def test_some_cases_stand_for_all(seconds: list[float], kept: list[int]) -> None:
+    assert representatives(seconds, enough=0.5) == kept
+
+
 # ---- sums ------------------------------------------------------------------------------------------------------------
 
 A, B = "tests/test_cli.py", "tests/test_claims.py"
@@ -81,10 +109,10 @@ def test_a_run_of_some_tests_leaves_what_is_known_of_the_others() -> None:
 
 
 def test_a_run_of_a_whole_file_is_what_the_file_takes() -> None:
-    run = {f"{A}::a": spent(1.0, slow=True), f"{A}::b": spent(0.1, rest=0.5), f"{A}::e": spent(0.3)}
+    run = {f"{A}::a": spent(1.0, slow=True), f"{A}::b": spent(0.04, rest=0.5), f"{A}::e": spent(0.3)}
     new = merged(OLD, run, known=run, complete={A})
     assert new.tests == {f"{A}::a": 1.0, f"{A}::e": 0.3, f"{B}::c": 0.5}
-    assert new.files == {A: pytest.approx(1.9), B: 1.0}
+    assert new.files == {A: pytest.approx(1.84), B: 1.0}
 
 
 def test_another_machine_is_converted_and_what_failed_says_nothing() -> None:
@@ -160,6 +188,7 @@ def run(suite: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("-n", "1", "--dist", "loadfile")], ids=["alone", "worker"])
 def test_a_run_writes_what_its_tests_took(suite: Path, workers: tuple[str, ...]) -> None:
     code, said = run(suite, "--durations-to", "out.json", *workers)
@@ -179,6 +208,7 @@ def test_a_run_writes_what_its_tests_took(suite: Path, workers: tuple[str, ...])
     }
 
 
+@pytest.mark.slow
 def test_a_long_test_turns_a_run_red_where_that_is_asked(suite: Path) -> None:
     words = ("-k", "not fails", "--refuse-long", "--durations-to=out.json")
     before = {"calibration": 0.2}
@@ -192,6 +222,7 @@ def test_a_long_test_turns_a_run_red_where_that_is_asked(suite: Path) -> None:
     assert "test_gone.py::test_a" not in found["tests"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["a slow machine", "exceptions"])
 def test_a_long_test_is_let_through_where_the_machine_or_the_table_explains_it(suite: Path, why: str) -> None:
     long = {f"test_one.py::test_{name}": 0.5 for name in ("long", "child")}

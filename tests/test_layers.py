@@ -166,10 +166,12 @@ def folder_graph() -> dict[str, set[str]]:
     return graph
 
 
+@pytest.mark.slow
 def test_no_file_imports_itself_through_others() -> None:
     assert circles(file_graph()) == []
 
 
+@pytest.mark.slow
 def test_no_folder_imports_itself_through_others() -> None:
     assert circles(folder_graph()) == []
 
@@ -229,6 +231,7 @@ def definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
             yield node.target.id, node
 
 
+@pytest.mark.slow
 def test_everything_is_used_or_public() -> None:
     used: Counter[str] = Counter()
     for module in MODULES:

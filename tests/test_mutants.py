@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 from mutants import Mutant, nearest, read_mutants
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +20,7 @@ def test_every_mutant_can_be_made() -> None:
         assert mutant.function(text), f"{mutant.name} stands in no function"
 
 
+@pytest.mark.slow
 def test_the_nearest_tests_come_first() -> None:
     mutant = Mutant(name="any", file="samplers/kernels.py", old="", new="", broken="")
     first, *others = nearest(mutant, ROOT, last=["tests/test_golden_toy.py"])

@@ -83,6 +83,7 @@ def test_a_function_trains_what_the_command_trains(runs: TinyRuns, capsys: pytes
         run.finished = False  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_false_from_a_callback_stops_and_the_run_goes_on(runs: TinyRuns) -> None:
     whole = runs.train("whole", "num_iterations=3")
     run = flowrl.train(
@@ -145,6 +146,7 @@ def test_bad_input_is_an_error_of_flowrl(call: Any, said: str, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_scores_differences_and_images(runs: TinyRuns, tmp_path: Path) -> None:
     found = flowrl.evaluate(
         runs.train("evaluated"), "geneval", baseline="base", prompts="world", num_prompts=6, samples=1, steps=2,

@@ -55,6 +55,7 @@ def test_trained_steps_are_the_published_ones() -> None:
     assert (clip.kernel, clip.stochastic_range, clip.sde_window_size) == ("cps", (0, 5), 3)
 
 
+@pytest.mark.slow
 def test_lora_on_the_real_network_without_weights() -> None:
     """2.243 billion frozen numbers; r (in + out) numbers a layer: 8 layers in 24 blocks, of which the last has 7."""
     config = config_of(GENEVAL)

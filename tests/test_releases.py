@@ -52,6 +52,7 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_version_comes_from_tags_and_is_there_without_them(repository: Path, tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SETUPTOOLS_SCM_")}
 

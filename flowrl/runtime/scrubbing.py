@@ -149,9 +149,10 @@ def without_secrets(text: str) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    of_names = {os.environ[name].strip() for name in os.environ if name.upper().endswith(_SECRET_VARIABLES)}
-    for value in _as_written(frozenset(value for value in of_names | _remembered if len(value) >= _SHORTEST)):
-        text = text.replace(value, SECRET)
+    if len(text) >= _SHORTEST:  # shorter ones, as most cells of a page, hold no known secret
+        of_names = {os.environ[name].strip() for name in os.environ if name.upper().endswith(_SECRET_VARIABLES)}
+        for value in _as_written(frozenset(value for value in of_names | _remembered if len(value) >= _SHORTEST)):
+            text = text.replace(value, SECRET)
     if not _HINTS.search(text):  # as most texts
         return text
     for shape, by in _SHAPES:

@@ -96,6 +96,7 @@ def random_case(rng: np.random.Generator) -> tuple[list[Detection], dict[str, An
     return shuffled, metadata, lambda d: hue[id(d)]
 
 
+@pytest.mark.slow
 def test_rules_agree_with_an_independent_reading() -> None:
     rng = np.random.default_rng(7)
     seen = []

@@ -70,6 +70,7 @@ def test_what_can_be_read_of_a_reply(text: str | None, scores: list[Any] | None)
     assert parse_reply(text, 3) == scores
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     entries=st.lists(

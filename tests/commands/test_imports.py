@@ -56,6 +56,7 @@ def test_help_and_what_a_file_alone_shows_to_be_wrong_need_no_library(words: tup
     assert not modules & HEAVY
 
 
+@pytest.mark.slow
 def test_a_plan_does_without_libraries_says_the_same_and_leaves_nothing_behind(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_plan_does_without_libraries_says_the_same_and_leaves_nothing_behind(
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.slow
 def test_a_script_that_is_not_the_command_can_ask_for_a_plan() -> None:
     script = "from flowrl.cli import main; raise SystemExit(main(['plan', 'tiny_grpo_geneval']))"
     done = subprocess.run(
@@ -103,6 +105,7 @@ def shade(images, prompts, metadata):
 """
 
 
+@pytest.mark.slow
 def test_families_are_planned_alike_and_a_reward_may_import_what_it_likes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

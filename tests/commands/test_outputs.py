@@ -76,6 +76,7 @@ def test_scores_replace_scores_alone(
     assert out.read_text() == prompts
 
 
+@pytest.mark.slow
 def test_an_image_of_too_many_pixels_is_a_failed_item(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

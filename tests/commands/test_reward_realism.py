@@ -38,6 +38,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_change_is_towards_the_scenes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reward", "realism", str(run)]) == 0
     line = capsys.readouterr().out.splitlines()[1].split()

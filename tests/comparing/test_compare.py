@@ -103,6 +103,7 @@ def compared(tiny: TinyRuns, compare: Callable[..., int], started: list[list[str
     shutil.rmtree(copy)
 
 
+@pytest.mark.slow
 def test_from_python_a_finished_comparison_has_a_row_per_method(compared: Path, started: list[list[str]]) -> None:
     files = ["tiny_slow.yaml", "tiny_fast.yaml"]
     found = flowrl.compare(files, out="cmp", num_seeds=2, budget=BUDGET[1], evals=1, show=False)
@@ -191,6 +192,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(
     assert metrics(Path("again/tiny_slow-s0")) == wanted
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_named_and_does_not_stop_the_others(
     tiny: TinyRuns, compare: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -323,6 +325,7 @@ def test_methods_without_a_common_number_are_refused_before_any_starts(
     assert not (tiny.folder / "apart").exists()
 
 
+@pytest.mark.slow
 def test_what_evaluations_measure_is_what_a_run_logs(tiny: TinyRuns) -> None:
     more = [{"name": name} for name in ("jpeg_compressibility", "jpeg_incompressibility")]
     config = yaml.safe_load((tiny.folder / "tiny_slow.yaml").read_text())

@@ -116,6 +116,7 @@ def typos(word: str) -> set[str]:
     return slips - {word, ""}
 
 
+@pytest.mark.slow
 def test_every_single_typo_of_every_key_is_refused_with_the_right_name(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parse_yaml(MINIMAL, "x")
     path = Path("run.yaml")

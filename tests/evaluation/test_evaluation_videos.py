@@ -175,6 +175,7 @@ def calls(python: Path) -> list[str]:
     return log.read_text().splitlines() if log.is_file() else []
 
 
+@pytest.mark.slow
 def test_vbench_from_videos_to_the_published_sums(tmp_path: Path) -> None:
     python = vbench_environment(tmp_path / "with a space", ENTRIES)
     given = settings_for(tmp_path / "out", "vbench", samples=2, base=True, options={"python": str(python)})
@@ -216,6 +217,7 @@ def test_vbench_goes_on_where_its_package_failed(tmp_path: Path) -> None:
     assert "eval/vbench/total" not in result.metrics
 
 
+@pytest.mark.slow
 def test_vbench_of_videos_that_exist(tmp_path: Path) -> None:
     python = vbench_environment(tmp_path / "env", ENTRIES)
     options = {"python": str(python), "dimensions": "[color]"}
@@ -269,6 +271,7 @@ def test_what_vbench_refuses_before_anything_is_drawn(tmp_path: Path) -> None:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_evaluates_the_embedded_model_of_videos(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,7 @@ def test_what_is_missing_is_drawn_and_nothing_else(tmp_path: Path, loads: list[s
     assert not list((tmp_path / "a").rglob(".*"))
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_continued_where_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     # A fork would inherit the locks of torch's threads, and may wait for one for ever.

@@ -40,6 +40,7 @@ def _sample(source: Path, out: Path, *options: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
+@pytest.mark.slow
 def test_an_image_a_prompt_and_seed_and_a_grid(run: Path, tmp_path: Path) -> None:
     files = _sample(run, tmp_path, "--prompt", "two blue squares", "--prompt", "a red circle")
     assert set(files) == {f"{p:03d}_seed{s}.png" for p in (0, 1) for s in (0, 1, 5)} | {"grid.png"}

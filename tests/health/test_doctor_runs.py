@@ -81,6 +81,7 @@ def test_a_rate_of_a_million(toy: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert said.count("diverged") == 1  # the error tells it, so the warning of the log does not
 
 
+@pytest.mark.slow
 def test_a_hacked_reward(toy: Path) -> None:
     (toy.parent / "held.py").write_text(
         "def darkness(images, prompts, metadata):\n    return -images.mean((1, 2, 3))\n"
@@ -122,6 +123,7 @@ def test_a_foreign_checkpoint(toy: Path) -> None:
     assert "cannot be read" in found_in(mine)["checkpoint"].found
 
 
+@pytest.mark.slow
 def test_the_time_of_a_fault_and_what_the_log_lacks(toy: Path) -> None:
     run = train(toy, "late", "num_iterations=30", "checkpoint_every=99")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -27,6 +27,7 @@ from duration_table import (
     file_of,
     merged,
     read_table,
+    representatives,
     typical,
     write_table,
 )
@@ -40,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("durations")
     group.addoption("--durations-to", type=Path, metavar="FILE", help="table to write what tests took into")
     group.addoption("--refuse-long", action="store_true", help="fail if a test that is not marked slow takes too long")
+    group.addoption(
+        "--representatives", action="store_true", help="run some cases of parametrised tests that take long"
+    )
     group.addoption("--durations-table", type=Path, metavar="FILE", default=TABLE, help="table to compare with")
 
 
@@ -57,8 +61,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     files of many tests, which are the quick ones.
     """
     table = read_table(config.getoption("durations_table"))
+    if config.getoption("representatives"):
+        leave_out(items, table, config)
     shared = table.of_tests(item.nodeid for item in items) if hasattr(config, "workerinput") else {}
     items.sort(key=lambda item: (file_of(item.nodeid) not in FIRST, -shared.get(file_of(item.nodeid), 0.0)))
+
+
+def leave_out(items: list[pytest.Item], table: Table, config: pytest.Config) -> None:
+    """Leaves out the cases of parametrised tests that others stand for."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept = {
+        alike[place]
+        for alike in cases.values()
+        for place in representatives([table.tests.get(item.nodeid, 0.0) for item in alike])
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 # ---- in the process that runs tests ----------------------------------------------------------------------------------

@@ -168,6 +168,7 @@ def strange(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nobody_else_opens_or_converts_images() -> None:
     wrong = {}
     for folder in ("flowrl", "samplers", "rewards", "pipelines"):

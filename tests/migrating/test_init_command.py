@@ -16,6 +16,7 @@ from flowrl.migrating.bases import Wish, base_for
 PROMPTS = "a red cube\na blue ball\na green cone\na red ball\n"
 
 
+@pytest.mark.slow
 def test_the_file_is_short_commented_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, prompts = tmp_path / "my.yaml", tmp_path / "prompts.txt"
     prompts.write_text(PROMPTS)
@@ -33,6 +34,7 @@ def test_the_file_is_short_commented_and_planned(tmp_path: Path, capsys: pytest.
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_batches_are_sized_by_the_plan_until_it_has_nothing_to_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,6 +181,7 @@ def test_keys_are_what_they_mean_there(kind: str, tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "ran").exists()  # Python is read, never run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_what_is_written_is_planned(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, ours = written(tmp_path)[kind], tmp_path / "ours.yaml"

@@ -89,6 +89,7 @@ def test_a_new_one_changes_nothing_slots_hold_all_of_it_and_gradient_and_none_ag
     assert {p.dtype for p in policy.parameters.values()} == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stock_draws_the_same_and_it_can_be_added_again(tiny_sd3_folder: Path, tmp_path: Path, variant: str) -> None:
     pipeline = load_tiny(tiny_sd3_folder)

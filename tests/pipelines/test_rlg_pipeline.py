@@ -324,6 +324,7 @@ def write_lora(folder: Path, model: Path, *, seed: int, rank: int = RANK) -> Pat
     return folder
 
 
+@pytest.mark.slow
 def test_saved_loras_guide_side_by_side(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     folders = [write_lora(tmp_path / f"lora{k}", tiny_sd3_folder, seed=k, rank=RANK + k) for k in range(2)]
     pipeline = load_tiny(tiny_sd3_folder)
@@ -386,6 +387,7 @@ def sample(source: Path, out: Path, **given: Any) -> None:
     flowrl.sample(source, "a red circle", out=out, **plain | given)
 
 
+@pytest.mark.slow
 def test_sample_under_guidance(tiny_sd3_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [write_lora(tmp_path / f"lora{k}", tiny_sd3_folder, seed=k) for k in range(2)]
 
@@ -430,6 +432,7 @@ def test_sample_refuses(tiny_sd3_folder: Path, tmp_path: Path, given: dict[str, 
         sample(tiny_sd3_folder, tmp_path / "out", **given)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_guidance(tiny_sd3_folder: Path) -> None:
     settings = RLG(loras=(Path("a"),), scales=(1.6,), first_steps=1)
     assert settings.describe(load_tiny(tiny_sd3_folder).schedule(2, "diffusers"), 1.0) == (

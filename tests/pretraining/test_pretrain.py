@@ -106,6 +106,7 @@ def test_every_prompt_of_the_world_fits_the_context_and_every_word_is_one_token(
             assert len(t5(record["prompt"]).input_ids) == words + 1 <= CONTEXT
 
 
+@pytest.mark.slow
 def test_tokenizers_are_the_same_in_every_process() -> None:
     """Pre-training resumes in a new process: ids that move there would swap the words' meanings."""
     code = "from flowrl.pretraining.tiny_sd3 import *; print(sorted(clip_tokenizer().get_vocab().items())[300:])"

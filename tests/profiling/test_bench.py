@@ -71,6 +71,7 @@ def phases(folder: Path) -> dict[str, Phase]:
 # ---- a whole bench ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_first_ratio_is_one_and_everything_was_measured(measured: Path) -> None:
     bench = read_bench(measured)
     assert bench.finished
@@ -161,6 +162,7 @@ def test_each_kernel_of_attention_is_the_one_that_is_named(tiny: TinyRuns) -> No
     assert found["forward, math"] != found["forward, native"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # while tracing
 def test_compiled_blocks_are_measured_and_stay_compiled(tiny: TinyRuns) -> None:
     subject = prepare(load_config(tiny.config, []), "tiny", random_weights=True, layers=1)
@@ -294,6 +296,7 @@ def test_refused(case: str, tiny: TinyRuns, tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_workers_are_left_out_and_named(tiny: TinyRuns) -> None:
     given = ["workers.rollouts=1", "workers.rewards=2", "workers.staleness=1"]
     subject = prepare(load_config(tiny.config, given), "tiny", random_weights=False, layers=None)

@@ -123,6 +123,7 @@ def loss_by_hand(folder: Path, prompts: list[str], move: list[Tensor], num_steps
     return -float(100 * pipeline.decode(x).double().mean())
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_reward_through_guidance_sampler_and_decoder(
     runs: TinyRuns, model: Path, gradients: list[list[Tensor]]
 ) -> None:
@@ -195,6 +196,7 @@ def test_two_updates_sample_with_the_policy_of_then(runs: TinyRuns, gradients: l
     assert row["reward"] != once["reward"]  # its second half was sampled after an update
 
 
+@pytest.mark.slow
 def test_images_whose_reward_failed_are_left_out(runs: TinyRuns, gradients: list[list[Tensor]]) -> None:
     """Two of eight fail: the gradient is the mean over the other six, whatever the size of micro-batches."""
     failing = "rewards=[{name: glow, options: {failing: true}}]"
@@ -224,6 +226,7 @@ def test_a_reward_of_weight_zero_is_logged_whatever_it_is(runs: TinyRuns) -> Non
     assert row["reward/glow/plain"] == row["reward/glow"] == row["reward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["alignprop", "drtune"])
 def test_a_resumed_run_is_the_run_that_was_never_stopped(runs: TinyRuns, name: str) -> None:
     settings = (*METHOD, *SETTINGS[name], "policy.ema_decay=0.5")

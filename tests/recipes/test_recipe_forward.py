@@ -264,6 +264,7 @@ def test_solver_and_rewards_of_several_are_read(runs: TinyRuns, matched: list[Ma
 # ---- copies of the policy --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_old_policy_follows_by_its_schedule(runs: TinyRuns, start: dict[str, Tensor]) -> None:
     for name, decays in (("linear", (0.001, 0.002)), ("copy", (0, 0)), ("constant", (0.7, 0.7))):
         old, settings = start, (f"slots.old_decay={name}", "slots.old_decay_value=0.7", "num_iterations=2")
@@ -336,6 +337,7 @@ def test_dgpo_with_clip_and_a_moved_policy(runs: TinyRuns) -> None:
     assert 0 < row["clip_fraction"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [("policy.ema_decay=0.9", "updates_per_rollout=2"), named("crd"), named("dgpo", "objective.options.clip=0.01")],

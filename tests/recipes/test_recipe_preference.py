@@ -83,6 +83,7 @@ def same(a: Path, b: Path) -> None:
 # ---- online DPO ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_at_the_start_the_loss_is_log_2_and_the_gradient_is_not_zero(runs: TinyRuns) -> None:
     rows = metrics(runs.train("dpo", *ONLINE, "num_iterations=3"))
     first = rows[0]
@@ -95,6 +96,7 @@ def test_at_the_start_the_loss_is_log_2_and_the_gradient_is_not_zero(runs: TinyR
     assert [rows[-1][f"nfe/{kind}"] for kind in ("rollout", "reference", "update", "backward")] == [72, 24, 24, 24]
 
 
+@pytest.mark.slow
 def test_the_gradient_at_the_start_is_beta_over_4_times_that_of_the_errors(
     runs: TinyRuns, gradients: list[Tensor]
 ) -> None:
@@ -104,6 +106,7 @@ def test_the_gradient_at_the_start_is_beta_over_4_times_that_of_the_errors(
     assert_same_sum(gradients[1], 3 * gradients[0])
 
 
+@pytest.mark.slow
 def test_micro_batches_and_rollout_batches_change_nothing_but_rounding(runs: TinyRuns, gradients: list[Tensor]) -> None:
     for sizes in (("8", "8"), ("2", "4")):
         runs.train(f"micro-{sizes[0]}", *ONLINE, f"micro_batch_size={sizes[0]}", f"rollout_batch_size={sizes[1]}",
@@ -139,6 +142,7 @@ def test_images_whose_reward_failed_are_no_candidates(runs: TinyRuns) -> None:
     assert all(row["invalid_ratio"] == 0.25 and row["pairs"] == 2 and math.isfinite(row["reward"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_was_never_stopped(runs: TinyRuns) -> None:
     method = (*ONLINE, "objective.options.ref_update_every=2")
     whole = runs.train("whole", *method, "num_iterations=4")
@@ -147,6 +151,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(runs: TinyRuns) -> None
     same(run, whole)
 
 
+@pytest.mark.slow
 def test_the_reference_is_copied_from_the_policy_when_it_is_due(runs: TinyRuns) -> None:
     never = runs.train("never", *ONLINE, "num_iterations=2")
     old = state(never)["slots"]["old"]
@@ -157,6 +162,7 @@ def test_the_reference_is_copied_from_the_policy_when_it_is_due(runs: TinyRuns) 
     assert [row["loss"] for row in rows] == pytest.approx([LOG_2] * 3, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_the_behaviour_decides_who_samples(runs: TinyRuns) -> None:
     """Passes over four prompts: iteration 2 meets the prompts of iteration 0 and 1 again, from other noise."""
     rows = {
@@ -194,6 +200,7 @@ def test_offline_pairs_train_without_sampling_an_image(runs: TinyRuns, folder: P
     assert "reward" not in json.loads((run / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_resumed_offline_run_is_the_run_that_was_never_stopped(runs: TinyRuns, folder: Path) -> None:
     whole = runs.train("offline-whole", *offline(folder), "num_iterations=4")
     run = runs.train("offline-part", *offline(folder), "num_iterations=2")
@@ -201,6 +208,7 @@ def test_a_resumed_offline_run_is_the_run_that_was_never_stopped(runs: TinyRuns,
     same(run, whole)
 
 
+@pytest.mark.slow
 def test_swapping_winner_and_loser_turns_the_gradient_round(
     runs: TinyRuns, folder: Path, gradients: list[Tensor]
 ) -> None:
@@ -290,6 +298,7 @@ def test_decoding_carries_gradient_only_when_asked(tiny_sd3_folder: Path) -> Non
 # ---- D3PO ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_d3po_starts_at_log_2_and_trains_every_stochastic_step(runs: TinyRuns) -> None:
     rows = metrics(runs.train("d3po", *D3PO, "sampler.num_steps=4", "num_iterations=3", "micro_batch_size=2"))
     assert rows[0]["loss"] == pytest.approx(LOG_2, abs=1e-7)
@@ -299,6 +308,7 @@ def test_d3po_starts_at_log_2_and_trains_every_stochastic_step(runs: TinyRuns) -
     assert rows[-1]["nfe/reference"] == 3 * 12
 
 
+@pytest.mark.slow
 def test_d3po_resumes_and_splits_updates(runs: TinyRuns) -> None:
     method = (*D3PO, "updates_per_rollout=2", "sampler.sde_window_size=1", "objective.options.ref_update_every=3")
     whole = runs.train("d3po-whole", *method, "num_iterations=4")
@@ -361,6 +371,7 @@ def test_offline_settings_that_do_not_fit_are_refused(
         assert message in re.sub(r"\s+", " ", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_prompts_of_pairs_are_encoded_before_the_text_encoders_are_freed(runs: TinyRuns, folder: Path) -> None:
     free = runs.train("freed", *offline(folder), "pipeline.free_text_encoders=true")
     kept = runs.train("kept", *offline(folder))

@@ -290,6 +290,7 @@ def test_open_clip_errors(tmp_path: Path) -> None:
 # ---- loading ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rewards_share_one_network_while_one_uses_it(tiny_clip: Path) -> None:
     def load(**options: Any) -> Any:
         return pretrained.load_network(

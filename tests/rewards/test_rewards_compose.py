@@ -300,6 +300,7 @@ def test_samples_are_not_chosen_by_a_mask_which_would_be_an_error() -> None:
         inputs[torch.tensor([True, False, True])]
 
 
+@pytest.mark.slow
 def test_what_is_on_its_way_holds_no_images_of_the_device() -> None:
     slow = FunctionReward(
         name="slow", score=lambda inputs: output_of([1.0] * len(inputs), inputs), needs=frozenset(), version="1",

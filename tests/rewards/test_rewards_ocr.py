@@ -87,6 +87,7 @@ def reader() -> Reward:
     return build_reward("ocr", options={"workers": 2})
 
 
+@pytest.mark.slow
 def test_drawn_text_is_read_without_a_connection(reader: Reward, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: Any, **options: Any) -> None:
         raise AssertionError("reading text must not open a connection")
@@ -105,6 +106,7 @@ def test_drawn_text_is_read_without_a_connection(reader: Reward, monkeypatch: py
     assert output.parts["extra"].tolist() == [0.0] * len(cases)
 
 
+@pytest.mark.slow
 def test_blank_noise_and_wrong_words_and_order_of_the_batch(reader: Reward) -> None:
     """Blank paper and noise 0; HELLO for HELP 1 - 2/4, for JELLO 1 - 1/5; alone and in another order the same."""
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (512, 512, 3), dtype=np.uint8))
@@ -116,6 +118,7 @@ def test_blank_noise_and_wrong_words_and_order_of_the_batch(reader: Reward) -> N
     assert reader(inputs[[2]]).values.tolist() == values[[2]].tolist()
 
 
+@pytest.mark.slow
 def test_the_angle_classifier_reads_upside_down_text() -> None:
     upright = build_reward("ocr")
     turning = build_reward("ocr", options={"angle_classifier": True})

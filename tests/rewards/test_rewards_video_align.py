@@ -84,6 +84,7 @@ def test_video_align_is_the_sum_of_normalised_outputs(base: Path, align: dict[st
         assert output.values[i].item() == pytest.approx(total, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_video_align_dimensions_and_constants(align: dict[str, Any]) -> None:
     inputs = inputs_of(videos=True)
     whole = build_reward("video_align", options=align)(inputs)
@@ -97,6 +98,7 @@ def test_video_align_dimensions_and_constants(align: dict[str, Any]) -> None:
         torch.testing.assert_close(whole.parts[name], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_video_align_is_pointwise_and_reads_the_prompt_for_text_alignment_only(align: dict[str, Any]) -> None:
     """Its template names the text after the two other tokens, and the model is causal."""
     inputs, reward = inputs_of(videos=True), build_reward("video_align", options=align)
@@ -126,6 +128,7 @@ def test_three_outputs_a_token_are_read_on_the_diagonal(align: dict[str, Any], t
         torch.testing.assert_close(three[name], (k + 1) * one[name], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_lora_checkpoints_change_the_base_model(base: Path, align: dict[str, Any], tmp_path: Path) -> None:
     """LoRA matrices and other trained weights in two files, against the same change made to all weights in one."""
     generator = torch.Generator().manual_seed(3)

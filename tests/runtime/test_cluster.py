@@ -95,6 +95,7 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_extra("workers.rewards=2")
 
 
+@pytest.mark.slow
 def test_ray_is_not_imported_before_it_is_needed() -> None:
     command = "import sys, flowrl.runtime.cluster, flowrl.workers.layout; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0

@@ -344,6 +344,7 @@ def evaluated(runs: TinyRuns) -> list[str]:
     return [f"prompts.eval={runs.folder / 'prompts.txt'}", "eval_every=1", "eval.batch_size=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "rows"), [(2, 0), (7, 2)])  # the first evaluation, and the one after iteration 1
 def test_an_interrupt_ends_an_evaluation_within_a_batch(
     runs: TinyRuns, tmp_path: Path, call: int, rows: int, capsys: pytest.CaptureFixture[str]

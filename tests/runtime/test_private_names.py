@@ -154,6 +154,7 @@ def overrides() -> Iterator[tuple[str, str]]:
                 yield from ((node.name, name) for name in names if any(hasattr(base, name) for base in foreign))
 
 
+@pytest.mark.slow
 def test_no_other_file_uses_private_names() -> None:
     uses = {str(path.relative_to(ROOT)): list(foreign_uses(path.read_text())) for path in FILES if path != HOME}
     left = {name: lines for name, lines in uses.items() if lines}

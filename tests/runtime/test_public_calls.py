@@ -45,6 +45,7 @@ def test_files_keep_the_calls_of_a_script_and_not_its_arguments(runs: TinyRuns) 
     ]
 
 
+@pytest.mark.slow
 def test_a_silent_call_in_a_thread_silences_itself_alone(runs: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
     within, told = threading.Event(), threading.Event()
     made: list[Any] = []

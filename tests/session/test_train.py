@@ -71,6 +71,7 @@ def test_a_run_folder_holds_what_is_documented(runs: TinyRuns, capsys: pytest.Ca
     assert max(len(line) for line in short.splitlines()[1:]) <= 80
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_a_lora_at_the_rank_and_alpha_of_its_file(
     runs: TinyRuns, plain: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ def test_kl_is_zero_until_the_policy_has_moved(runs: TinyRuns) -> None:
     assert "kl" not in metrics(runs.train("no-kl", "kl_coef=0"))[1]
 
 
+@pytest.mark.slow
 def test_the_average_follows_the_policy_and_is_what_is_shipped(runs: TinyRuns) -> None:
     first, second = (runs.train(f"ema-{n}", "policy.ema_decay=0.9", f"num_iterations={n}") for n in (1, 2))
     start = {
@@ -186,6 +188,7 @@ def _order(seed: int) -> list[str]:
     return [PROMPTS[i] for i in prompts_of_iteration(len(PROMPTS), 2, seed, 0)]
 
 
+@pytest.mark.slow
 def test_a_group_of_equal_rewards_leaves_the_gradient_alone(runs: TinyRuns, gradients: list[Tensor]) -> None:
     """The gradient with a dead second group is that of the first group by itself."""
     live, dead = _order(0)
@@ -214,6 +217,7 @@ def test_a_rollout_without_any_difference_takes_no_step(runs: TinyRuns, gradient
     assert all(float(tensor.abs().max()) == 0 for name, tensor in lora_tensors(run).items() if "lora_B" in name)
 
 
+@pytest.mark.slow
 def test_micro_batches_add_up_to_the_gradient_of_one(runs: TinyRuns, gradients: list[Tensor]) -> None:
     for size in (8, 4, 1):
         runs.train(f"micro-{size}", f"micro_batch_size={size}", "rollout_batch_size=8", "num_iterations=1")

@@ -61,6 +61,7 @@ def test_sets_of_ranks() -> None:
     assert rank_sets(2, {(0, 1): unknown}) == [(1, 2)] * 2
 
 
+@pytest.mark.slow
 def test_equal_models_are_seldom_ranked_and_better_ones_are() -> None:
     """Of 150 tables of four equal models at most 5 % may name an order: 7.5, and three standard errors of 2.7."""
     rng, wrong = np.random.default_rng(3), 0

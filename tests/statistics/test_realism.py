@@ -102,6 +102,7 @@ def test_errors() -> None:
         world_realism(torch.zeros(2, 3, 64, 64), train_records()[:3])
 
 
+@pytest.mark.slow
 def test_realism_of_scenes_and_of_what_is_none() -> None:
     """Other scenes lie near 0; blurred ones do not, and half of them blurred lie between."""
     records = train_records()[:96]

@@ -58,6 +58,7 @@ def weights(run: Path) -> bytes:
     return (run / "model" / "transformer" / "diffusion_pytorch_model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_ratio_is_exactly_one_and_weights_move(whole: Path, exact: Path, tiny_sd3_folder: Path) -> None:
     for run in (whole, exact):
         trained = [row for row in metrics(run) if "loss" in row]
@@ -74,6 +75,7 @@ def test_the_reference_is_the_copy_of_every_second_iteration(whole: Path) -> Non
     assert min(found[1], found[3]) > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_is_the_run_that_was_never_stopped(runs: TinyRuns, whole: Path) -> None:
     """Masters, moments, the average and the copy that the KL is taken to; stopped where no copy is taken."""
     run = runs.train("halves", "num_iterations=3", "pipeline.dtype=bfloat16", "eval_every=3")
@@ -158,6 +160,7 @@ def test_a_comparison_measures_it(exact: Path) -> None:
     assert found["diversity"] != found["base_diversity"]
 
 
+@pytest.mark.slow
 def test_a_comparison_embeds_before_the_network_comes_where_the_run_does(
     exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +255,7 @@ def test_every_recipe_trains_all_weights(runs: TinyRuns, name: str) -> None:
         assert rows[0]["kl"] == 0 < rows[1]["kl"]
 
 
+@pytest.mark.slow
 def test_gradients_of_rewards_reach_all_weights(tmp_path: Path) -> None:
     run = tmp_path / "run"
     full = ("policy.train=full", "policy.lora_rank=null", "optim.lr=1e-4")

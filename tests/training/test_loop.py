@@ -257,6 +257,7 @@ WITH_MEMORY: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_MEMORY)
 def test_a_run_resumed_after_every_iteration_is_the_run_that_was_never_stopped(
     toy: Path, tmp_path: Path, name: str

@@ -237,6 +237,7 @@ def test_pairs_without_meaning_are_refused(toy: Path, pair: tuple[str, str, str,
         grpo.check(config_of(toy, {pair[0]: pair[1], pair[2]: pair[3]}))
 
 
+@pytest.mark.slow
 def test_exactly_the_pairs_without_meaning_are_refused(toy: Path) -> None:
     factors = ("credit", "advantage", "objective", "average", "log_ratio")
     for credit, advantage in product(FACTORS["credit"], FACTORS["advantage"]):

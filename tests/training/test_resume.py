@@ -124,6 +124,7 @@ def test_without_a_complete_checkpoint_it_starts_again(runs: TinyRuns, whole: Pa
     assert len(metrics(run)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["state.pt", "state.pt, in its midst", ".lora.writing", "metrics.jsonl"])
 def test_a_full_disk_leaves_the_last_good_checkpoint(
     runs: TinyRuns, whole: Path, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -86,6 +86,7 @@ def _threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("beside")]
 
 
+@pytest.mark.slow
 def test_pieces_that_are_scored_beside_the_sampling_give_the_same_numbers(
     toy: Path, changed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

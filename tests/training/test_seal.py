@@ -313,6 +313,7 @@ def whole(toy: Path) -> Path:
     return train(*EVALUATED, stopping(toy, 99), out="whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGINT", "SIGHUP"])
 def test_an_evaluation_that_was_due_at_a_stop_is_made_when_the_run_goes_on(toy: Path, whole: Path, how: str) -> None:
     """And a run that is killed in the middle of it makes it again."""
@@ -429,6 +430,7 @@ def test_a_lora_that_a_run_goes_on_with_is_good_once_it_has_drawn(
     assert lora(run) == saved
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_reward_server_has_moved(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def at(url: str) -> str:
         return f"rewards=[{{name: remote, options: {{url: '{url}'}}}}]"

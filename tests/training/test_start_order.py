@@ -103,6 +103,7 @@ def test_no_number_depends_on_the_order_or_on_the_cache(runs: TinyRuns, plain: P
         equal(runs.train("kept", cache), plain)  # encoders stay, rows come from disk all the same
 
 
+@pytest.mark.slow
 def test_an_entry_cut_short_is_made_again(runs: TinyRuns, plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = runs.folder / "cut"
     runs.train("before-cut", FREED, f"prompts.cache={cache}")
@@ -124,6 +125,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_loads(
     assert "prompts.cache: nothing can be written into" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_start_holds_the_denoiser_or_the_encoders(runs: TinyRuns) -> None:
     networks, sizes, alive = WeakSet[nn.Module](), list[tuple[str, int]](), list[int]()
 

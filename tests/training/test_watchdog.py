@@ -267,6 +267,7 @@ def test_a_warning_is_said_when_it_begins_and_after_a_pause(capsys: pytest.Captu
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_run_says_what_is_wrong_in_its_log_on_the_terminal_and_on_its_report(
     toy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +300,7 @@ def test_absurd_rewards_are_shown_short(toy: Path, capsys: pytest.CaptureFixture
     assert list(metrics(out)[0]["warnings"]) == ["exploding_rewards", "one_image"]
 
 
+@pytest.mark.slow
 def test_a_run_that_collapses_says_so(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Brightness, learned in large steps, ends in one white image whatever the noise."""
     settings = ("num_iterations=35", "optim.lr=0.05", "policy.lora_rank=8", "checkpoint_every=35")
@@ -310,6 +312,7 @@ def test_a_run_that_collapses_says_so(toy: Path, capsys: pytest.CaptureFixture[s
     assert rows[-1]["diversity"] < 0.1 * rows[0]["diversity"]
 
 
+@pytest.mark.slow
 def test_a_run_that_exploits_its_reward_says_so(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (toy.parent / "held.py").write_text(
         "def darkness(images, prompts, metadata):\n    return -images.mean((1, 2, 3))\n"
@@ -366,6 +369,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 SEES = "assert bool(images.isfinite().all()); return b"
 
 
+@pytest.mark.slow
 def test_a_diverged_policy_leaves_the_last_lora_whose_images_were_finite(
     toy: Path, breaks: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from flowrl.training.draws import Drawn
 from flowrl.workers.actor import Duty, RolloutWorker
 
 
+@pytest.mark.slow
 def test_no_worker_reads_a_text_encoder(tmp_path: Path, tiny_sd3_folder: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_sd3_folder, model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
 from flowrl.benchmarks.geneval.detections import Detection
@@ -94,6 +95,7 @@ def read(image: np.ndarray, detection: Detection) -> Found:
     return detection.label, detection.box, detection.score, color_of(image, detection), frozenset(pixels)
 
 
+@pytest.mark.slow
 def test_a_batch_is_read_as_its_images_one_by_one() -> None:
     images, ideals = drawn(500, seed=3), {label: ideal(label) for label in SHAPES}
     seen: Counter[str] = Counter()

@@ -98,6 +98,7 @@ def by_key(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 # ---- what it measures ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_scales_searches_and_their_costs(swept: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     found = by_key(swept(*SCALES, "--best-of", "1,4", "--prune", "4@1,2"))
     assert {key: (one["evaluations"], one["looks"]) for key, one in found.items()} == {
@@ -264,6 +265,7 @@ def test_a_finished_sweep_is_not_drawn_again(
     assert len(more["settings"]) == 5
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_where_it_was(
     runs: Path, swept: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -351,6 +353,7 @@ def test_the_sentence_in_other_cases(scales: dict[float, tuple[float, float]], w
     assert words in made(scales).sentence
 
 
+@pytest.mark.slow
 def test_the_best_of_many_scales_is_seldom_ruled_out() -> None:
     # Ten scales that are one: the best is any of them, and each must stay but for 5 of 100 sweeps.
     rng = np.random.default_rng(0)

@@ -52,6 +52,7 @@ def metrics_of(out: Path) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_unigenbench(tmp_path: Path, server: Served) -> None:
     points = ["Style", "World Knowledge", "Attribute - Quantity"]
     rows = {index: (f"prompt {index}", record(points[: 1 + index % 3])) for index in range(9)}
@@ -76,6 +77,7 @@ def test_unigenbench(tmp_path: Path, server: Served) -> None:
     assert [part["type"] for part in body["messages"][-1]["content"]].count("image_url") == 1
 
 
+@pytest.mark.slow
 def test_dpg_bench(tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "dpg.csv"
     with path.open("w", newline="") as stream:
@@ -128,6 +130,7 @@ def test_gedit_draws_and_judges_the_embedded_editor(tmp_path: Path, server: Serv
     assert server.stats()["requests"] == requests
 
 
+@pytest.mark.slow
 def test_a_model_without_sources_is_refused(tmp_path: Path, server: Served) -> None:
     pytest.importorskip("datasets")
     folder = write_gedit(tmp_path / "GEdit", GEDIT_ROWS[:1])

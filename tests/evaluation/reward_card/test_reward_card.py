@@ -368,6 +368,7 @@ def test_the_card_of_a_pairwise_reward(images: Path, tmp_path: Path, capsys: pyt
     assert "nan" not in page.lower()
 
 
+@pytest.mark.slow
 def test_images_are_drawn_for_the_prompts_of_a_file(tmp_path: Path) -> None:
     record = {"tag": "colors", "include": [{"class": "circle", "count": 1, "color": "red"}]}
     texts = ["a photo of a red circle", "a photo of a red circle", "a photo of a red square"]
@@ -391,6 +392,7 @@ def test_images_are_drawn_for_the_prompts_of_a_file(tmp_path: Path) -> None:
         run(*given, "--out", out, "--steps", "3")
 
 
+@pytest.mark.slow
 def test_edits_of_one_instruction_are_told_apart_by_their_images(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     for name, colour in (("a", "red"), ("b", "blue")):

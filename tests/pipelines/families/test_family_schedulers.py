@@ -65,6 +65,7 @@ def told(stock: Any) -> dict[str, Any]:
     return {"_class_name": type(stock).__name__, **stock.config}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PIPELINES)
 def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
     known, followed = family(name), set()
@@ -99,6 +100,7 @@ def test_published_diffusion_schedulers_are_followed() -> None:
         family("sd").check_scheduler("MODEL", told(STOCKS[kind, "spaced leading"]))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_generic_route_follows_them_or_refuses() -> None:
     for (kind, label), stock in STOCKS.items():
         flow = kind.startswith("FlowMatch") or label == "flow"

@@ -54,6 +54,7 @@ def ode(pipeline: FamilyPipeline, scale: float) -> Tensor:
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "size"), [(1.0, (32, 32)), (3.0, (32, 32)), (5.0, (32, 48))])
 def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size: tuple[int, int]) -> None:
     pipeline = load(folder, height=size[0], width=size[1])
@@ -64,6 +65,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size
     assert (final - start_noise(pipeline)).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_embeddings_and_masks_are_those_of_stock_and_independent_of_their_batch(folder: Path) -> None:
     pipeline = load(folder)
     cond = pipeline.encode(PROMPTS)
@@ -101,6 +103,7 @@ def test_hidden_padding_is_as_if_it_were_cut_off(folder: Path) -> None:
     assert (velocity(stock, cond) - velocity(stock, cut)).abs().max() > 1e-4  # stock's attention reads padding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", ["stock", "hidden"])
 def test_recomputed_blocks_see_the_same_masks(folder: Path, masking: str) -> None:
     """The velocity and its gradient, with and without; stock itself drops the mask of half of the blocks."""
@@ -120,6 +123,7 @@ def test_recomputed_blocks_see_the_same_masks(folder: Path, masking: str) -> Non
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True, "masking": "hidden"}], ids=str)
 def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dtype, options: dict[str, Any]) -> None:
@@ -129,6 +133,7 @@ def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dty
     assert not idle
 
 
+@pytest.mark.slow
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
     check_stock_draws_with_the_saved_lora(
@@ -158,6 +163,7 @@ def test_folders_targets_sizes_and_options_that_do_not_fit_are_refused(folder: P
         FAMILY.check(str(copied), None)
 
 
+@pytest.mark.slow
 def test_the_real_network_and_its_lora() -> None:
     """8.90 billion numbers, half the bytes of the published files in bfloat16; r (in + out) numbers per layer."""
     width = 19 * (8 * 2 * 3072 + 4 * (3072 + 12288)) + 38 * 3 * 2 * 3072
@@ -168,6 +174,7 @@ def test_the_real_network_and_its_lora() -> None:
     assert (size.height, size.width) == (1024, 1024)
 
 
+@pytest.mark.slow
 def test_the_real_network_is_called_as_planned() -> None:
     """All of it, on numbers that are not there."""
     network, model = FAMILY.meta_denoiser("lodestones/Chroma1-HD"), "lodestones/Chroma1-HD"

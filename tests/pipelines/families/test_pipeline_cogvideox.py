@@ -44,6 +44,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -
     return found.transpose(1, 2) if output == "latent" else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 @pytest.mark.parametrize("rotary", [True, False], ids=["5b", "2b"])
 def test_ode_sampling_equals_the_stock_pipeline_and_its_own_scheduler(
@@ -73,6 +74,7 @@ def test_noise_levels_are_the_stock_schedulers(scale: float, zero_snr: bool) -> 
     torch.testing.assert_close(flow_sigma(found), flow_sigma(stock.alphas_cumprod.double()), atol=1e-9, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", ["flow_sde", "ddim_flow"])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype: torch.dtype) -> None:
@@ -85,10 +87,12 @@ def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 6.0)
 
 
+@pytest.mark.slow
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
     video.check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
 
 
+@pytest.mark.slow
 def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
     assert (pipeline.latent_shape, pipeline.image_shape) == ((4, 3, 2, 4), (9, 3, 16, 32))
@@ -123,6 +127,7 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         FAMILY.check(str(copied), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "billions"), list(zip(published(FAMILY), (1.69, 5.57) * 2, strict=True)))
 def test_published_sizes(name: str, billions: float) -> None:
     """Billions of parameters ("2b", "5b"), and LoRA targets that bind there."""

@@ -128,6 +128,7 @@ def test_encoding_images_is_the_inverse_of_what_the_vae_decodes(folder: Path) ->
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_embeddings_are_those_of_stock_and_independent_of_their_batch(folder: Path) -> None:
     pipeline, other = load(folder), load(folder)
     cond = pipeline.encode(PROMPTS)

@@ -99,6 +99,7 @@ def as_stock(pipeline: FamilyPipeline, latents: Tensor) -> Tensor:
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "scale", "size"),
     [("dev", 4.0, (64, 64)), ("dev", 1.0, (64, 96)), ("base", 4.0, (64, 96)), ("base", 1.0, (64, 64)),
@@ -118,6 +119,7 @@ def test_ode_sampling_equals_the_stock_pipeline(
     assert (final - start).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "scale"), [("dev", 4.0), ("base", 4.0), ("klein", 1.0)])
 def test_sampling_with_references_equals_the_stock_pipeline(folders: dict[str, Path], kind: str, scale: float) -> None:
     pipeline, (first, second, third) = shared(folders[kind], max_references=2), images(3, 64, 64)
@@ -130,6 +132,7 @@ def test_sampling_with_references_equals_the_stock_pipeline(folders: dict[str, P
     assert (plain - ode(pipeline, scale, [[second, first], []]))[0].abs().max() > 1e-4  # their order counts
 
 
+@pytest.mark.slow
 def test_guidance_is_what_the_model_was_made_for(folders: dict[str, Path]) -> None:
     dev, base = shared(folders["dev"]), shared(folders["base"])
     assert (dev.passes(4.0), dev.passes(1.0), base.passes(4.0), base.passes(1.0)) == (1, 1, 2, 1)
@@ -175,6 +178,7 @@ def test_the_grid_is_shifted_once_by_size_and_number_of_steps(folders: dict[str,
 # ---- prompts and references ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dev", "base"])
 def test_embeddings_are_those_of_stock_and_independent_of_their_batch(folders: dict[str, Path], kind: str) -> None:
     pipeline, other = load(folders[kind]), load(folders[kind])
@@ -191,6 +195,7 @@ def test_embeddings_are_those_of_stock_and_independent_of_their_batch(folders: d
         pipeline.encode(["a pink star"])
 
 
+@pytest.mark.slow
 def test_references_have_one_shape_and_another_size_encodes_them_again(folders: dict[str, Path]) -> None:
     pipeline, (first, second) = load(folders["base"], max_references=3), images(2, 96, 96)
     cond = pipeline.encode(PROMPTS[:2], [[first, second], []])
@@ -217,6 +222,7 @@ def test_more_references_than_room_was_made_for_are_refused(folders: dict[str, P
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("kind", "scale"), [("dev", 4.0), ("base", 4.0), ("klein", 1.0)])
 def test_the_ratio_is_one_and_every_target_learns(
@@ -227,6 +233,7 @@ def test_the_ratio_is_one_and_every_target_learns(
     check_replay(pipeline, adapted(pipeline), cond, pipeline.encode([""]), scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dev", "base"])
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
     pipeline = load(folders[kind])
@@ -263,6 +270,7 @@ def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
         FAMILY.load(str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "count", "width", "blocks"),
     [("dev", 32_223_281_152, 6144, (8, 48)), ("klein-base-9B", 9_078_581_248, 4096, (8, 24)),

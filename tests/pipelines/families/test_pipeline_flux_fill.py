@@ -74,6 +74,7 @@ def ode(pipeline: FamilyPipeline, scale: float, given: list[list[Tensor]]) -> Te
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "size"), [(30.0, (32, 32)), (1.0, (24, 48))])
 def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size: tuple[int, int]) -> None:
     pipeline = load(folder, height=size[0], width=size[1])
@@ -140,6 +141,7 @@ def test_a_mask_of_another_shape_than_its_image_is_refused(folder: Path) -> None
     assert ((found[0] - found[1]).abs() > 0.5).float().mean() < 0.05
 
 
+@pytest.mark.slow
 def test_another_size_encodes_sources_again_also_after_the_text_encoders_are_freed(folder: Path) -> None:
     pipeline, given = load(folder), sources((48, 48))
     pipeline.encode(PROMPTS[:2], given)
@@ -181,12 +183,14 @@ def test_folders_and_targets_that_do_not_fit_are_refused(folder: Path, tmp_path:
         FAMILY.check(str(plain), None)
 
 
+@pytest.mark.slow
 def test_the_real_network_and_its_lora() -> None:
     """FLUX.1-dev's 11.90 billion numbers, and 320 more inputs of width 3072."""
     width = 19 * (8 * 2 * 3072 + 4 * (3072 + 12288)) + 38 * 3 * 2 * 3072
     check_published_with_lora(FAMILY, MODEL, 11_901_408_320 + 320 * 3072, width)
 
 
+@pytest.mark.slow
 def test_the_real_network_is_called_as_planned() -> None:
     """All of it, on numbers that are not there."""
     network, size = FAMILY.meta_denoiser(MODEL), FAMILY.planned_size(MODEL, {"height": 512, "width": 768})

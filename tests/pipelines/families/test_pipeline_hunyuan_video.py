@@ -38,6 +38,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -
     ).frames  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 def test_ode_sampling_equals_the_stock_pipeline_and_its_own_scheduler(folder: Path, scale: float) -> None:
     pipeline, pipe = tiny(folder), fresh_stock(HunyuanVideoPipeline, folder)
@@ -54,6 +55,7 @@ def test_ode_sampling_equals_the_stock_pipeline_and_its_own_scheduler(folder: Pa
     assert pipeline.passes(scale) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [None, 5.0])
 def test_grid_is_evenly_spaced_and_shifted_once(folder: Path, shift: float | None) -> None:
     wanted = FlowMatchEulerDiscreteScheduler(shift=shift or 7.0)
@@ -64,6 +66,7 @@ def test_grid_is_evenly_spaced_and_shifted_once(folder: Path, shift: float | Non
         torch.testing.assert_close(schedule.timestep, wanted.timesteps, atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", ["flow_sde", "dance_sde"])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype: torch.dtype) -> None:
@@ -87,12 +90,14 @@ def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 6.0)
 
 
+@pytest.mark.slow
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
     found = video.check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
     shapes = {"embeds": (3, 16, 24), "mask": (3, 16), "pooled": (3, 16)}
     assert {name: tuple(t.shape) for name, t in found.items()} == shapes
 
 
+@pytest.mark.slow
 def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
     assert (pipeline.latent_shape, pipeline.image_shape) == ((4, 2, 2, 4), (5, 3, 16, 32))

@@ -41,6 +41,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str, p
     ).frames  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 def test_ode_sampling_equals_the_stock_pipeline_its_scheduler_and_its_guider(folder: Path, scale: float) -> None:
     pipeline, pipe = tiny(folder), fresh_stock(HunyuanVideo15Pipeline, folder)
@@ -53,6 +54,7 @@ def test_ode_sampling_equals_the_stock_pipeline_its_scheduler_and_its_guider(fol
     assert pipeline.passes(scale) == (1 if scale == 1 else 2)
 
 
+@pytest.mark.slow
 def test_quoted_text_is_read_by_the_second_encoder(folder: Path) -> None:
     """In a batch with a prompt that quotes nothing, as the stock pipeline has it."""
     prompts = ['a red circle "GO"', "two blue squares"]
@@ -73,6 +75,7 @@ def test_quoted_text_is_read_by_the_second_encoder(folder: Path) -> None:
     assert_same_sum(found, wanted)
 
 
+@pytest.mark.slow
 def test_another_length_is_the_same_function(folder: Path) -> None:
     short, long = tiny(folder), tiny(folder, max_sequence_length=40)
     schedule = short.schedule(video.STEPS, "diffusers")
@@ -80,6 +83,7 @@ def test_another_length_is_the_same_function(folder: Path) -> None:
     assert_same_sum(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype) -> None:
     """Every LoRA tensor is trained, but for the last block's answers to the text, which nobody reads."""
@@ -91,6 +95,7 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype)
     assert len(idle) == 4
 
 
+@pytest.mark.slow
 def test_the_stock_network_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     """The stock class has no loader, and its network has."""
     (pipeline, policy), pipe = shared(folder, torch.float32), fresh_stock(HunyuanVideo15Pipeline, folder)
@@ -102,12 +107,14 @@ def test_the_stock_network_loads_the_saved_lora(folder: Path, tmp_path: Path) ->
     assert (without - expected).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
     found = video.check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
     shapes = {"embeds": (3, 16, 24), "mask": (3, 16), "glyphs": (3, 256, 16), "glyph_mask": (3, 256)}
     assert {name: tuple(t.shape) for name, t in found.items()} == shapes
 
 
+@pytest.mark.slow
 def test_clips_go_through_the_autoencoder_one_by_one_and_with_gradient(folder: Path) -> None:
     pipeline, pipe = tiny(folder), fresh_stock(HunyuanVideo15Pipeline, folder)
     assert (pipeline.latent_shape, pipeline.image_shape) == ((4, 2, 2, 3), (5, 3, 32, 48))
@@ -147,6 +154,7 @@ def test_what_is_not_plain_text_to_video_is_refused(
         FAMILY.check(str(copied), None)
 
 
+@pytest.mark.slow
 def test_published_sizes() -> None:
     """8.3 billion parameters, 121 frames at 480 x 848 or 720 x 1280, and LoRA targets that bind there."""
     own = []

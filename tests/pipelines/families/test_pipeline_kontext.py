@@ -127,6 +127,7 @@ def test_sources_are_brought_to_the_drawn_size_without_stretching(folder: Path) 
     assert common.covering(torch.ones(3, 7, 5), 32, 24).shape == (3, 32, 24)
 
 
+@pytest.mark.slow
 def test_another_size_encodes_sources_again_also_after_the_text_encoders_are_freed(folder: Path) -> None:
     pipeline, given = load(folder), sources(2, (48, 48))
     pipeline.encode(PROMPTS[:2], given)
@@ -161,6 +162,7 @@ def test_embeddings_are_those_of_stock(folder: Path) -> None:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dtype) -> None:
     pipeline = load(folder, dtype)
@@ -203,6 +205,7 @@ def test_folders_and_targets_that_do_not_fit_are_refused(folder: Path) -> None:
         load(folder, size=(33, 32))
 
 
+@pytest.mark.slow
 def test_the_real_network_and_its_lora() -> None:
     """11.90 billion numbers; `proj_mlp` of 38 single-stream blocks beside FLUX.1's targets."""
     width = 19 * (8 * 2 * 3072 + 4 * 15360) + 38 * (3 * 2 * 3072 + 15360)

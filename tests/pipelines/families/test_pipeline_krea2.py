@@ -49,6 +49,7 @@ def sampled(pipeline: FamilyPipeline, scale: float) -> Tensor:
     return flow.sample_ode(pipeline, pipeline.encode(flow.PROMPTS), negative, scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
 def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float) -> None:
     pipeline = shared(folder)
@@ -90,10 +91,12 @@ def test_encoding_is_stocks_without_its_padding(folder: Path) -> None:
         assert cond.tensors["mask"][i].tolist() == [True] * n + [False] * (LENGTH - n)
 
 
+@pytest.mark.slow
 def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
     flow.check_known_prompts_stay(load(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replay_is_exact_and_every_lora_tensor_has_gradient(
@@ -104,6 +107,7 @@ def test_replay_is_exact_and_every_lora_tensor_has_gradient(
     assert not flow.check_replay(pipeline, policy, pipeline.encode(flow.PROMPTS), pipeline.encode([flow.NEGATIVE]), 4.0)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
     policy = family_sampling.adapted(pipeline, rank=flow.RANK, alpha=flow.ALPHA, scale=0.05)
@@ -143,6 +147,7 @@ def test_a_distilled_checkpoint_has_one_shift_and_no_guidance(folder: Path, tmp_
 # ---- what is known and what is refused -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_known_checkpoints_have_the_published_size_and_are_called_without_numbers() -> None:
     for model in flow.published(FAMILY):
         network = family_sampling.check_published(FAMILY, model, 12_820_073_036)

@@ -67,6 +67,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str, s
     return torch.cat([clips.flatten(2).transpose(1, 2), (sounds - vae.latents_mean) / vae.latents_std], dim=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "sound"), [(1.0, None), (3.0, None), (3.0, 7.0)])
 def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, sound: float | None) -> None:
     pipeline, pipe = tiny(folder, sound_guidance_scale=sound), fresh_stock(LTX2Pipeline, folder)
@@ -86,6 +87,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, soun
     assert SAMPLES / RATE == pytest.approx(9 / 8, abs=0.05)  # as long as the clip
 
 
+@pytest.mark.slow
 def test_each_kind_reads_the_other_and_the_frame_rate(folder: Path) -> None:
     pipeline = tiny(folder)
     cond, noise = pipeline.encode(video.PROMPTS), start_noise(pipeline)
@@ -103,6 +105,7 @@ def test_each_kind_reads_the_other_and_the_frame_rate(folder: Path) -> None:
         assert (slower.network(cut, time, cond) - tiny(folder, fps=26.0).network(cut, time, cond)).abs().max() > 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype: torch.dtype) -> None:
@@ -110,11 +113,13 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype
     video.check_ratio_is_one(pipeline, policy, scale)
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipe = fresh_stock(LTX2Pipeline, folder)
     video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 3.0)
 
 
+@pytest.mark.slow
 def test_prompts_are_embedded_by_themselves_and_the_connectors_go_with_the_encoder(folder: Path) -> None:
     pipeline = tiny(folder)
     found = video.check_prompts_are_embedded_by_themselves(pipeline, tiny(folder))
@@ -123,6 +128,7 @@ def test_prompts_are_embedded_by_themselves_and_the_connectors_go_with_the_encod
     assert pipeline.pipe.connectors is None
 
 
+@pytest.mark.slow
 def test_clips_and_sounds_are_decoded_in_slices(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
     assert (pipeline.grid_shape, pipeline.latent_shape) == ((CHANNELS, 2, 2, 2), (TOKENS + SOUND, CHANNELS))
@@ -155,6 +161,7 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         FAMILY.check(str(copied), None)
 
 
+@pytest.mark.slow
 def test_training_on_what_is_heard(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One iteration from the command to the report, which shows frames and has clips that are heard."""
     (tmp_path / "prompts.txt").write_text("a red fox\na blue cat\n")
@@ -193,6 +200,7 @@ def test_training_on_what_is_heard(folder: Path, tmp_path: Path, capsys: pytest.
     assert "frames after training: a red fox" in page
 
 
+@pytest.mark.slow
 def test_drawn_clips_are_heard_and_scored_by_what_is_heard(folder: Path, tmp_path: Path) -> None:
     words = ["--height", "64", "--width", "64", "--steps", "2", "--guidance", "1"]
     given = ["sample", str(folder), "--prompt", "a red fox", "--seeds", "0", *words, "--out", str(tmp_path / "drawn")]
@@ -218,6 +226,7 @@ def test_drawn_clips_are_heard_and_scored_by_what_is_heard(folder: Path, tmp_pat
         check_needs(reward, items, key="loudness", prompts_given=True)
 
 
+@pytest.mark.slow
 def test_published_size() -> None:
     """18.9 billion parameters ("19B"), and LoRA targets that bind there; a second of sound is 25 tokens."""
     (name,) = published(FAMILY)

@@ -41,6 +41,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str, *
     return found.transpose(1, 2).unflatten(2, pipeline.latent_shape[1:]) if output == "latent" else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_ode_sampling_equals_the_stock_pipeline_and_its_own_scheduler(folder: Path, scale: float) -> None:
     pipeline, pipe = tiny(folder), fresh_stock(LTXPipeline, folder)
@@ -79,6 +80,7 @@ def test_a_shift_replaces_the_tokens(folder: Path) -> None:
         pipeline.schedule(8, "diffusers", -1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype: torch.dtype) -> None:
@@ -91,11 +93,13 @@ def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 3.0)
 
 
+@pytest.mark.slow
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
     found = video.check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
     assert found["mask"].sum(1).tolist() == [7, 4, 7]  # words, and the end
 
 
+@pytest.mark.slow
 def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
     assert (pipeline.latent_shape, pipeline.image_shape) == ((CHANNELS, 2, 2, 1), (9, 3, 64, 32))

@@ -53,6 +53,7 @@ def ode(pipeline: FamilyPipeline, scale: float) -> Tensor:
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "size"), [(1.0, (32, 32)), (4.0, (32, 48))])
 def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size: tuple[int, int]) -> None:
     pipeline = load(folder, height=size[0], width=size[1])
@@ -63,6 +64,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size
     assert (final - start_noise(pipeline)).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_norms_are_left_alone_where_that_is_asked_for(folder: Path) -> None:
     pipeline = load(folder, normalise=False)
     final = ode(pipeline, SCALE)
@@ -86,6 +88,7 @@ def test_a_sample_does_not_depend_on_the_prompts_beside_it(folder: Path) -> None
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_prompts_are_read_behind_stocks_sentence_and_the_empty_one_alone(folder: Path) -> None:
     pipeline = load(folder)
     yes, mask, no, no_mask = pipeline.pipe.encode_prompt(
@@ -108,6 +111,7 @@ def test_prompts_are_read_behind_stocks_sentence_and_the_empty_one_alone(folder:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dtype, checkpointed: bool) -> None:
@@ -116,6 +120,7 @@ def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dty
     assert not flow.check_replay(pipeline, flow.adapted(pipeline), cond, negative, SCALE)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
     check_stock_draws_with_the_saved_lora(
@@ -145,6 +150,7 @@ def test_the_real_network_and_its_lora() -> None:
     check_published_with_lora(FAMILY, MODEL, 2_609_769_152, 30 * (2 * 2 * 2304 + 2 * (2304 + 768)))
 
 
+@pytest.mark.slow
 def test_the_real_network_is_called_as_planned() -> None:
     """All of it, on numbers that are not there."""
     network, size = FAMILY.meta_denoiser(MODEL), FAMILY.planned_size(MODEL, {"height": 512, "width": 768})

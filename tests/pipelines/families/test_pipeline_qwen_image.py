@@ -54,6 +54,7 @@ def stock_call(
     return torch.cat(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_ode_sampling_equals_the_stock_pipeline_called_without_padding(folder: Path, scale: float) -> None:
     pipeline = shared(folder)
@@ -131,10 +132,12 @@ def test_encoding_equals_stock_and_is_cut_where_stock_cuts(folder: Path) -> None
     assert cut.tensors["mask"].all()
 
 
+@pytest.mark.slow
 def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
     flow.check_known_prompts_stay(load(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
@@ -149,6 +152,7 @@ def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
     assert 0 < len(idle) < len(policy.parameters) / 4
 
 
+@pytest.mark.slow
 def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
     plain = flow.sample_ode(pipeline, pipeline.encode(flow.PROMPTS), pipeline.encode([flow.NEGATIVE]), 4.0)
@@ -198,6 +202,7 @@ def test_packing_is_undone() -> None:
 # ---- what is known and what is refused -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
     for model in flow.published(FAMILY):
         family_sampling.check_published(FAMILY, model, 20_430_401_088)

@@ -66,6 +66,7 @@ def packed(latents: Tensor) -> Tensor:
     return latents.flatten(2).transpose(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float) -> None:
     pipeline = shared(folder)
@@ -112,6 +113,7 @@ def test_encoding_equals_stock_and_is_cut_where_asked(folder: Path) -> None:
     assert cut.tensors["length_on_host"].tolist() == [6, 6]
 
 
+@pytest.mark.slow
 def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
     pipeline = load(folder)
     before = pipeline.encode(LONG)
@@ -121,6 +123,7 @@ def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
         pipeline.encode(["a cube"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replay_is_exact_and_every_lora_tensor_has_gradient(
@@ -131,6 +134,7 @@ def test_replay_is_exact_and_every_lora_tensor_has_gradient(
     assert not flow.check_replay(pipeline, policy, pipeline.encode(flow.PROMPTS), pipeline.encode([flow.NEGATIVE]), 4.0)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
     policy = family_sampling.adapted(pipeline, rank=flow.RANK, alpha=flow.ALPHA, scale=0.05)
@@ -183,6 +187,7 @@ def test_a_turbo_refuses_guidance_and_other_numbers_of_steps(turbo: Path) -> Non
 # ---- what is known and what is refused -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_known_checkpoints_have_the_published_size_and_are_called_without_numbers() -> None:
     for model in flow.published(FAMILY):
         network = family_sampling.check_published(FAMILY, model, 7_115_124_736)

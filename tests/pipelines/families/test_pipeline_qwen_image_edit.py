@@ -222,6 +222,7 @@ def test_tokens_of_an_image_are_those_of_stocks_processor(settings: dict[str, in
 # ---- what is known and what is refused -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
     for model in flow.published(FAMILY):
         network: Any = FAMILY.meta_denoiser(model)

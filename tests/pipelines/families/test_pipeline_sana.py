@@ -64,6 +64,7 @@ def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **mo
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 4.5])
 def test_ode_sampling_equals_stocks_solver_of_order_one(folder: Path, shared: FamilyPipeline, scale: float) -> None:
     """DPM-Solver++ of order 1 is the Euler step; noise levels, timesteps and instruction are the published ones."""
@@ -75,6 +76,7 @@ def test_ode_sampling_equals_stocks_solver_of_order_one(folder: Path, shared: Fa
     assert (wanted - start).abs().mean() > 0.1
 
 
+@pytest.mark.slow
 def test_solver_dpm2_equals_the_published_scheduler(folder: Path, shared: FamilyPipeline) -> None:
     final = sample_ode(shared, 4.5, shared.schedule(STEPS, "diffusers"), solver="dpm2")
     wanted = drawn(stock(folder, DPMSolverMultistepScheduler(**PUBLISHED)), start_noise(shared, 2), 4.5)
@@ -172,6 +174,7 @@ def test_every_linear_attention_of_a_loaded_pipeline_is_ours(shared: FamilyPipel
 # ---- prompts and images ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_one(
     folder: Path, shared: FamilyPipeline
 ) -> None:
@@ -210,6 +213,7 @@ def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
 # ---- the ratio is exactly 1, LoRA ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["flow_sde", "cps"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype, kernel: str) -> None:
@@ -217,6 +221,7 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype,
     check_replay(pipeline, kernel, 4.5)
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipeline = loaded(folder)
     pipe = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED | {"solver_order": 1}))

@@ -54,6 +54,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str, *
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 def test_ode_sampling_equals_stocks_solver_of_order_one(folder: Path, scale: float) -> None:
     pipeline, pipe = tiny(folder), first_order(folder)
@@ -68,6 +69,7 @@ def test_ode_sampling_equals_stocks_solver_of_order_one(folder: Path, scale: flo
     assert (other - stock).abs().max() > 1e-4  # the instruction is read
 
 
+@pytest.mark.slow
 def test_the_autoencoder_of_ltx_2_as_at_720p(tmp_path: Path) -> None:
     folder = save_tiny_sana_video(tmp_path / "later", "ltx2")
     pipeline, pipe = tiny(folder, height=64, num_frames=9), first_order(folder)
@@ -80,6 +82,7 @@ def test_the_autoencoder_of_ltx_2_as_at_720p(tmp_path: Path) -> None:
     assert FAMILY.own_size(card) == Size(height=704, width=1280, num_frames=81, fps=16.0)
 
 
+@pytest.mark.slow
 def test_a_flow_scheduler_in_its_place(folder: Path) -> None:
     """As image to video's, with the published shift: S_8(u) = 8u / (1 + 7u)."""
     scheduler = FlowMatchEulerDiscreteScheduler(shift=8.0)
@@ -126,6 +129,7 @@ def test_linear_attention_is_float32_under_autocast(folder: Path, dtype: torch.d
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_prompts_are_read_as_stock_reads_them(folder: Path) -> None:
     """Behind the instruction of videos and with a motion score as its callers add it; negative ones alone."""
     pipe = first_order(folder)
@@ -160,6 +164,7 @@ def test_prompts_are_read_as_stock_reads_them(folder: Path) -> None:
     assert_same_sum(final, stock_call(pipe, pipeline, 6.0, "latent", prompt=scored))
 
 
+@pytest.mark.slow
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
     video.check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
 
@@ -167,6 +172,7 @@ def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
 # ---- the ratio is exactly 1, LoRA, the autoencoder -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype: torch.dtype) -> None:
@@ -174,16 +180,19 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype
     video.check_ratio_is_one(pipeline, policy, scale)
 
 
+@pytest.mark.slow
 def test_replayed_log_probs_equal_with_recomputed_blocks(folder: Path) -> None:
     pipeline, policy = video.with_lora(tiny(folder, torch.bfloat16, gradient_checkpointing=True))
     video.check_ratio_is_one(pipeline, policy, 6.0, kernel="cps")
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipe = first_order(folder)
     video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 6.0)
 
 
+@pytest.mark.slow
 def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
     assert (pipeline.latent_shape, pipeline.image_shape) == ((CHANNELS, 2, 4, 8), (5, 3, 32, 64))

@@ -162,6 +162,7 @@ def test_replayed_log_probs_equal_the_rollouts(
 # ---- prompts, images, LoRA -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_encode_equals_stock_and_not_its_batch(folder: Path, shared: FamilyPipeline) -> None:
     wanted, negative = stock(folder).encode_prompt(PROMPTS, torch.device("cpu"), 1, True)
     assert_same_sum(shared.encode(PROMPTS).tensors["embeds"], wanted)

@@ -61,6 +61,7 @@ def stock_call(folder: Path, latents: Tensor, scale: float, steps: int, **lora: 
     return drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 3.5])
 def test_blocks_with_a_second_attention_draw_what_stock_draws(medium: Path, scale: float) -> None:
     pipeline = load(medium)
@@ -72,6 +73,7 @@ def test_blocks_with_a_second_attention_draw_what_stock_draws(medium: Path, scal
     assert (final - start_noise(pipeline)).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_turbo_draws_in_four_steps_what_stock_draws_at_its_scale_zero(turbo: Path) -> None:
     pipeline = load(turbo)
     assert pipeline.passes(1.0) == 1
@@ -81,6 +83,7 @@ def test_turbo_draws_in_four_steps_what_stock_draws_at_its_scale_zero(turbo: Pat
     assert pipeline.schedule(4, "linspace").sigma.tolist() == pytest.approx(levels, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_guidance_and_stocks_word_for_none_are_refused_for_turbo(turbo: Path, medium: Path) -> None:
     pipeline = load(turbo)
     cond, negative = pipeline.encode(PROMPTS[:1]), pipeline.encode([""])
@@ -93,6 +96,7 @@ def test_guidance_and_stocks_word_for_none_are_refused_for_turbo(turbo: Path, me
     assert usual_sampling("sd3", TURBO) == {"num_steps": 4, "guidance_scale": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_ratio_is_one_and_every_target_learns(medium: Path, dtype: torch.dtype) -> None:
     """But for the prompt's side of the last block, which nothing reads."""
@@ -103,6 +107,7 @@ def test_the_ratio_is_one_and_every_target_learns(medium: Path, dtype: torch.dty
     assert all("add_q_proj" in name or "to_add_out" in name for name in idle)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(medium: Path, tmp_path: Path) -> None:
     pipeline = load(medium)
     check_stock_draws_with_the_saved_lora(
@@ -120,12 +125,14 @@ def test_the_second_attention_can_be_trained_where_there_is_one() -> None:
             FAMILY.check(model, [*FAMILY.lora_targets, "attn2.to_q"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [LARGE, TURBO])
 def test_the_real_network_and_its_lora(model: str) -> None:
     """8.06 billion numbers; joint attention of 38 blocks of width 2432, the last one without an output for the text."""
     check_published_with_lora(FAMILY, model, 8_056_627_520, 2 * 2432 * (38 * 8 - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [MEDIUM, LARGE])
 def test_the_real_network_is_called_as_planned(model: str) -> None:
     """All of it, on numbers that are not there."""

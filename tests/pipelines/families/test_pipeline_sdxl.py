@@ -57,6 +57,7 @@ def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **mo
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("negative", [None, "a green star"], ids=["none", "explicit"])
 @pytest.mark.parametrize("scale", [1.0, 5.0])
 def test_ode_sampling_equals_the_stock_pipeline(
@@ -96,6 +97,7 @@ def test_encode_equals_stock_and_the_empty_prompt_is_zeros(folder: Path, shared:
     assert float(empty["embeds"].abs().sum() + empty["pooled"].abs().sum()) == 0
 
 
+@pytest.mark.slow
 def test_the_empty_prompt_is_embedded_where_the_checkpoint_says_so(tmp_path: Path) -> None:
     folder = save_tiny_sdxl(tmp_path, force_zeros=False)
     _, negative, _, negative_pooled = stock(folder).encode_prompt(PROMPTS)
@@ -112,6 +114,7 @@ def test_the_empty_prompt_is_embedded_where_the_checkpoint_says_so(tmp_path: Pat
 # ---- the ratio is exactly 1, LoRA ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype, checkpointed: bool) -> None:
@@ -119,6 +122,7 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype,
     check_replay(pipeline, "ddim_flow", 5.0)
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipeline = FAMILY.load(str(folder), dtype=torch.float32)
     pipe = stock(folder)

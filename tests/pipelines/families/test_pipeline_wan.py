@@ -241,6 +241,7 @@ def test_stock_loads_the_saved_lora(folders: dict[str, Path], tmp_path: Path, ki
 # ---- prompts, images and clips ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_texts_and_images_are_each_encoded_once(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = tiny(folders["i2v"])
     encoded: list[tuple[int, ...]] = []

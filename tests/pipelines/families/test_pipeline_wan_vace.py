@@ -95,6 +95,7 @@ def stock_call(
 # ---- the same clips as stock diffusers -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"), [*(("vace", words) for words in GIVEN), ("vace-a14b", "all")], ids=lambda part: part
 )
@@ -112,6 +113,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folders: dict[str, Path], kind: 
     assert clips.shape == (2, *pipeline.image_shape)
 
 
+@pytest.mark.slow
 def test_the_strength_of_the_control_is_stocks(folders: dict[str, Path]) -> None:
     given, pipeline = GIVEN["video"], tiny(folders["vace"], conditioning_scale=0.3)
     pipe, schedule = WanVACEPipeline.from_pretrained(folders["vace"]), pipeline.schedule(STEPS, "diffusers")
@@ -194,6 +196,7 @@ def test_sources_that_do_not_fit_are_refused(folders: dict[str, Path]) -> None:
     assert plain.encode_images(clip()[None]).shape[1:] == plain.latent_shape
 
 
+@pytest.mark.slow
 def test_another_size_encodes_sources_again_also_after_the_text_encoders_are_freed(folders: dict[str, Path]) -> None:
     pipeline, given = tiny(folders["vace"], num_references=2), both(GIVEN["all"])
     before = pipeline.encode(PROMPTS, given)
@@ -207,6 +210,7 @@ def test_another_size_encodes_sources_again_also_after_the_text_encoders_are_fre
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_replayed_log_probs_equal_the_rollouts(folders: dict[str, Path], kind: str, dtype: torch.dtype) -> None:
@@ -218,6 +222,7 @@ def test_replayed_log_probs_equal_the_rollouts(folders: dict[str, Path], kind: s
     check_ratio_is_one(pipeline, policy, 4.0, both(GIVEN["all"]))
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora(folders: dict[str, Path], tmp_path: Path) -> None:
     pipeline, policy = shared(folders["vace"], torch.float32, 2)
     schedule, given = pipeline.schedule(STEPS, "diffusers"), GIVEN["all"]
@@ -230,6 +235,7 @@ def test_stock_loads_the_saved_lora(folders: dict[str, Path], tmp_path: Path) ->
     assert (without - final).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_run_on_clips(folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From rows that name clips to a LoRA; families that take none refuse the rows before anything loads."""
     save_mp4(clip(5, 128, 192), tmp_path / "run.mp4", 8.0)

@@ -50,6 +50,7 @@ def sampled(pipeline: FamilyPipeline, scale: float) -> Tensor:
     return flow.sample_ode(pipeline, pipeline.encode(flow.PROMPTS), negative, scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
 def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float) -> None:
     pipeline = shared(folder)
@@ -102,10 +103,12 @@ def test_encoding_equals_stock_and_is_cut_where_stock_cuts(folder: Path) -> None
     assert cut.tensors["length_on_host"].tolist() == [12, 12]
 
 
+@pytest.mark.slow
 def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
     flow.check_known_prompts_stay(load(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replay_is_exact_and_every_lora_tensor_has_gradient(
@@ -116,6 +119,7 @@ def test_replay_is_exact_and_every_lora_tensor_has_gradient(
     assert not flow.check_replay(pipeline, policy, pipeline.encode(flow.PROMPTS), pipeline.encode([flow.NEGATIVE]), 4.0)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
     policy = flow.adapted(pipeline)

@@ -128,6 +128,7 @@ def test_what_moves_an_embedding_is_in_its_name(tmp_path: Path) -> None:
         assert (encoders_digest(str(other), OTHERS) != before) == changes, part
 
 
+@pytest.mark.slow
 def test_rows_on_the_host_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_tiny("sd3", tmp_path / "model")
     pipeline = load("sd3", folder)
@@ -191,6 +192,7 @@ def test_changed_numbers_are_noticed_when_they_are_read(cache: EmbeddingCache, r
     assert cache.read(key) is None
 
 
+@pytest.mark.slow
 def test_an_entry_that_goes_bad_ends_the_run_and_is_made_again(tmp_path: Path) -> None:
     folder = save_tiny("sd3", tmp_path / "model")
     pipeline = load("sd3", folder)

@@ -37,6 +37,7 @@ def trained_further(policy: FullWeights, by: float = 0.05) -> FullWeights:
 # ---- which weights ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_layers_are_named_by_endings_and_bring_biases_and_norms() -> None:
     network = FAMILY.meta_denoiser("stabilityai/stable-diffusion-3.5-medium")
     assert network is not None

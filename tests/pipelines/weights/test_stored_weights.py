@@ -173,6 +173,7 @@ def test_weights_that_are_no_numbers_are_refused(
         load(model)
 
 
+@pytest.mark.slow
 def test_numbers_that_only_float16_cannot_hold_are_refused_there(model: Path) -> None:
     changed(model, "transformer", lambda tensors: tensors[f"{LAYER}.weight"].fill_(1e6))
     with pytest.raises(ValueError, match=r"read as float16: .*set pipeline\.dtype=bfloat16"):

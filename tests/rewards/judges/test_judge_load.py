@@ -64,6 +64,7 @@ def errors(answers: list[Answer]) -> set[str | None]:
 # ---- in flight -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_as_many_questions_are_in_flight_as_allowed_over_all_who_ask(server: Served) -> None:
     """Four threads of a run may ask one judge at a time: 64 in all, over connections that are kept."""
     server.behave(latency=1.0, read=False)
@@ -167,6 +168,7 @@ def test_a_dead_server_is_noticed_and_said_and_asked_again(
             assert sum("answers again after" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_a_slow_server_is_not_taken_for_dead(server: Served) -> None:
     server.behave(latency=1.5)
     chat = chat_of(server, down_after=0.6)
@@ -194,6 +196,7 @@ def test_questions_of_a_dead_server_go_to_the_other(server: Served) -> None:
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_and_tokens_a_minute(server: Served) -> None:
     """Ten questions at 1200 a minute take 9 pauses of 50 ms, and so do those of 100 tokens at 120,000 a minute."""
     for limit in ({"requests_per_minute": 1200}, {"tokens_per_minute": 120_000}):
@@ -224,6 +227,7 @@ def test_pace_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pace.spent
 
 
+@pytest.mark.slow
 def test_all_tokens_are_used(server: Served) -> None:
     chat = chat_of(server, concurrency=1, max_tokens_total=250)
     answers = chat.ask(asks(5))

@@ -411,6 +411,7 @@ def test_retried_statuses_and_retry_after() -> None:
     assert date == pytest.approx(60, abs=5)
 
 
+@pytest.mark.slow
 def test_slow_reply_cannot_stretch_the_timeout() -> None:
     """A server that sends a byte of its reply every 50 ms, which is within any timeout between two bytes."""
 

@@ -102,6 +102,7 @@ def test_connections_at_work_are_not_cut() -> None:
         assert [values(one.result()) for one in asked] == [[1.0], [2.0]]
 
 
+@pytest.mark.slow
 def test_who_asked_for_no_scores_is_kept_for_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
     body = json.dumps(body_of(1)).encode()

@@ -79,6 +79,7 @@ def test_status_500_for_ever_fails_items_in_bounded_time() -> None:
     assert output.errors == {"status_500": 3}
 
 
+@pytest.mark.slow
 def test_a_slow_server_meets_the_deadline_and_others_keep_their_scores() -> None:
     def decide(path: str, body: Any, number: int) -> Answer:
         if path == "/health":
@@ -99,6 +100,7 @@ def test_one_request_has_its_own_timeout_within_the_deadline() -> None:
         assert len(server.bodies()) == 2
 
 
+@pytest.mark.slow
 def test_more_chunks_than_time_are_given_up_together() -> None:
     with scripted(answers(GOOD, Answer(delay=8.0))) as server:
         output = judged(server, 6, batch_size=1, concurrency=1, deadline=1.0)

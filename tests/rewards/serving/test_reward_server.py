@@ -307,6 +307,7 @@ def test_a_graceful_stop_finishes_what_is_queued_and_refuses_new() -> None:
             server.post(body_of())
 
 
+@pytest.mark.slow
 def test_what_takes_longer_than_the_grace_is_answered_503() -> None:
     gate = Gate()
     with running(reward_of(gate), grace=0.2) as server, ThreadPoolExecutor(1) as clients:

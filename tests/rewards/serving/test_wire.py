@@ -357,6 +357,7 @@ def test_pixels_are_paid_for_with_bytes() -> None:
 # ---- counts of small things ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_video_of_many_small_frames_is_not_unpacked_to_its_end() -> None:
     frame = np.zeros((2, 2, 3), np.uint8)
     data = encode_video([frame] * 3000)

@@ -65,6 +65,7 @@ def test_tensorboard_has_every_number_and_each_sample_of_each_evaluation(config:
         assert shown[-1].encoded_image_string == last.read_bytes()
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline_keeps_all_in_the_run_folder(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
