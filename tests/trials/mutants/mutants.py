@@ -4,7 +4,7 @@
 
 `mutants.yaml` beside this file is the list: a text that stands once in a file of the product, what is put in its place,
 and in words what that breaks. Each is tried in a copy of the tree, never in the tree itself: test files of
-`-m 'not slow'`, the nearest first (the mirrored file, what imports the broken module, its room, then by the number of
+`make test`, the nearest first (the mirrored file, what imports the broken module, its room, then by the number of
 imports in between), until the first failure or until so many processor seconds are used up. The test that failed then
 has to pass without the change. One process that has imported torch, diffusers and the like, and nothing of flowrl, is
 forked for each part of the tests, so that a mutant costs no imports of libraries.
@@ -240,7 +240,18 @@ def run_tests(root: Path, folder: Path, notes: Path, *, files: list[str], second
         import pytest
 
         plugin = Watching([file.partition("::")[0] for file in files], seconds, notes)
-        told = ["-x", "-q", "--tb=short", "-m", "not slow", "-p", "no:cacheprovider", "-W", IMPORTED]
+        told = [
+            "-x",
+            "-q",
+            "--tb=short",
+            "-m",
+            "not slow",
+            "--representatives",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            IMPORTED,
+        ]
         code = int(pytest.main([*told, f"--basetemp={folder / 'made'}", *options, *files], plugins=[plugin]))
         failed = plugin.failed
         if (own := sys.modules.get("flowrl")) is not None and not str(own.__file__).startswith(str(root)):
