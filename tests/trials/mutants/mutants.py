@@ -46,6 +46,8 @@ LIST = Path(__file__).with_suffix(".yaml")
 OUT = ROOT / "docs" / "research" / "trials" / "mutants.json"
 NOT_ASKED = ("tests/test_layers.py", "tests/test_house.py", "tests/test_mutants.py")
 """Tests of how the product is written: they see any change, and none of what it does."""
+LAST = 20
+"""So many of the longest test files come last."""
 TOGETHER = 12
 """Test files that far ones are run by at a time."""
 WARM: dict[str, tuple[str, ...]] = {
@@ -380,13 +382,8 @@ def try_all(trials: Trials, chosen: Sequence[Mutant], out: Path, *, again: bool)
     about = origin()
     known = json.loads(out.read_text())["mutants"] if out.exists() else []
     found = {row["name"]: row for row in known if again or row["commit"] == about["commit"]}
-    source = ast.parse((ROOT / "tests" / "conftest.py").read_text())
-    (longest,) = [
-        ast.literal_eval(node.value)
-        for node in source.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONGEST"
-    ]
-    last = [f"tests/{file}" for file in longest]
+    seconds = json.loads((ROOT / "tests" / "durations.json").read_text())["files"]
+    last = sorted(seconds, key=seconds.get, reverse=True)[:LAST]
     left = [mutant for mutant in chosen if again or mutant.name not in found]
     with progress("breaking", len(left)) as advance:
         for mutant in left:
