@@ -36,6 +36,7 @@ _PLACES: dict[str, str] = {
     "report": "flowrl.pages.report",
     "FlowrlError": "flowrl.runtime.failures",
     "bench": "flowrl.profiling.bench",
+    "fetch_prompts": "flowrl.migrating.prompt_sets",
     "plan": "flowrl.planning.plan",
     "pretrain": "flowrl.pretraining.pretrain",
     "doctor": "flowrl.health.doctor",

@@ -9,6 +9,7 @@ from flowrl.evaluation.score import score as score
 from flowrl.generation.sample import sample as sample
 from flowrl.health.doctor import doctor as doctor
 from flowrl.migrating.init import init as init
+from flowrl.migrating.prompt_sets import fetch_prompts as fetch_prompts
 from flowrl.pages.report import report as report
 from flowrl.planning.plan import plan as plan
 from flowrl.pretraining.pretrain import pretrain as pretrain

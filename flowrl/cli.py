@@ -33,6 +33,8 @@ from flowrl.runtime.versions import version_text
 COMMANDS: dict[str, str] = {
     "init": "write a first configuration for a model and a card",
     "list": "name configurations, rewards, methods, families, keys",
+    "data list": "name published prompt sets that configurations need",
+    "data get": "fetch a published prompt set into the folder data",
     "train": "train a model with reinforcement learning",
     "plan": "show what a run will do and need, before any download",
     "doctor": "say what would stop a run, or went wrong in one",

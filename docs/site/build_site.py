@@ -27,6 +27,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "README.md": "What it is, five minutes, your own run",
         "docs/starting.md": "Your first own run",
         "docs/running.md": "A run: its command, its folder, its LoRA",
+        "docs/data.md": "Where the prompts of a configuration come from",
         "docs/cards.md": "I have this card and this model",
         "docs/python.md": "From Python and notebooks",
         "docs/migrating.md": "What flow_grpo, DanceGRPO and others call it",

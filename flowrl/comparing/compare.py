@@ -220,7 +220,7 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
     measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
     first, *_ = measured.values()
     if metric is None:
-        wanted = "geneval" if "geneval" in first else next(iter(first), None)
+        wanted = next((name for name in ("geneval", *first) if name in first), None)
     else:
         prefix = next((prefix for prefix in (GENEVAL, REWARD) if metric.startswith(prefix)), None)
         wanted = "geneval" if prefix == GENEVAL else prefix and metric.removeprefix(REWARD).partition("/")[0]

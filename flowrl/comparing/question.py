@@ -151,9 +151,8 @@ def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
     entries = [*trained, *config.eval.rewards]
     names = [entry.called for entry in entries]
     found = [f"{name}_{same + 1}" if (same := names[:k].count(name)) else name for k, name in enumerate(names)]
-    if any(entry.name == "geneval" for entry in entries) and "geneval" not in found:
-        found.append("geneval")  # its score has a name of its own, whatever the reward's label is
-    return tuple(found)
+    own_name = {"geneval"} & {entry.name for entry in entries}  # of its score, whatever the reward's label is
+    return (*found, *own_name.difference(found))
 
 
 def base_key(config: TrainConfig) -> str:

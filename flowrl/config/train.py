@@ -28,6 +28,7 @@ from flowrl.config.methods import (
     TimesConfig,
 )
 from flowrl.config.overrides import Settings, apply_settings
+from flowrl.config.prompt_sets import advice_on
 from flowrl.config.rewards import RewardConfig, check_rewards
 from flowrl.config.sections import (
     EvalConfig,
@@ -353,9 +354,8 @@ def resolve_path(text: str, base: Path | None = None) -> Path:
     if not text.startswith("asset:"):
         path = (Path.cwd() if base is None else base) / Path(text).expanduser()
         if not path.exists():
-            raise ConfigError(
-                f"there is no '{text}': looked for {path}; give a path that exists, or asset:NAME for a bundled file"
-            )
+            advice = advice_on(text) or "give a path that exists, or asset:NAME for a bundled file"
+            raise ConfigError(f"there is no '{text}': looked for {path}; {advice}")
         return path
     name = text.removeprefix("asset:")
     folder = Path(str(resources.files("flowrl") / "assets"))

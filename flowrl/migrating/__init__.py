@@ -1,1 +1,1 @@
-"""First configurations, and those of other toolkits translated."""
+"""First configurations, and those of other toolkits translated; published prompt sets."""
