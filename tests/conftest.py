@@ -36,6 +36,16 @@ def _wrong_shapes_where_refusals_are_tested(request: pytest.FixtureRequest) -> I
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture(autouse=True)
+def _arithmetic_as_before() -> Iterator[None]:
+    """A test that leaves torch other threads makes those after it round otherwise, and forks of this process wait."""
+    yield
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (1, torch.float32), (
+        "the test changed how torch computes"
+    )
+    assert torch.are_deterministic_algorithms_enabled(), "the test changed how torch computes"
+
+
 @pytest.fixture(scope="session")
 def tiny_sd3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random SD3 pipeline, written once; copy it before changing anything in it."""

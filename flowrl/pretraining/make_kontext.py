@@ -111,7 +111,7 @@ def velocity_loss(
 
 def main(config: KontextConfig) -> Path:
     """Runs the training and returns the folder of the finished pipeline."""
-    out = prepare(config.out, config.threads)
+    out = prepare(config.out)
     pipe = build_tiny_kontext(autoencoder_of("asset:tiny-sd3"), WORDS, config.seed)
     transformer = pipe.transformer
     head = LabelHead(

@@ -266,7 +266,6 @@ def write_readme(config: ScorerConfig, path: Path) -> None:
 
 def main(config: ScorerConfig) -> Path:
     """Trains and measures, or only measures; returns the folder."""
-    torch.set_num_threads(config.threads)
     path = Path(config.out) / "model.safetensors"
     if not config.measure_only:
         begun = time.process_time()

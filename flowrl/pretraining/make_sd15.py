@@ -63,7 +63,7 @@ def noise_loss(
 
 def main(config: Sd15Config) -> Path:
     """Runs the training and returns the folder of the finished pipeline."""
-    out = prepare(config.out, config.threads)
+    out = prepare(config.out)
     pipe = build_tiny_sd15(autoencoder_of("asset:tiny-sd3"), config.seed)
     layer = pipe.unet.up_blocks[0]
     head = LabelHead(layer, pipe.unet.config.block_out_channels[-1], lambda found: found.flatten(2).transpose(1, 2))

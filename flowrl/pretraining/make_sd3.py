@@ -165,7 +165,7 @@ def build(config: PretrainConfig, out: Path) -> Any:
 
 def main(config: PretrainConfig) -> Path:
     """Runs all stages and returns the folder of the finished pipeline."""
-    out = prepare(config.out, config.threads)
+    out = prepare(config.out)
     pipe = build(config, out)
     head = LabelHead(pipe.transformer.transformer_blocks[2], pipe.transformer.inner_dim, lambda blocks: blocks[1])
     examples = scene_examples(pipe.vae, config, out)

@@ -174,7 +174,7 @@ def velocity_loss(pipe: WanPipeline, clean: Tensor, prompts: list[str], config: 
 
 def main(config: WanConfig) -> Path:
     """Runs all stages and returns the folder of the finished pipeline."""
-    out = prepare(config.out, config.threads)
+    out = prepare(config.out)
     pipe = build_tiny_wan(WORDS, config.seed)
     if config.vae:
         pipe.vae = AutoencoderKLWan.from_pretrained(resolve_path(config.vae) / "vae").requires_grad_(False)

@@ -35,9 +35,8 @@ SAMPLES = 4
 """Images, clips or edits of each held-out prompt that a model's README speaks of."""
 
 
-def prepare(out: str, threads: int) -> Path:
-    """Makes the folder of a pre-training; sets the number of CPU threads and silences the libraries."""
-    torch.set_num_threads(threads)
+def prepare(out: str) -> Path:
+    """Makes the folder of a pre-training, and silences the libraries."""
     quiet_libraries()
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -46,10 +46,13 @@ def pretrain(what: str = "sd3", *words: str, show: bool = True, **settings: Any)
         ValueError: there is no such model, a key is unknown, a type is wrong, or a number is out of its range.
     """
     module_name, kind = entry_of(MODELS, what, "model", owner="pretrain")
+    from flowrl.runtime.placement import torch_threads  # imports torch
+
     module = importlib.import_module(module_name)
     config = build_settings(getattr(module, kind), [*words, *setting_words(settings)], command=f"pretrain {what}")
     check_numbers(config)
-    made: Path = module.main(config)
+    with torch_threads(getattr(config, "threads", None)):
+        made: Path = module.main(config)
     return made
 
 

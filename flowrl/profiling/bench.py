@@ -74,15 +74,13 @@ def bench(
     if out is not None and loaded.out is not None:
         raise ValueError(f"`out` {out} and out={loaded.out} both say where the bench goes: leave one of them out")
     loaded.resolve_batch(1)
-    with bench_folder(loaded.out if out is None else out, name) as folder:
-        import torch
+    from flowrl.runtime.placement import torch_threads  # imports torch
 
+    with bench_folder(loaded.out if out is None else out, name) as folder, torch_threads(loaded.threads):
         from flowrl.profiling.stopwatch import Stopwatch, storages
         from flowrl.profiling.subject import prepare
 
         deadline = time.monotonic() + 60 * minutes
-        if loaded.threads is not None:
-            torch.set_num_threads(loaded.threads)
         subject = prepare(replace(loaded, out=None), name, random_weights=random_weights, layers=layers)
         watch = Stopwatch(
             device=subject.device,

@@ -1,5 +1,5 @@
 """Where tensors live: copies to a device that the host does not wait for, indexes from the host, the widest numbers,
-networks that rest on the host."""
+networks that rest on the host, the threads of a CPU."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ def widened(tensor: Tensor) -> Tensor:
 def sent_wide(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on a device, in the widest dtype there."""
     return sent(tensor.to(widest(device)), device)
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Inside, torch computes with so many CPU threads; None: as many as before. A caller gets its own number back.
+
+    Sums over several threads are added in another order, so that what is computed later would round otherwise.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import ServerBackend, look
 from flowrl.runtime.scrubbing import say as print
-from flowrl.serving.served import Rows, ServerSettings, count_death, default_threads
+from flowrl.serving.served import Rows, ServerSettings, count_death, threads_of
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
 """Environment variable of the processes behind the port, with the token between them and the door."""
@@ -151,7 +151,7 @@ class Environments:
         if here:
             validate_reward_specs(here)
         count = len(others) + bool(here)
-        threads = asked.threads or max(1, default_threads(asked.replicas) // count)
+        threads = asked.threads or max(1, threads_of(asked) // count)
         self.folder = tempfile.TemporaryDirectory(prefix="flowrl-serve-")
         self.children = [self._child(Place(), here, threads)] if here else []
         self.children += [self._child(place, [rest], threads) for place, rest in others]

@@ -29,7 +29,7 @@ from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.server_metrics import DIRECTORY
 from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import say as print
-from flowrl.serving.served import Rows, ServerSettings, count_death, load_app
+from flowrl.serving.served import Rows, ServerSettings, count_death, load_app, threads_of
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -223,6 +223,7 @@ def _serve_one(
     os.setsid()  # a Ctrl-C in the terminal goes to the process that listens, which says when to stop
     os.environ[DIRECTORY] = folder  # before prometheus_client is imported
     try:
+        torch.set_num_threads(threads_of(asked))
         app, rows = load_app(asked, specs, torch.device(device), token, number)
         handed = Handed(channel, rows)
         server.make_server(app, grace=asked.grace, handed=handed).run(sockets=[])

@@ -18,12 +18,13 @@ from flowrl.generation.named_rewards import reward_label, reward_list
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.front_door import make_door
+from flowrl.runtime.placement import torch_threads
 from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import remember_secret
 from flowrl.runtime.scrubbing import say as print
 from flowrl.serving.environments import Environments, has_places
 from flowrl.serving.replicas import Replicas
-from flowrl.serving.served import Rows, ServerSettings, load_app
+from flowrl.serving.served import Rows, ServerSettings, load_app, threads_of
 
 
 @public
@@ -70,9 +71,10 @@ def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -
                     _listen(asked, bound, replicas.start(), time.monotonic() - start)
                     replicas.serve()
             else:
-                app, rows = load_app(asked, specs, devices[0], token)
-                _listen(asked, bound, rows, time.monotonic() - start)
-                server.make_server(app, grace=asked.grace).run(sockets=[bound])
+                with torch_threads(threads_of(asked)):
+                    app, rows = load_app(asked, specs, devices[0], token)
+                    _listen(asked, bound, rows, time.monotonic() - start)
+                    server.make_server(app, grace=asked.grace).run(sockets=[bound])
     print("Stopped.", flush=True)
 
 

@@ -108,7 +108,6 @@ def load_app(
     replica: int | None = None,
 ) -> tuple[FastAPI, Rows]:
     """Loads the rewards; the application that serves them, and what it serves."""
-    torch.set_num_threads(asked.threads or default_threads(asked.replicas))
     rewards = load_rewards(specs, device)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain("%(asctime)s %(message)s"))
@@ -123,9 +122,9 @@ def count_death(before: int, lived: float) -> tuple[int, float]:
     return deaths, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
 
 
-def default_threads(replicas: int) -> int:
-    """Threads of torch in one process: the other half of the cores decodes images and speaks HTTP.
+def threads_of(asked: ServerSettings) -> int:
+    """Threads of torch in one process. By default the other half of the cores decodes images and speaks HTTP.
 
     Where both fight for cores, torch's threads wait for each other.
     """
-    return max(1, (os.cpu_count() or 1) // 2 // replicas)
+    return asked.threads or max(1, (os.cpu_count() or 1) // 2 // asked.replicas)

@@ -113,6 +113,7 @@ def _train(
         from flowrl.training.agreement import difference, facts_of
 
         meet(facts_of(config, inputs, resumed=resumed is not None), difference)
+    from flowrl.runtime.placement import torch_threads
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import Run, owned_folder
 
@@ -120,14 +121,10 @@ def _train(
     with owned_folder(wanted, name, resumed=again, device=device, config=text) as folder:
         if again and on_main(lambda: _is_finished(folder, config)):
             return folder, True, ""
-        if config.threads is not None:
-            import torch
-
-            torch.set_num_threads(config.threads)
         run = Run(folder, config, name=name, inputs=inputs, resumed=again, watcher=watcher)
         _note_beginning(run, ready, resumed=again)
         try:
-            with run.watching_interrupts(), with_workers(config, run):
+            with torch_threads(config.threads), run.watching_interrupts(), with_workers(config, run):
                 finished = bool(ready.recipe.main(ready, run))
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"Stopped at once. {_way_on(folder)}" if run.main else "") from stop

@@ -27,6 +27,9 @@ from flowrl.training.learner import GradientSum
 
 METHOD = ("recipe=backprop", "sampler.kernel=ode", "num_iterations=2")
 ALL_STEPS = ("objective.name=alignprop", "objective.options.truncation=none")
+ROUNDING = 1e-4
+"""Of the largest entry of a gradient: other batches add in another order. One thread was off by 7e-6, two by 2.1e-5; an
+image that counts twice would be by 0.1."""
 SETTINGS: dict[str, tuple[str, ...]] = {
     "refl": ("objective.name=refl", "objective.options.target=100"),
     "draft": ("objective.name=draft", "objective.options.count=2"),
@@ -177,7 +180,7 @@ def test_micro_batches_change_nothing_but_rounding(runs: TinyRuns, gradients: li
     for size in (8, 1):
         runs.train(f"micro-{size}", *METHOD, f"micro_batch_size={size}", "num_iterations=1")
     whole, parts = (flat(gradient) for gradient in gradients)
-    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-5 * float(whole.abs().max()))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=ROUNDING * float(whole.abs().max()))
 
 
 def test_checkpointing_changes_no_gradient(runs: TinyRuns, gradients: list[list[Tensor]]) -> None:
@@ -208,7 +211,7 @@ def test_images_whose_reward_failed_are_left_out(runs: TinyRuns, gradients: list
     assert rows[1][0]["loss"] == pytest.approx(rows[0][0]["loss"], rel=1e-6)
     first, other = flat(gradients[0]), flat(gradients[2])
     assert bool(first.isfinite().all())
-    torch.testing.assert_close(other, first, rtol=0, atol=1e-5 * float(first.abs().max()))
+    torch.testing.assert_close(other, first, rtol=0, atol=ROUNDING * float(first.abs().max()))
 
 
 def test_a_run_that_stops_after_its_update_saves_no_state_from_before_it(runs: TinyRuns) -> None:
