@@ -87,13 +87,6 @@ def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:
             "fix the reward or its server: what fails teaches nothing, and beyond max_invalid_ratio "
             f"({config.max_invalid_ratio:g}) the run stops",
         )
-    if rows[0].get("ratio_first_deviation"):
-        yield Check(
-            "step",
-            "warning",
-            f"ratio_first_deviation is {rows[0]['ratio_first_deviation']:.2g} before the first update, not 0",
-            "set pipeline.compile=none and pipeline.attention=native, and see docs/speed.md",
-        )
     warned: dict[str, str] = {}
     for row in rows:
         warned = dict(row.get("warnings", {})) | warned

@@ -16,7 +16,7 @@ Letters: b rows of a micro-batch, M rows of a table; h the size of a step in sig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -69,6 +69,12 @@ class Scored:
                 f"a step has step_size = sigma - sigma_next > 0 and a sensitivity other than 0, got {self.step_size} "
                 f"and {self.sensitivity}"
             )
+
+    def anchored(self) -> Scored:
+        """The same rows with the policy as it is now for the one that sampled: the ratio is exactly 1, and its gradient
+        that of the log-density."""
+        old_mean = None if self.old_mean is None else self.new.mean.detach()
+        return replace(self, log_ratio=self.log_ratio - self.log_ratio.detach(), old_mean=old_mean)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -111,7 +111,7 @@ def _tiles(bench: Bench) -> list[tuple[str, str, str]]:
         if share is not None:
             found.append((name.capitalize(), f"{share:.0%}", "of a large matrix product"))
     if ratio is not None:
-        found.append(("First ratio", "exactly 1" if ratio == 0 else f"off by {ratio:.2g}", "before the first update"))
+        found.append(("Deviation", f"{ratio:.2g}", "of the update's log-densities from the rollout's"))
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from flowrl.profiling.result import SECTIONS, WRONG, Bench, Phase, TimeSpread
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
+from flowrl.runs.vital_signs import ALIKE
 
 _HEAD = ("of", "seconds", "min..max", "of ceiling", "roofline")
 READING = (
@@ -46,11 +47,10 @@ def last_words(bench: Bench) -> list[str]:
         exact = bench.ratio_first_deviation == 0
         said.append(
             _wrapped(
-                "Importance ratio before the first update: exactly 1."
+                "Rollout and update give the same log-densities, to the last bit."
                 if exact
-                else f"{WRONG}: before the first update the importance ratio differs from 1 by "
-                f"{bench.ratio_first_deviation:.3g}. Sampling and update do not agree, so no speed here is worth "
-                "anything."
+                else "Log-densities of rollout and update differ by at most "
+                f"{bench.ratio_first_deviation:.2g} nats per latent dimension; above {ALIKE:g} look for the cause."
             )
         )
     said += [_wrapped(f"{one.name}: {one.note}") for one in bench.phases if one.note.startswith(WRONG)]

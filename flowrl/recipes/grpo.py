@@ -33,6 +33,7 @@ from flowrl.recipes.counting import only_here, trained_scale
 from flowrl.recipes.grpo_counts import counts
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.base.outputs import join_outputs
+from flowrl.runs.vital_signs import DISAGREE, FAULT
 from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
@@ -199,22 +200,23 @@ def update(
     micro, method = loop.geometry.micro_batch_size, loop.ready.method
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
-    # Where the plan shares latents, the pieces of several updates or rounds are not those of the rollout.
-    several = config.updates_per_rollout > 1 or len(record.asked.groups) > config.prompts_per_step // run.world
     stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
-    if stale or subset or (several and not method.whole_paths) or micro != loop.geometry.rollout_batch_size:
-        rows, record = record.with_old_of_updates(rows, blocks)
+    # Else the pieces of later updates are not those of the rollout.
+    pieces = not subset and method.whole_paths and micro == loop.geometry.rollout_batch_size
     first_update = True
-    for own_blocks in blocks:
+    for number, own_blocks in enumerate(blocks):
         weight_M = loss_weights(loop, rows, counted_M, own_blocks)
         if weight_M is None:
             continue
         gradient = loop.gradient()
         whole = record.whole_paths(rows, own_blocks, known_one=first_update)
         kept = [index for index in own_blocks if bool(rows.keep[index].any())]
-        descend(record, rows, kept, whole, loss_of, cut_name, (weight_M, kl_scale_M), gradient, stats)
+        scales_M = (weight_M, kl_scale_M)
+        descend(record, rows, kept, whole, loss_of, cut_name, scales_M, gradient, stats, anchored=first_update)
         if first_update:
-            check_first_ratio(stats, run, config, loop.iteration)
+            deviation = first_deviation(stats, run, loop.iteration, stale=stale)
+            if len(blocks) > number + 1 and (not pieces or deviation > 0):
+                rows, record = record.with_old_of_updates(rows, blocks[number + 1 :])
             first_update = False
         loop.update(gradient, stats)
     if record.graphs is not None:
@@ -231,6 +233,8 @@ def descend(
     scales_M: tuple[Tensor, Tensor],
     gradient: GradientSum,
     stats: Statistics,
+    *,
+    anchored: bool,
 ) -> None:
     """Adds up the gradient of an update, micro-batch by micro-batch.
 
@@ -244,6 +248,8 @@ def descend(
         scales_M: weights of the losses, and of the KL within them.
         gradient: takes the sum.
         stats: takes what is logged.
+        anchored: the policy has not moved since the rollout, so that the ratio is 1 by construction. How far the
+            log-densities that the rollout stored are from those of the update is logged, and not trained on.
     """
     loop, kl_coef = record.loop, record.loop.config.kl_coef
     for index, live in record.in_step(rows, blocks):
@@ -254,6 +260,10 @@ def descend(
             with loop.network.counting("update"):
                 new = record.transition(part)
         scored = record.scored_rows(part, index, new)
+        if anchored:
+            deviation = scored.log_ratio.detach().abs() * (record.dims / new.mean[0].numel())
+            stats.largest(keep, ratio_first_deviation=deviation)
+            scored = scored.anchored()
         device = new.mean.device
         if whole is None:
             policy_loss = descended = loss_of(scored)
@@ -334,16 +344,22 @@ def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]
     return weight[run.rank * len(rows) : (run.rank + 1) * len(rows)].to(rows.advantage)
 
 
-def check_first_ratio(stats: Statistics, run: Run, config: TrainConfig, iteration: int) -> None:
-    """Before the first update of an iteration the policy is the one that sampled: its ratio must be 1."""
-    deviation = stats.largest_of_all("ratio_max_deviation", run)
-    stats.shared(ratio_first_deviation=deviation)
-    if deviation > min(config.clip_bounds):
+def first_deviation(stats: Statistics, run: Run, iteration: int, *, stale: bool) -> float:
+    """Largest distance, in nats per latent dimension, between the log-densities that the rollout stored and those that
+    the update computes with the same weights, or with later ones where the rollout is stale. Other batches, kernels and
+    graphs round otherwise; it is 0 where they do not.
+
+    Raises:
+        ValueError: it is more than rounding can be.
+    """
+    deviation = stats.largest_of_all("ratio_first_deviation", run)
+    if deviation > FAULT and not stale:
         raise ValueError(
-            f"iteration {iteration}: before any update the importance ratio differs from 1 by {deviation:.2g}, more "
-            f"than clip_range {min(config.clip_bounds):g}: sampling and scoring do not agree (non-deterministic "
-            "kernels, dropout, or a dtype too coarse); try pipeline.dtype=float32"
+            f"iteration {iteration}: before any update, rollout and update give log-densities that differ by "
+            f"{deviation:.2g} nats per latent dimension, and rounding gives less than {FAULT:g}: they do not compute "
+            f"the same policy; {DISAGREE}"
         )
+    return deviation
 
 
 def reward_metrics(

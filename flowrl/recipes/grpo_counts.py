@@ -27,13 +27,13 @@ def counts(config: TrainConfig) -> RecipeCounts:
             return Counts(rollout=paths.rollout * rows, completion=paths.completion * rows, images=paths.images)
         everything = sum(paths.sources.values())
         trained = _trained(config, iteration, paths.sources)
-        updates, again = config.updates_per_rollout, 0
-        if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
-            again = trained
-        elif geometry.micro_batch_size != geometry.rollout_batch_size or (updates > 1 and not method.whole_paths):
-            again = everything
-        if config.ratio != "step":  # whole trajectories are scored before every update but the first
-            again += everything * (updates - 1) // updates
+        # Every update but the first one compares with its own evaluations of before, where the rollout's are of other
+        # batches or weights; and a ratio of whole trajectories takes all of its steps before each of them.
+        updates = config.updates_per_rollout
+        subset = sampler.trained_fraction < 1 and sampler.trained_steps == "random"
+        alike = geometry.micro_batch_size == geometry.rollout_batch_size and method.whole_paths and not subset
+        times = (config.workers.staleness > 0 or not alike) + (config.ratio != "step")
+        again = times * (trained if subset else everything) * (updates - 1) // updates
         rows = passes(sampler.guidance_scale)
         replayed = 0 if config.keep_graphs else again + trained
         return Counts(

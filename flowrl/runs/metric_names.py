@@ -42,7 +42,8 @@ METRICS: dict[str, dict[str, str]] = {
         "of recipe forward the mean square difference of the velocities",
         "ratio_mean": "importance ratio over all updates of the iteration",
         "ratio_max_deviation": "its largest distance from 1",
-        "ratio_first_deviation": "its largest distance from 1 before the iteration's first update; should be 0",
+        "ratio_first_deviation": "largest distance between the log-densities of rollout and first update, in nats per "
+        "latent dimension: 0 on a CPU where both take the same batches, else rounding, or what a stale rollout missed",
         "clip_fraction": "share of rows whose gradient the clip range cuts, by the objective's own ratio (of guard the "
         "normalised one); with `ratio: mixed` each of its two ratios counts half",
         "masked_fraction": "share of rows that objective dppo leaves out",

@@ -78,7 +78,6 @@ class Recording:
 
         return in_step(self.loop.shards, blocks, idle, key=lambda index: int(rows.step[index[0]]))
 
-    @torch.no_grad()
     def rescore(self, rows: Rows, blocks: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Log-densities `[M]` of the stored transitions under the current weights, and means `[M, *latent]` where the
         rollout kept them; outside the blocks both stay as they were."""
@@ -86,20 +85,22 @@ class Recording:
         mean = None if mean is None else mean.clone()
         network = self.loop.network
         for index, live in self.in_step(rows, blocks):
-            with network.counting("update"), uncounted(not live):
+            # With a graph, as in the update: without one other kernels may answer.
+            with network.counting("update"), uncounted(not live), torch.enable_grad(), network.keeping():
                 transition = self.replay(rows[index])
             if not live:
                 continue
             order.append(index)
-            found.append(self.kernel.log_prob(taken(self.sampled.states, rows.produced[index]), transition))
+            produced = taken(self.sampled.states, rows.produced[index])
+            found.append(self.kernel.log_prob(produced, transition).detach())
             if mean is not None:
-                mean[sent(index, mean.device)] = transition.mean
+                mean[sent(index, mean.device)] = transition.mean.detach()
         if blocks:
             log_prob[torch.cat(order)] = torch.cat(found).to(log_prob)
         return log_prob, mean
 
     def with_old_of_updates(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Recording]:
-        """Old log-densities and means as the update's own micro-batches give them.
+        """Old log-densities and means as the micro-batches of updates that are still to come give them.
 
         Networks answer a little differently at another batch size; the ratio must not see that.
         """

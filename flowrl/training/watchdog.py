@@ -146,6 +146,8 @@ def iteration_warnings(
         reward_B = reward_B.cpu().double()
         eps = 0.0 if config.adv_std == "none" else config.adv_eps
         found |= _of_rewards(history, reward_B, config.group_size, eps)
+    deviation = 0.0 if config.workers.staleness else row.get("ratio_first_deviation", 0.0)
+    found |= alarm("ratio_deviation", deviation, deviation=deviation)
     reach = _reach(config.policy.train == "full", largest_weight)
     found |= alarm("large_weights", largest_weight, reach=reach, limit=LARGE_WEIGHT)
     return found | alarm("zero_gradient", row.get("grad_norm"), row.get("live_rows", 1), row.get("zero_std_ratio", 0))

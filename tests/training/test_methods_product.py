@@ -371,7 +371,7 @@ def test_the_other_choices_run(toy: Path, name: str) -> None:
     first, second = quick_run(toy_config(toy, "num_iterations=2", *overrides), toy.parent)
     again = any("updates_per_rollout" in override for override in overrides)
     for row in (first, second):
-        assert row["ratio_first_deviation"] == 0.0
+        assert row["ratio_first_deviation"] < 1e-6  # batches of updates are others than the rollout's
         assert (row["ratio_max_deviation"] > 0) == again  # the second update sees a policy that has moved
         assert all(math.isfinite(value) for value in row.values())
         assert row["grad_norm"] > 0
