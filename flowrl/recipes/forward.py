@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalise, reward_channels
 from flowrl.training.batch import Batch
-from flowrl.training.learner import Statistics, total_of
+from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import Paths, sample
@@ -124,7 +125,7 @@ def main(ready: Ready, run: Run) -> bool:
 
         # 3. Update: predict the velocity at noised images under the policy that changes.
         with loop.clock("update"):
-            stats, count, moved = Statistics(*_MEANS), config.times.count, list[bool]()
+            stats, moved = Statistics(*_MEANS), list[bool]()
             times = draw_times(loop, batch, schedule, shared=objective.method.one_level)
             for part in range(config.updates_per_rollout):
                 share = blocks[part :: config.updates_per_rollout]
@@ -135,16 +136,9 @@ def main(ready: Ready, run: Run) -> bool:
                 if config.loss_denominator == "all":  # those that are not the best of their group too
                     counted = total_of(run, sum(int(images.reward[index].isfinite().sum()) for index in share))
                 gradient = loop.gradient()
-                for index, live in in_step(loop.shards, own_blocks, idle=lambda _: torch.arange(1)):
-                    for draw in range(count):
-                        with uncounted(not live):
-                            matched = match(loop, batch, images, times, index, draw, objective)
-                        if not live:
-                            gradient.add(matched.velocity[:0].sum())
-                            continue
-                        loss_b = loss_of(matched, objective, config.kl_coef, stats)
-                        gradient.add(loss_b.sum() / (counted * count))
-                moved.append(loop.update(gradient, stats))
+                how = partial(descend, loop, batch, images, times, own_blocks, objective, counted)
+                how(gradient, stats)
+                moved.append(loop.update(gradient, stats, again=how))
 
         # 4. The old policies follow, unless every update was left out; log.
         for slot, kind in decays.items():
@@ -202,6 +196,30 @@ def trained_blocks(blocks: tuple[Tensor, ...], keep: Tensor, whole: bool) -> lis
     """The blocks of image indexes without images that are not trained, filled up again unless groups stay `whole`."""
     kept = [index[keep[index]] for index in blocks]
     return [index for index in (kept if whole else torch.cat(kept).split(len(blocks[0]))) if len(index)]
+
+
+def descend(
+    loop: Loop,
+    batch: Batch,
+    images: Images,
+    times: Times,
+    blocks: list[Tensor],
+    objective: ForwardObjective,
+    counted: int,
+    gradient: GradientSum,
+    stats: Statistics,
+) -> None:
+    """Adds up the gradient of an update's images at each of their noise levels, in the mean over `counted` images."""
+    count = loop.config.times.count
+    for index, live in in_step(loop.shards, blocks, idle=lambda _: torch.arange(1)):
+        for draw in range(count):
+            with uncounted(not live):
+                matched = match(loop, batch, images, times, index, draw, objective)
+            if not live:
+                gradient.add(matched.velocity[:0].sum())
+                continue
+            loss_b = loss_of(matched, objective, loop.config.kl_coef, stats)
+            gradient.add(loss_b.sum() / (counted * count))
 
 
 def draw_times(loop: Loop, batch: Batch, schedule: Schedule, *, shared: bool) -> Times:

@@ -17,6 +17,7 @@ change the result.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -211,14 +212,16 @@ def update(
         gradient = loop.gradient()
         whole = record.whole_paths(rows, own_blocks, known_one=first_update)
         kept = [index for index in own_blocks if bool(rows.keep[index].any())]
-        scales_M = (weight_M, kl_scale_M)
-        descend(record, rows, kept, whole, loss_of, cut_name, scales_M, gradient, stats, anchored=first_update)
+        how = partial(
+            descend, record, rows, kept, whole, loss_of, cut_name, (weight_M, kl_scale_M), anchored=first_update
+        )
+        how(gradient, stats)
         if first_update:
             deviation = first_deviation(stats, run, loop.iteration, stale=stale)
             if len(blocks) > number + 1 and (not pieces or deviation > 0):
                 rows, record = record.with_old_of_updates(rows, blocks[number + 1 :])
             first_update = False
-        loop.update(gradient, stats)
+        loop.update(gradient, stats, again=None if config.keep_graphs else how)
     if record.graphs is not None:
         record.graphs.clear()
 

@@ -131,8 +131,9 @@ def main(ready: Ready, run: Run) -> bool:
                 if live == 0:
                     continue
                 gradient = loop.gradient()
-                descend(loop, gradient, stats, loss_of, (pairs, idle), pair_r, draw_r, live)
-                loop.update(gradient, stats)
+                how = partial(descend, loop, loss_of, (pairs, idle), pair_r, draw_r, live)
+                how(gradient, stats)
+                loop.update(gradient, stats, again=how)
 
         # 4. The reference may follow; log.
         every = None if isinstance(options, Offline) else options.ref_update_every
@@ -148,13 +149,13 @@ LossOf = Callable[[Pairs, Tensor, Tensor], PairLoss]
 
 def descend(
     loop: Loop,
-    gradient: GradientSum,
-    stats: Statistics,
     loss_of: LossOf,
     pairs: tuple[Pairs, Pairs],
     pair_r: Tensor,
     draw_r: Tensor,
     live: int,
+    gradient: GradientSum,
+    stats: Statistics,
 ) -> None:
     """Adds up the gradient of an update's rows, of which there are `live` on all processes; the second of `pairs`
     holds one for idle turns."""

@@ -7,7 +7,7 @@ shows in the result; but for the gradients of a network's own weights.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,6 +106,19 @@ class NetworkCounter:
         return {key.removeprefix("nfe/"): value for key, value in self._counters.items() if key.startswith("nfe/")}
 
 
+class NotFinite(ValueError):
+    """A gradient that holds NaN or infinity; no step was taken."""
+
+    def __init__(self, where: str, kernels: Sequence[str] = ()) -> None:
+        """`where` it is, in words; and under which kernels of attention, where several were tried."""
+        tried = f" under pipeline.attention={', '.join(kernels)}" if kernels else ""
+        super().__init__(
+            f"{where}: the gradient is not finite{tried}, so no step was taken: lower optim.lr or "
+            "sampler.noise_level, or set pipeline.dtype to bfloat16 or float32"
+        )
+        self.where = where
+
+
 class GradientSum:
     """Sum of the gradients of micro-batches: of a LoRA in float64, of a network's own weights in float32.
 
@@ -121,6 +134,7 @@ class GradientSum:
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
         if scale_loss:
             counters.setdefault("loss_scale_held", 0)
+        self._joined = False
 
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
@@ -138,14 +152,10 @@ class GradientSum:
             The norm before clipping; None where a scaled gradient overflowed, so that nothing has moved.
 
         Raises:
-            ValueError: the gradient is not finite; the weights are left as they were.
+            NotFinite: the gradient is not finite; the weights are left as they were.
         """
-        if run.processes > 1:
-            self._join(run)
-        overflowed = self.counters["loss_scale_log2"] > 0 and not bool(
-            torch.stack([torch.isfinite(total).all() for total in self.total]).all()
-        )
-        if overflowed:
+        self._join(run)
+        if self.counters["loss_scale_log2"] > 0 and not self.is_finite(run):
             self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] - 1, "loss_scale_held": 0}
             return None
         parameters = list(self.policy.parameters.values())
@@ -153,10 +163,8 @@ class GradientSum:
             parameter.grad = total.to(parameter.device, torch.float32)
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         if not bool(torch.isfinite(norm)):
-            raise ValueError(
-                f"iteration {iteration}: the gradient is not finite, so no step was taken: lower optim.lr or "
-                "sampler.noise_level, or set pipeline.dtype to bfloat16 or float32"
-            )
+            optimizer.zero_grad(set_to_none=True)
+            raise NotFinite(f"iteration {iteration}")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.policy.settle()
@@ -166,8 +174,20 @@ class GradientSum:
                 self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] + 1, "loss_scale_held": 0}
         return norm
 
+    def emptied(self) -> GradientSum:
+        """An empty sum of the same weights."""
+        return GradientSum(self.policy, self.counters, scale_loss=self.scale_loss)
+
+    def is_finite(self, run: Run) -> bool:
+        """Whether the sum over all processes is finite."""
+        self._join(run)
+        return bool(torch.stack([torch.isfinite(total).all() for total in self.total]).all())
+
     def _join(self, run: Run) -> None:
-        """Replaces the sums by those over all processes, some hundred million bytes at a time."""
+        """Replaces the sums by those over all processes, once, some hundred million bytes at a time."""
+        if self._joined or run.processes == 1:
+            return
+        self._joined = True
         first, most = 0, _JOINED // self.total[0].element_size()
         while first < len(self.total):
             last, count = first + 1, self.total[first].numel()
@@ -194,6 +214,10 @@ class Statistics:
         self._largest: dict[str, float] = {}
         self._shared: dict[str, list[float]] = defaultdict(list)
         self._waiting: list[tuple[str, bool, Tensor, Tensor | None]] = []  # name, whether summed, values, live rows
+
+    def alike(self) -> Statistics:
+        """An empty one of the same names."""
+        return Statistics(*self._sums)
 
     def mean(self, keep: Tensor | None, **values_b: Tensor) -> None:
         """Adds values of rows, of which the mean is wanted; only live rows count, all where `keep` is None.

@@ -50,7 +50,7 @@ from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import Drawing, evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
+from flowrl.training.learner import GradientSum, NetworkCounter, NotFinite, Statistics, total_of
 from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
@@ -71,6 +71,7 @@ from flowrl.training.resume_check import model_of, reproduced_in, versions_of
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
+from flowrl.training.second_kernel import Descend, second_gradient
 from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
     evaluation_warnings,
@@ -307,16 +308,24 @@ class Loop(Draws):
         """A sum of gradients for one update."""
         return GradientSum(self.policy, self.counters, scale_loss=self.config.pipeline.dtype == "float16")
 
-    def update(self, gradient: GradientSum, stats: Statistics) -> bool:
+    def update(self, gradient: GradientSum, stats: Statistics, again: Descend | None = None) -> bool:
         """Takes an optimizer step, counts it and moves the average; returns whether the policy has moved.
 
-        It has not where a float16 gradient overflowed: then nothing else does either.
+        It has not where a float16 gradient overflowed: then nothing else does either. `again` computes the gradient
+        once more: one that is not finite is then taken under another kernel of attention.
 
         Raises:
-            ValueError: as `GradientSum.apply`.
+            NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
         """
         set_rate(self.optimizer, self.rate(self.counters["updates"]))
-        norm = gradient.apply(self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
+        how = (self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
+        try:
+            norm = gradient.apply(*how)
+        except NotFinite as error:
+            if again is None:
+                raise
+            other = second_gradient(self.ready, self.pipeline, self.run, again, (gradient, stats), error)
+            norm = other.apply(*how)
         if norm is None:
             return False
         stats.shared(grad_norm=norm)
