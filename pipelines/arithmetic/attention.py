@@ -294,43 +294,50 @@ def _by_backend(
     return attended.transpose(1, 2)
 
 
+_INPUTS = ((64, 1.0, 56), (515, 1.0, 3), (64, 20.0, 56))
+"""Tokens, what queries are multiplied by, and keys that the first row may read: a small attention, a long one that is
+no multiple of any block and nearly all masked, and one whose softmax is as good as one-hot."""
+
+
 def check_backward(
     word: str, *, dtype: torch.dtype, device: torch.device | str, head_size: int, mask: Mask = "none"
 ) -> None:
-    """Runs a kernel forward and backward on a small attention, and compares with softmax written out in float32.
+    """Runs a kernel forward and backward on three attentions, and compares with softmax written out in float32.
 
     Outputs and the gradients of queries, keys and values may differ by 5 % of the largest, bfloat16's rounding many
-    times over; what is looked for is a gradient that is missing or another's. Takes milliseconds. Of a mask the last
-    keys of the first row are out. Raises ValueError: the kernel cannot run so, or its output or a gradient is not that
-    of attention.
+    times over; what is looked for is a gradient that is missing, not finite or another's. Takes milliseconds. Raises
+    ValueError: the kernel cannot run so, or its output or a gradient is not that of attention.
     """
-    rows, heads, tokens = 2, 2, 64
-    generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(rows, heads, tokens, head_size, generator=generator) for _ in range(4)]
-    given = [x.to(device, dtype) for x in drawn]
-    read = torch.ones(rows, 1, 1, tokens, dtype=torch.bool, device=device)
-    if mask != "none":
-        read[0, ..., -8:] = False
-    bias = torch.zeros(read.shape, device=device).masked_fill(~read, -10000.0)
-    masks = {"none": None, "keys": read, "bias": bias.to(dtype)}
-    try:
-        found = _with_gradients(partial(attention_of(word), attn_mask=masks[mask]), given)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"pipeline.attention={word} cannot run forward and backward here, on {device} in {dtype} with heads of "
-            f"{head_size} ({error}): choose auto"
-        ) from error
 
-    def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def written_out(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         return torch.softmax(query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias, -1) @ value
 
-    wanted = _with_gradients(written_out, [x.float() for x in given])
-    for name, own, true in zip(("output", "d query", "d key", "d value"), found, wanted, strict=True):
-        if own is None or not bool(own.any()):
-            raise ValueError(f"pipeline.attention={word} gives no {name}, so that nothing could be learnt: choose auto")
-        off = float((own.float() - true).abs().max() / true.abs().max())
-        if not off < 0.05:
-            raise ValueError(f"pipeline.attention={word} gives a {name} that is {off:.0%} off here: choose auto")
+    for tokens, scale, keys in _INPUTS:
+        rows, heads = 2, 2
+        generator = torch.Generator().manual_seed(0)
+        drawn = [torch.randn(rows, heads, tokens, head_size, generator=generator) for _ in range(4)]
+        given = [x.to(device, dtype) for x in (scale * drawn[0], *drawn[1:])]
+        read = torch.ones(rows, 1, 1, tokens, dtype=torch.bool, device=device)
+        if mask != "none":
+            read[0, ..., keys:] = False
+        bias = torch.zeros(read.shape, device=device).masked_fill(~read, -10000.0)
+        masks = {"none": None, "keys": read, "bias": bias.to(dtype)}
+        try:
+            found = _with_gradients(partial(attention_of(word), attn_mask=masks[mask]), given)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"pipeline.attention={word} cannot run forward and backward here, on {device} in {dtype} with heads of "
+                f"{head_size} ({error}): choose auto"
+            ) from error
+        wanted = _with_gradients(partial(written_out, bias=bias), [x.float() for x in given])
+        for name, own, true in zip(("output", "d query", "d key", "d value"), found, wanted, strict=True):
+            if own is None or not bool(own.any()):
+                raise ValueError(
+                    f"pipeline.attention={word} gives no {name}, so that nothing could be learnt: choose auto"
+                )
+            off = float((own.float() - true).abs().max() / true.abs().max())
+            if not off < 0.05:
+                raise ValueError(f"pipeline.attention={word} gives a {name} that is {off:.0%} off here: choose auto")
 
 
 def _with_gradients(attend: Attend, given: list[Tensor]) -> list[Any]:

@@ -160,6 +160,27 @@ def test_a_kernel_without_a_gradient_is_refused(monkeypatch: pytest.MonkeyPatch)
             check_backward("native", dtype=torch.float32, device="cpu", head_size=16)
 
 
+def test_a_kernel_that_fails_on_long_masked_or_extreme_inputs_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def overflowing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+        return scores.exp() / scores.exp().sum(-1, keepdim=True) @ v  # without the largest score taken off
+
+    def short(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return own(q[:, :, :512], k, v, **options).repeat(1, 1, 2, 1)[:, :, : q.shape[2]]
+
+    def blind(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        few = attn_mask is not None and int(attn_mask.sum(-1).min()) < 8
+        return own(q, k, v, attn_mask=None if few else attn_mask)
+
+    faulty: list[tuple[Any, Any]] = [(overflowing, "none"), (short, "none"), (blind, "keys")]
+    for function, mask in faulty:
+        monkeypatch.setattr(attention, "attention_of", lambda word, function=function: function)
+        with pytest.raises(ValueError, match="off here"):
+            check_backward("native", dtype=torch.float32, device="cpu", head_size=16, mask=mask)
+
+
 def test_kernels_of_this_machine() -> None:
     for mask in ("none", "keys", "bias"):
         assert backends_here("cpu", torch.float32, 24, mask) == ["native", "math"]

@@ -73,9 +73,16 @@ def test_anchored_rows_have_ratio_one_and_the_gradient_of_the_log_density() -> N
     mean = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     ones = torch.ones(2)
     scored = Scored(
-        log_ratio=log_prob * 2, advantage=ones, clip_low=ones, clip_high=ones, new=Transition(mean=mean, std=ones),
-        old_mean=torch.zeros(2, 3), produced=torch.zeros(2, 3), step_size=0.1, sensitivity=1.0,
-    )  # fmt: skip
+        log_ratio=log_prob * 2,
+        advantage=ones,
+        clip_low=ones,
+        clip_high=ones,
+        new=Transition(mean=mean, std=ones),
+        old_mean=torch.zeros(2, 3),
+        produced=torch.zeros(2, 3),
+        step_size=0.1,
+        sensitivity=1.0,
+    )
     found = scored.anchored()
     assert found.log_ratio.tolist() == [0.0, 0.0]
     assert torch.autograd.grad(found.log_ratio.exp().sum(), log_prob)[0].tolist() == [2.0, 2.0]
