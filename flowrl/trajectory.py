@@ -175,6 +175,11 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.final)
 
+    def columns(self) -> dict[str, Tensor]:
+        """Tensors of the samples by name, those that were recorded."""
+        named = ("states", "log_prob", "final", "mean", "velocity")
+        return {name: getattr(self, name) for name in named if getattr(self, name) is not None}
+
     @staticmethod
     def cat(parts: Sequence[Trajectory]) -> Trajectory:
         """Join rollouts of the same steps along the batch. Raises ValueError: no part was given, or the parts kept
@@ -184,13 +189,8 @@ class Trajectory:
             raise ValueError(
                 f"only trajectories with equal (kept, steps, mean is None, velocity is None) can be joined, got {kinds}"
             )
-        columns = {
-            name: [getattr(part, name) for part in parts]
-            for name in ("states", "log_prob", "final", "mean", "velocity")
-        }
-        joined: dict[str, Any] = {
-            name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
-        }
+        columns = [part.columns() for part in parts]
+        joined: dict[str, Any] = {name: torch.cat([own[name] for own in columns]) for name in columns[0]}
         return replace(parts[0], **joined)
 
 
@@ -284,13 +284,10 @@ class Sampled:
         return len(self.step)
 
     def on_host(self) -> Sampled:
-        """The same with its columns on the host, where credit and advantages are found; latents stay on the device.
-
-        Columns are small and what is done with them is many small steps, in float64, which not every device has.
-        """
-        latents = ("states", "finished", "mean")
-        columns = [field.name for field in fields(self) if field.name not in latents]
-        return replace(self, **{name: getattr(self, name).cpu() for name in columns})
+        """The same on the host: latents wait there for the update, and credit and advantages are many small steps, in
+        float64, which not every device has."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: column.cpu() for name, column in columns.items() if column is not None})
 
     @property
     def ends(self) -> Bool[Tensor, " F"]:
@@ -306,6 +303,8 @@ class Sampled:
         recorded means."""
         if not parts or len({part.mean is None for part in parts}) != 1:
             raise ValueError("rollouts can be joined when there is one and all or none recorded means")
+        if len(parts) == 1:
+            return parts[0]
         columns: dict[str, list[Tensor]] = {field.name: [] for field in fields(Sampled)}
         pool = transitions = samples = 0
         for part in parts:

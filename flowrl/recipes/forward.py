@@ -244,7 +244,8 @@ def match(
     """
     method, options = objective.method, objective.options
     keys = [(*key, draw) for key in image_keys(loop, batch, index.tolist(), "match", shared=method.shared_noise)]
-    clean, sigma, timestep = taken(images.clean, index), times.sigma[index, draw], times.timestep[index, draw]
+    clean = taken(images.clean, index, loop.device)
+    sigma, timestep = times.sigma[index, draw], times.timestep[index, draw]
     noise = sent(sample_normals(loop.pipeline.latent_shape, keys), clean.device)
     x, cond = noised(clean, noise, sigma), batch.asked.cond_of(images.group[index])
     velocity = loop.velocity(cond, options.guidance_scale)

@@ -71,44 +71,49 @@ _MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
 
 def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    config, method, (objective, loss_of) = ready.config, ready.method, ready.objective
     loop = Loop(ready, run)
     for iteration in loop:
-        kernel, schedule, steps = sampler_at(loop, iteration)
-        if not steps:  # the last window of a round, with sampler.published_window
-            loop.log(iteration, {"live_rows": 0})
-            continue
-
-        # 1. Rollout: sample paths with the current policy, score the images they lead to.
-        record, output, ends = sample_rounds(loop, kernel, schedule, steps, keep_means=objective.needs_old_mean)
-        loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output, ends))
-        if not loop.trains_policy(iteration):  # only a jointly trained reward learns
-            loop.log(iteration, reward_metrics(loop, record.sampled, output) | {"live_rows": 0})
-            continue
-
-        if iteration < config.sampler.calibration.iterations:  # DenseGRPO: only noise levels are found
-            row = reward_metrics(loop, record.sampled, output) | calibrate(loop, record.sampled, output)
-            loop.log(iteration, row | {"live_rows": 0})
-            continue
-
-        # 2. Credit and group-relative advantages, over the images of all processes.
-        sampled = record.sampled
-        credit = credit_of(loop, sampled, output, kernel, schedule)
-        advantage_M, may_M, signal_M, dead = advantages(loop, method, record.asked, sampled, credit, output, ends)
-        may_M, clip_range_M = may_M & best_samples(loop, sampled, ends), clip_ranges(loop, sampled, kernel, schedule)
-        rows = rows_of(sampled, credit, advantage_M, may_M & signal_M, clip_range_M)
-        counted_M = rows.keep if config.loss_denominator == "live" else may_M.to(rows.keep.device)
-
-        # 3. Update: score the stored transitions again under the policy that changes.
-        with loop.clock("update"):
-            stats = Statistics(*_MEANS, *filter(None, [objective.cut]))
-            update(record, rows, counted_M, loss_of, objective.cut, accuracy_scale(loop, sampled, ends), stats)
-
-        # 4. What a method remembers, and the log.
-        remember(loop, ends)
-        row = reward_metrics(loop, sampled, output, advantage_M) | stats.row(run)
-        loop.log(iteration, row | {"zero_std_ratio": dead, "live_rows": stats.rows(run)})
+        iterate(loop, iteration)
     return loop.finished
+
+
+def iterate(loop: Loop, iteration: int) -> None:
+    """One iteration; what it made is freed before the next one samples."""
+    run, config, method, (objective, loss_of) = loop.run, loop.config, loop.ready.method, loop.ready.objective
+    kernel, schedule, steps = sampler_at(loop, iteration)
+    if not steps:  # the last window of a round, with sampler.published_window
+        loop.log(iteration, {"live_rows": 0})
+        return
+
+    # 1. Rollout: sample paths with the current policy, score the images they lead to.
+    record, output, ends = sample_rounds(loop, kernel, schedule, steps, keep_means=objective.needs_old_mean)
+    loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output, ends))
+    if not loop.trains_policy(iteration):  # only a jointly trained reward learns
+        loop.log(iteration, reward_metrics(loop, record.sampled, output) | {"live_rows": 0})
+        return
+
+    if iteration < config.sampler.calibration.iterations:  # DenseGRPO: only noise levels are found
+        row = reward_metrics(loop, record.sampled, output) | calibrate(loop, record.sampled, output)
+        loop.log(iteration, row | {"live_rows": 0})
+        return
+
+    # 2. Credit and group-relative advantages, over the images of all processes.
+    sampled = record.sampled
+    credit = credit_of(loop, sampled, output, kernel, schedule)
+    advantage_M, may_M, signal_M, dead = advantages(loop, method, record.asked, sampled, credit, output, ends)
+    may_M, clip_range_M = may_M & best_samples(loop, sampled, ends), clip_ranges(loop, sampled, kernel, schedule)
+    rows = rows_of(sampled, credit, advantage_M, may_M & signal_M, clip_range_M)
+    counted_M = rows.keep if config.loss_denominator == "live" else may_M.to(rows.keep.device)
+
+    # 3. Update: score the stored transitions again under the policy that changes.
+    with loop.clock("update"):
+        stats = Statistics(*_MEANS, *filter(None, [objective.cut]))
+        update(record, rows, counted_M, loss_of, objective.cut, accuracy_scale(loop, sampled, ends), stats)
+
+    # 4. What a method remembers, and the log.
+    remember(loop, ends)
+    row = reward_metrics(loop, sampled, output, advantage_M) | stats.row(run)
+    loop.log(iteration, row | {"zero_std_ratio": dead, "live_rows": stats.rows(run)})
 
 
 def objective_of(config: TrainConfig) -> tuple[Any, Any]:
@@ -219,7 +224,7 @@ def update(
         if first_update:
             deviation = first_deviation(stats, run, loop.iteration, stale=stale)
             if len(blocks) > number + 1 and (not pieces or deviation > 0):
-                rows, record = record.with_old_of_updates(rows, blocks[number + 1 :])
+                rows = record.with_old_of_updates(rows, blocks[number + 1 :])
             first_update = False
         loop.update(gradient, stats, again=None if config.keep_graphs else how)
     if record.graphs is not None:

@@ -82,65 +82,71 @@ def main(ready: Ready, run: Run) -> bool:
     more = tuple(prompt_of(pair, config.prompts.negative) for pair in records)
     loop = Loop(replace(ready, prompts=replace(ready.prompts, more=more)), run, slots=("old",))
     for iteration in loop:
-        row: dict[str, Any] = {}
-        kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)
-        steps: tuple[int, ...] = ()
-
-        # 1. Pairs: from files; or sample groups, score them, and take the best and the worst of each.
-        if isinstance(options, Offline):
-            with loop.clock("pairs"):
-                pairs = idle = pairs_of_files(loop, records, iteration)
-        else:
-            batch = loop.batch(iteration)
-            if isinstance(options, Steps):
-                kernel, schedule, steps = sampler_at(loop, iteration)
-            with loop.clock("rollout"), torch.no_grad(), loop.policy.under(options.behaviour):
-                trajectory = sample(loop, batch, Paths(kernel=kernel, schedule=schedule, steps=steps), None)
-            with loop.clock("reward"), torch.no_grad(), loop.scorer.start(batch) as scoring:
-                scoring.add(trajectory.final, batch.group, batch.own)
-                output = scoring.result()
-            loop.rewards_of_all(output, compared=True)
-            pairs = pairs_of_rollout(batch, trajectory, output)
-            group = batch.group[:1]
-            idle = Pairs(
-                pool=pairs.pool,
-                winner=torch.arange(1),
-                loser=torch.arange(1),
-                group=group,
-                cond=batch.asked.cond_of(group),
-            )
-            row = pair_row(loop, batch, pairs, output)
-            if not loop.trains_policy(iteration):  # only a jointly trained reward learns
-                loop.log(iteration, row)
-                continue
-
-        # 2. The loss of rows (pair, draw): a draw is a noise level, or a stochastic step.
-        if isinstance(options, Steps):
-            draws = len(steps)
-            loss_of = partial(step_loss, loop, trajectory, kernel, schedule, options)
-        else:
-            draws = config.times.count
-            loss_of = partial(noised_loss, loop, schedule, iteration, options.beta)
-
-        # 3. Update.
-        with loop.clock("update"):
-            stats = Statistics("margin", "implicit_accuracy", "winner_reward", "loser_reward")
-            for part in range(config.updates_per_rollout):
-                pair_r, draw_r = rows_of(loop, pairs, draws, part)
-                live = total_of(run, len(pair_r))
-                if live == 0:
-                    continue
-                gradient = loop.gradient()
-                how = partial(descend, loop, loss_of, (pairs, idle), pair_r, draw_r, live)
-                how(gradient, stats)
-                loop.update(gradient, stats, again=how)
-
-        # 4. The reference may follow; log.
-        every = None if isinstance(options, Offline) else options.ref_update_every
-        if every is not None and (iteration + 1) % every == 0:
-            loop.policy.blend("old", 0.0)
-        loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
+        iterate(loop, records, iteration)
     return loop.finished
+
+
+def iterate(loop: Loop, records: list[Pair], iteration: int) -> None:
+    """One iteration; what it made is freed before the next one samples."""
+    run, config, options = loop.run, loop.config, loop.ready.objective
+    row: dict[str, Any] = {}
+    kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=loop.ready.kernel)
+    steps: tuple[int, ...] = ()
+
+    # 1. Pairs: from files; or sample groups, score them, and take the best and the worst of each.
+    if isinstance(options, Offline):
+        with loop.clock("pairs"):
+            pairs = idle = pairs_of_files(loop, records, iteration)
+    else:
+        batch = loop.batch(iteration)
+        if isinstance(options, Steps):
+            kernel, schedule, steps = sampler_at(loop, iteration)
+        with loop.clock("rollout"), torch.no_grad(), loop.policy.under(options.behaviour):
+            trajectory = sample(loop, batch, Paths(kernel=kernel, schedule=schedule, steps=steps), None)
+        with loop.clock("reward"), torch.no_grad(), loop.scorer.start(batch) as scoring:
+            scoring.add(sent(trajectory.final, loop.device), batch.group, batch.own)
+            output = scoring.result()
+        loop.rewards_of_all(output, compared=True)
+        pairs = pairs_of_rollout(batch, trajectory, output)
+        group = batch.group[:1]
+        idle = Pairs(
+            pool=pairs.pool,
+            winner=torch.arange(1),
+            loser=torch.arange(1),
+            group=group,
+            cond=batch.asked.cond_of(group),
+        )
+        row = pair_row(loop, batch, pairs, output)
+        if not loop.trains_policy(iteration):  # only a jointly trained reward learns
+            loop.log(iteration, row)
+            return
+
+    # 2. The loss of rows (pair, draw): a draw is a noise level, or a stochastic step.
+    if isinstance(options, Steps):
+        draws = len(steps)
+        loss_of = partial(step_loss, loop, trajectory, kernel, schedule, options)
+    else:
+        draws = config.times.count
+        loss_of = partial(noised_loss, loop, schedule, iteration, options.beta)
+
+    # 3. Update.
+    with loop.clock("update"):
+        stats = Statistics("margin", "implicit_accuracy", "winner_reward", "loser_reward")
+        for part in range(config.updates_per_rollout):
+            pair_r, draw_r = rows_of(loop, pairs, draws, part)
+            live = total_of(run, len(pair_r))
+            if live == 0:
+                continue
+            gradient = loop.gradient()
+            how = partial(descend, loop, loss_of, (pairs, idle), pair_r, draw_r, live)
+            how(gradient, stats)
+            loop.update(gradient, stats, again=how)
+
+    # 4. The reference may follow; log.
+    every = None if isinstance(options, Offline) else options.ref_update_every
+    if every is not None and (iteration + 1) % every == 0:
+        loop.policy.blend("old", 0.0)
+    loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
 
 
 LossOf = Callable[[Pairs, Tensor, Tensor], PairLoss]
@@ -236,7 +242,7 @@ def noised_loss(
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     sigma, timestep = drawn.sigma[place, draw][twice], drawn.timestep[place, draw][twice]
     numbers = [(*key, int(number)) for key, number in zip(keys, draw, strict=True)]
-    clean = taken(pairs.pool, torch.cat([pairs.winner[pair], pairs.loser[pair]]))
+    clean = taken(pairs.pool, torch.cat([pairs.winner[pair], pairs.loser[pair]]), loop.device)
     noise = sent(sample_normals(loop.pipeline.latent_shape, numbers)[twice], clean.device)
     x, velocity = noised(clean, noise, sigma), loop.velocity(pairs.cond[pair[twice]])
     with torch.no_grad(), loop.policy.under("old"), loop.network.counting("reference"):
@@ -261,9 +267,9 @@ def step_loss(
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     step = torch.tensor(trajectory.steps)[draw][twice]
     slot = torch.tensor([trajectory.kept.index(number) for number in trajectory.steps])[draw][twice]
-    both, device = torch.cat([pairs.winner[pair], pairs.loser[pair]]), pairs.pool.device
+    both, device = torch.cat([pairs.winner[pair], pairs.loser[pair]]), loop.device
     # Kept states ascend and hold step and step + 1.
-    x, produced = (pairs.pool[sent(both, device), sent(after, device)] for after in (slot, slot + 1))
+    x, produced = (sent(pairs.pool[both, after], device) for after in (slot, slot + 1))
     now, after, velocity = schedule.sigma[step], schedule.sigma[step + 1], loop.velocity(pairs.cond[pair[twice]])
 
     def log_prob() -> Tensor:

@@ -28,9 +28,22 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=cuda)
 
 
-def taken(tensor: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor by their numbers, which may live on the host."""
-    return tensor[sent(index, tensor.device)]
+def taken(tensor: Tensor, index: Tensor, device: torch.device | None = None) -> Tensor:
+    """Rows of a tensor by their numbers, which may live on the host; on a device, or where the tensor lives."""
+    rows = tensor[sent(index, tensor.device)]
+    return rows if device is None else sent(rows, device)
+
+
+def host_rows(like: Tensor, count: int) -> Tensor:
+    """Room on the host for `count` rows of this kind; pinned where they come from CUDA, which then copies by itself."""
+    pinned = like.device.type == "cuda" and torch.cuda.is_available()
+    return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device="cpu", pin_memory=pinned)
+
+
+def arrived(device: torch.device) -> None:
+    """Waits until copies that a device makes by itself are there."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.current_stream(device).synchronize()
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -121,16 +121,3 @@ def without_texts(asked: AskedPrompts, group: Tensor) -> AskedPrompts:
     """Those of the groups that occur in `[b]`, on the host and without their texts, which nobody draws by."""
     own = group.unique(sorted=True)
     return AskedPrompts(groups=own, prompts=(), prompt_ids=(), cond=asked.cond_of(own).to("cpu"))
-
-
-def on_device(found: Trajectory, device: torch.device) -> Trajectory:
-    """A trajectory with its tensors on a device."""
-    tensors = {name: getattr(found, name) for name in ("states", "log_prob", "final", "mean", "velocity")}
-    moved: dict[str, Any] = {name: None if tensor is None else sent(tensor, device) for name, tensor in tensors.items()}
-    return replace(found, **moved)
-
-
-def sampled_on_device(found: Sampled, device: torch.device) -> Sampled:
-    """A table whose latents are on a device; its columns stay on the host."""
-    mean = None if found.mean is None else sent(found.mean, device)
-    return replace(found, states=sent(found.states, device), finished=sent(found.finished, device), mean=mean)

@@ -13,6 +13,7 @@ from torch import Tensor
 from flowrl.config.sections import SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
+from flowrl.runtime.placement import arrived, host_rows, sent
 from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers import Kernel, rollout
 from flowrl.samplers.branching import sample_branches
@@ -20,7 +21,7 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import Draws, DrawsElsewhere, Request, batch_of, on_device, sampled_on_device, without_texts
+from flowrl.training.draws import Draws, DrawsElsewhere, Request, batch_of, without_texts
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -85,21 +86,26 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tupl
 def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Trajectory:
     """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient.
 
-    `scoring` is handed each piece's finished latents. Where the run has workers, they draw the pieces.
+    The record lies on the host, into whose room each piece is copied as it is drawn: the device holds one piece, not an
+    iteration's. `scoring` is handed each piece's finished latents. Where the run has workers, they draw the pieces.
     """
     if loop.run.rollouts is None:
         pieces = _pieces(loop, batch, how)
     else:
         found = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps))
-        pieces = (on_device(cast(Trajectory, piece), loop.device) for piece in found)
-    parts, start = list[Trajectory](), 0
+        pieces = (cast(Trajectory, piece) for piece in found)
+    rows, start, part = dict[str, Tensor](), 0, None
     for part in pieces:
-        parts.append(part)
         own = slice(start, start + len(part))
+        for name, column in part.columns().items():
+            rows.setdefault(name, host_rows(column, len(batch.own)))[own].copy_(column, non_blocking=True)
         if scoring is not None:
-            scoring.add(part.final, batch.group[own], batch.own[own])
+            scoring.add(sent(part.final, loop.device), batch.group[own], batch.own[own])
         start = own.stop
-    return Trajectory.cat(parts)
+    assert part is not None
+    arrived(loop.device)
+    columns: dict[str, Any] = rows
+    return replace(part, **columns)
 
 
 def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = False) -> Iterator[Trajectory]:
@@ -177,9 +183,10 @@ def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
     how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, keep_means=request.keep_means)
     if not request.plan:
-        return on_device(Trajectory.cat(list(_pieces(draws, batch, how))), torch.device("cpu"))
-    sampled = _plan(draws, batch, CREDIT[draws.config.credit.method], how)
-    return sampled_on_device(sampled.on_host(), torch.device("cpu"))
+        drawn = Trajectory.cat(list(_pieces(draws, batch, how)))
+        columns: dict[str, Any] = {name: column.cpu() for name, column in drawn.columns().items()}
+        return replace(drawn, **columns)
+    return _plan(draws, batch, CREDIT[draws.config.credit.method], how).on_host()
 
 
 def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: Scoring) -> Sampled:
@@ -194,11 +201,11 @@ def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: 
     else:
         (found,) = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps), plan=True)
         assert isinstance(found, Sampled)
-        sampled = sampled_on_device(found, loop.device)
+        sampled = found
     if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images
         count = len(sampled.finished)
         first = batch.own.start // len(batch.own) * count
-        scoring.add(sampled.finished, sampled.finished_group, range(first, first + count))
+        scoring.add(sent(sampled.finished, loop.device), sampled.finished_group, range(first, first + count))
     return sampled
 
 

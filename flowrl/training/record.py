@@ -6,7 +6,7 @@ Letters: M transitions, b rows of a micro-batch that share a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from flowrl.trajectory import Rows, Sampled, Schedule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """What an iteration has sampled: latents on the device, columns and the table that is trained on the host.
+    """What an iteration has sampled, on the host; rows go to the device as they are scored.
 
     Attributes:
         loop: of the run.
@@ -52,6 +52,10 @@ class Recording:
         step = int(rows.step[0])
         return self.schedule.sigma[step], self.schedule.sigma[step + 1]
 
+    def latents(self, index: Tensor) -> Tensor:
+        """Latents of the pool by their numbers, on the device."""
+        return taken(self.sampled.states, index, self.loop.device)
+
     def replay(self, rows: Rows) -> Transition:
         """The transition that the network's weights give at the stored states of rows that share a step.
 
@@ -59,16 +63,16 @@ class Recording:
         """
         sources, place = rows.source.unique(sorted=True, return_inverse=True)
         first = torch.stack([torch.nonzero(place == number)[0, 0] for number in range(len(sources))])
-        (sigma, sigma_next), states = self.levels(rows), self.sampled.states
+        (sigma, sigma_next), x = self.levels(rows), self.latents(sources)
         velocity = self.loop.velocity(self.asked.cond_of(rows.group[first]))
-        predicted = velocity(taken(states, sources), sigma, self.schedule.timestep[int(rows.step[0])])
-        return self.kernel(taken(states, rows.source), taken(predicted, place), sigma, sigma_next)
+        predicted = velocity(x, sigma, self.schedule.timestep[int(rows.step[0])])
+        return self.kernel(taken(x, place), taken(predicted, place), sigma, sigma_next)
 
     def transition(self, rows: Rows) -> Transition:
         """The transition with its graph under the policy, from a graph that the rollout kept or replayed."""
         if self.graphs is None:
             return self.replay(rows)
-        return self.kernel(taken(self.sampled.states, rows.source), self.graphs.take(rows), *self.levels(rows))
+        return self.kernel(self.latents(rows.source), self.graphs.take(rows), *self.levels(rows))
 
     def in_step(self, rows: Rows, blocks: Sequence[Tensor]) -> Iterator[tuple[Tensor, bool]]:
         """Blocks of row indexes, each of one step, with True; between them idle ones with False, see `in_step`."""
@@ -78,11 +82,10 @@ class Recording:
 
         return in_step(self.loop.shards, blocks, idle, key=lambda index: int(rows.step[index[0]]))
 
-    def rescore(self, rows: Rows, blocks: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Log-densities `[M]` of the stored transitions under the current weights, and means `[M, *latent]` where the
-        rollout kept them; outside the blocks both stay as they were."""
-        log_prob, mean, order, found = rows.old_log_prob.clone(), self.sampled.mean, list[Tensor](), list[Tensor]()
-        mean = None if mean is None else mean.clone()
+    def rescore(self, rows: Rows, blocks: list[Tensor], *, mean: Tensor | None = None) -> Tensor:
+        """Log-densities `[M]` of the stored transitions under the current weights, and into `mean` [M, *latent] theirs;
+        outside the blocks both stay as they were."""
+        log_prob, order, found = rows.old_log_prob.clone(), list[Tensor](), list[Tensor]()
         network = self.loop.network
         for index, live in self.in_step(rows, blocks):
             # With a graph, as in the update: without one other kernels may answer.
@@ -91,26 +94,26 @@ class Recording:
             if not live:
                 continue
             order.append(index)
-            produced = taken(self.sampled.states, rows.produced[index])
-            found.append(self.kernel.log_prob(produced, transition).detach())
+            found.append(self.kernel.log_prob(self.latents(rows.produced[index]), transition).detach())
             if mean is not None:
-                mean[sent(index, mean.device)] = transition.mean.detach()
-        if blocks:
+                mean[index] = transition.mean.detach().cpu()
+        if order:
             log_prob[torch.cat(order)] = torch.cat(found).to(log_prob)
-        return log_prob, mean
+        return log_prob
 
-    def with_old_of_updates(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Recording]:
-        """Old log-densities and means as the micro-batches of updates that are still to come give them.
+    def with_old_of_updates(self, rows: Rows, blocks: list[list[Tensor]]) -> Rows:
+        """The table with old log-densities as the micro-batches of updates that are still to come give them; so are the
+        means from then on.
 
         Networks answer a little differently at another batch size; the ratio must not see that.
         """
-        old, mean = self.rescore(rows, [block for part in blocks for block in part])
-        return Rows(**{**rows.columns(), "old_log_prob": old}), replace(self, sampled=replace(self.sampled, mean=mean))
+        old = self.rescore(rows, [block for part in blocks for block in part], mean=self.sampled.mean)
+        return Rows(**{**rows.columns(), "old_log_prob": old})
 
     def scored_rows(self, rows: Rows, index: Tensor, new: Transition) -> Scored:
         """A micro-batch, rows `index` of the table, as objectives take it."""
         now, after = self.levels(rows)
-        produced, mean = taken(self.sampled.states, rows.produced), self.sampled.mean
+        produced, mean = self.latents(rows.produced), self.sampled.mean
         columns = (rows.old_log_prob, rows.advantage, rows.clip_low, rows.clip_high)
         old_log_prob, advantage, low, high = (sent(column, produced.device) for column in columns)
         return Scored(
@@ -119,7 +122,7 @@ class Recording:
             clip_low=low,
             clip_high=high,
             new=new,
-            old_mean=None if mean is None else taken(mean, index),
+            old_mean=None if mean is None else taken(mean, index, produced.device),
             produced=produced,
             step_size=float(now - after),
             sensitivity=kernel_sensitivity(self.kernel, now, after),
@@ -148,7 +151,7 @@ class Recording:
             return None
         log_ratio = torch.zeros_like(rows.old_log_prob)
         if not known_one:
-            log_ratio = (self.rescore(rows, blocks)[0] - rows.old_log_prob) / self.dims
+            log_ratio = (self.rescore(rows, blocks) - rows.old_log_prob) / self.dims
         mine = torch.cat(blocks) if blocks else rows.source[:0]
         mine = mine[rows.keep[mine]]
         part, (factor, loss, cut) = rows[mine], (torch.zeros_like(log_ratio) for _ in range(3))

@@ -272,7 +272,8 @@ class _Device:
                 self.wait("an index on the host")
             return
         if func in _COPY:
-            if func is not _aten._to_copy.default and host:
+            ahead = func is _aten.copy_.default and len(args) > 2 and args[2]  # a copy that the device makes by itself
+            if func is not _aten._to_copy.default and host and not ahead:
                 self.wait("a copy into a tensor that lives elsewhere")
             return
         if func in _WAITING:
