@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from flowrl.planning import published_models
 from flowrl.planning.cost import decode_flops
 from flowrl.planning.decoding import Size, decode_peaks
 from flowrl.planning.published_models import Parts
-from flowrl.planning.sent_text import Text, text_of
+from flowrl.planning.sent_text import Text, text_of, unloaded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +23,14 @@ class DrawnSample:
 
     Attributes:
         call: arguments of one evaluation of the denoiser, on the meta device.
+        latent: numbers of its latent.
+        prompt: numbers of what a prompt is embedded as.
         decoding: FLOPs, and bytes at most, whole and in tiles; None where they are not known.
     """
 
     call: dict[str, Any]
+    latent: int
+    prompt: int
     decoding: Callable[[], tuple[float | None, tuple[int, int] | None]]
 
 
@@ -96,7 +101,16 @@ class FamilyRoute:
             peaks = decode_peaks(self.family, self.model, size, dtype=self.vae_dtype)
             return decode_flops(self.model, self.parts, size), peaks
 
-        return DrawnSample(call=self._call(size, tokens), decoding=decoding)
+        call = self._call(size, tokens)
+        frames = {} if size[2] is None else {"num_frames": size[2]}
+        p = unloaded(self.family, self.model, tokens, self.options | {"height": size[0], "width": size[1], **frames})
+        prompt = {} if p is None else p.family.conditioning(p, tokens)
+        return DrawnSample(
+            call=call,
+            latent=0 if p is None else math.prod(p.latent_shape),
+            prompt=sum(tensor.numel() for tensor in prompt.values()),
+            decoding=decoding,
+        )
 
     def _call(self, size: Size, tokens: int) -> dict[str, Any]:
         return self.family.meta_call(self.model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)

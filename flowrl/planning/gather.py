@@ -196,7 +196,8 @@ def _count(
         parts=route.parts or {}, rewards=plan.rewards if here else (), unknown=tuple(unknown),
         dtype=(pipeline.dtype, DTYPES[pipeline.dtype].itemsize), full=full, slots=plan.slots,
         reference=full and (bool(run.evaluations) or config.kl_coef > 0), evaluates=run.evaluations > 0,
-        at_once=route.at_once,
+        at_once=route.at_once, latent=4 * drawn.latent, images=config.num_images, record=plan.counts.record(),
+        prompt=drawn.prompt, prompts=plan.prompts, cached=config.prompts.cache is not None,
     )  # fmt: skip
     return replace(
         plan,

@@ -10,15 +10,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flowrl.pipelines.shared.prompt_embeddings import CACHED_BYTES, EMBEDDING_CACHE
 from flowrl.planning.network import Network
 from flowrl.planning.published_models import Parts
 from flowrl.planning.weights import DenoiserWeights
+from flowrl.runtime.placement import PINNED
 
 GIB = 2**30
 CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
 """Nominal size of a card -> GiB that its driver reports; of 48 GB with error correction, which takes a sixteenth."""
 OVERHEAD = 2 * GIB
 """The reserve: a process's CUDA context (some 0.5 GiB), workspaces, and blocks that the allocator cannot use."""
+LIBRARIES = 4 * GIB
+"""Of the host: Python, torch, the libraries of models, and CUDA's own."""
 SLOT = 4
 """Bytes of a trained parameter in one more slot of weights."""
 SAVED_STATE = 12
@@ -51,6 +55,13 @@ class Facts:
         reference: whether the weights before training are kept beside those that are trained.
         evaluates: whether there are evaluations.
         at_once: whether denoiser and text encoders are loaded together, also where the latter are freed then.
+        latent: bytes of a latent.
+        images: of an iteration, over all processes.
+        record: latents that it keeps for its update: on the host, and of those how many are on the devices together
+            when the rollout ends.
+        prompt: numbers of what a prompt is embedded as.
+        prompts: of the run; None where their number is not known.
+        cached: whether a folder has the embeddings that the host does not keep.
     """
 
     network: Network
@@ -70,6 +81,12 @@ class Facts:
     reference: bool
     evaluates: bool
     at_once: bool = False
+    latent: int = 0
+    images: int = 0
+    record: tuple[int, int] = (0, 0)
+    prompt: int = 0
+    prompts: int | None = None
+    cached: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +125,8 @@ class Memory:
         stages: bytes by the other parts of an iteration, beside what is held.
         start: all that is there before text encoders are freed, where they are; else 0.
         worker: the most that a process which only draws takes; None where the learner draws.
+        host: bytes of the host's memory by what they are, all through the run.
+        host_start: what passes through the host while the model loads.
     """
 
     held: Mapping[str, int]
@@ -120,6 +139,13 @@ class Memory:
     stages: Mapping[str, int]
     start: int = 0
     worker: int | None = None
+    host: Mapping[str, int]
+    host_start: int = 0
+
+    @property
+    def host_peak(self) -> int:
+        """The most of the host's memory in any part of the run, the libraries included."""
+        return max(sum(self.host.values()), self.host_start) + LIBRARIES
 
     @property
     def fixed(self) -> int:
@@ -158,7 +184,10 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     draws = working + chosen.rollout_batch_size * facts.passes[0] * network.working // split
     images = 2 * chosen.rollout_batch_size * facts.image
     decoded = _decoded(facts.decode, chosen, chosen.rollout_batch_size)
-    here = draws * (not chosen.rollouts)  # finished images are decoded and scored beside the sampling
+    ranks = max(1, chosen.processes // split)
+    piece = facts.record[0] * facts.latent * chosen.rollout_batch_size // max(1, facts.images)
+    # Finished images are decoded and scored beside the sampling.
+    here = (draws + max(piece, facts.record[1] * facts.latent // ranks)) * (not chosen.rollouts)
     stages[f"{'sampling, ' * bool(here)}decoding, scoring {chosen.rollout_batch_size} images"] = (
         here + images + decoded + away
     )
@@ -182,6 +211,8 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         update=working,
         stages=stages,
         start=chosen.free_text_encoders * (encoders + sum(vae.values()) + sum(denoiser.values()) * facts.at_once),
+        host=_host(facts, chosen, (encoders, sum(vae.values()), sum(rewards.values()))),
+        host_start=max(weights.parameters * facts.dtype[1], encoders),
     )
     if not chosen.rollouts:
         return memory
@@ -267,6 +298,28 @@ def _trained(facts: Facts, chosen: MemorySettings) -> dict[str, int]:
     masters = 4 * (width < 4)
     each = gradient + masters + moments + SLOT * slots + width * facts.reference
     return {f"{'masters, ' * (masters > 0)}gradient{adam}{copies}": int(count * each)}
+
+
+def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> dict[str, int]:
+    """What a process takes of the host's memory; `parts` are bytes of text encoders, autoencoder and rewards."""
+    ranks, trained = max(1, chosen.processes // chosen.context), facts.network.trained
+    record = pinned(facts.record[0] * facts.latent // ranks)
+    found = {"record of a rollout": record} if record else {}
+    if facts.prompts is not None and facts.prompt:
+        count = facts.prompts if chosen.free_text_encoders else min(facts.prompts, EMBEDDING_CACHE)
+        kept = count * facts.prompt * facts.dtype[1]
+        found["embeddings of prompts"] = min(kept, CACHED_BYTES) if facts.cached else kept
+    resting = zip(("text_encoders", "vae", "rewards"), ("text encoders", "autoencoder", "rewards"), parts, strict=True)
+    found |= {f"{words} at rest": size for key, words, size in resting if key in chosen.offload and size}
+    if chosen.optim_offload:
+        each = 4 + 4 + 8 + facts.full * (SLOT * facts.slots + facts.dtype[1] * facts.reference)
+        found["weights, gradient, Adam"] = trained * each
+    return found
+
+
+def pinned(size: int) -> int:
+    """Bytes of host memory that a record of so many takes: up to a limit it is pinned, in powers of two."""
+    return size if size > PINNED or not size else 1 << (size - 1).bit_length()
 
 
 def _others(facts: Facts) -> tuple[int, dict[str, int], dict[str, int]]:

@@ -69,11 +69,16 @@ def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: S
 
 def drops_padding(family: ModelFamily, model: str, tokens: int, options: Mapping[str, Any]) -> bool:
     """Whether the denoiser is sent a prompt's own tokens alone: then a prompt keeps their number beside them."""
+    p = unloaded(family, model, tokens, options)
+    return p is not None and "length_on_host" in p.family.conditioning(p, tokens)
+
+
+def unloaded(family: ModelFamily, model: str, tokens: int, options: Mapping[str, Any]) -> FamilyPipeline | None:
+    """The pipeline of a checkpoint without its weights; None where nothing is known of it."""
     card = family.card(model) if isinstance(family, Family) else None
     if card is None or card.network is None or not isinstance(family, Family):
-        return False
-    p = FamilyPipeline(
+        return None
+    return FamilyPipeline(
         family, card, family.chosen(options), pipe=None, denoisers={}, dtype=torch.float32, device=torch.device("meta"),
         tokens=tokens,
     )  # fmt: skip
-    return "length_on_host" in family.conditioning(p, tokens)

@@ -88,7 +88,11 @@ class StockRoute:
             with _quiet():
                 found = self.recorder.sized(*size[:2]).recorded(self.longest)
         decoding = partial(stock_decoding, found, dtype=self.vae_dtype, videos=self.videos)
-        return DrawnSample(call=found.call, decoding=decoding)
+        latents = (*found.decoded[0], *found.decoded[1].values())
+        latent = sum(one.numel() for one in latents if isinstance(one, Tensor))
+        told = (one for name, one in found.call.items() if name.startswith(("encoder", "pooled")))
+        prompt = sum(one.numel() for one in told if isinstance(one, Tensor))
+        return DrawnSample(call=found.call, latent=latent, prompt=prompt, decoding=decoding)
 
     def text(self, prompts: Sequence[str] | None) -> tuple[Text, dict[str, Any] | None]:
         """Tokens that are read of a prompt, and the call of a usual prompt where they depend on it."""

@@ -15,7 +15,7 @@ from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import FLOOR, Cost, per_image
 from flowrl.planning.fits import Fit, fit
 from flowrl.planning.gather import Plan
-from flowrl.planning.memory import CARDS, OVERHEAD, Facts, Memory, checkpoint_bytes, fitting
+from flowrl.planning.memory import CARDS, LIBRARIES, OVERHEAD, Facts, Memory, checkpoint_bytes, fitting
 from flowrl.planning.refusals import Obstacles
 from flowrl.planning.throughput import PEAKS, SHARES
 from flowrl.planning.verdict import in_the_way, verdict
@@ -27,6 +27,7 @@ from flowrl.training.parts import attention_text
 _PNG = 2  # bytes per pixel of a saved image, roughly
 _PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
 _TOLD = (24, 40, 80)
+_NODE = 8  # cards of a machine, at most as a rule
 """Cards, in GB, that a plan tells of unless it is asked for one."""
 
 
@@ -265,6 +266,7 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
             f"at the start {in_bytes(memory.start)} of text encoders and autoencoder; the denoiser is loaded once the "
             "encoders are dropped"
         )
+    lines += _host_lines(plan, memory, facts)
     if memory.worker is not None:
         lines += note(f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}")
     lines += _micro_batches(plan, memory, facts)
@@ -273,6 +275,16 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     lines += ["To fit a card"]
     cards = _TOLD if card is None else (card,)
     return lines + pairs((f"{size} GB", _words(fit(facts, plan.settings, plan.choices, size), plan)) for size in cards)
+
+
+def _host_lines(plan: Plan, memory: Memory, facts: Facts) -> list[str]:
+    host = [(label, in_bytes(size)) for label, size in memory.host.items()]
+    if facts.prompts is None and facts.prompt:
+        host.append(("embeddings of prompts", f"{in_bytes(facts.prompt * facts.dtype[1])} each"))
+    host += [("while the model loads", in_bytes(memory.host_start)), ("libraries", in_bytes(LIBRARIES))]
+    node = min(plan.processes, _NODE)
+    most = f", {in_bytes(node * memory.host_peak)} for {node} on one machine" if node > 1 else ""
+    return ["Host memory of a process", *table([*host, ("at most", in_bytes(memory.host_peak) + most)])]
 
 
 def _micro_batches(plan: Plan, memory: Memory, facts: Facts) -> list[str]:

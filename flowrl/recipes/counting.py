@@ -60,6 +60,8 @@ class RecipeCounts:
         micro_batch_size: its size for so many processes that draw, where it is not that of `config.resolve_batch`.
         graphs: network calls whose activations a trained image holds at once.
         through_rewards: whether decoder and rewards keep activations too.
+        record: latents that an iteration keeps for its update, of all processes: on the host, and of those how many are
+            on the devices together when the rollout ends.
     """
 
     objective: str
@@ -71,6 +73,7 @@ class RecipeCounts:
     micro_batch_size: Callable[[int], int] | None = None
     graphs: Callable[[], int] = lambda: 1
     through_rewards: bool = False
+    record: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
 
 def only_here(config: TrainConfig) -> str:

@@ -54,6 +54,7 @@ from flowrl.recipes.forward_settings import (
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import Part, sample_normals
+from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalise, reward_channels
@@ -103,50 +104,56 @@ class Images:
 
 def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    config, objective, decays = ready.config, ready.objective, slot_decays(ready.config)
-    loop = Loop(ready, run, slots=tuple(decays), needs_reference=objective.method.needs_reference)
+    config, needs_reference = ready.config, ready.objective.method.needs_reference
+    loop = Loop(ready, run, slots=tuple(slot_decays(config)), needs_reference=needs_reference)
     kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)
     blocks = torch.arange(loop.geometry.images_per_process).split(micro_batch_size(config, run.world))
     for iteration in loop:
-        batch = loop.batch(iteration)
-
-        # 1. Rollout: sample with the policy that the method samples with, keep the finished latents.
-        with loop.scorer.start(batch) as scoring:
-            with loop.clock("rollout"), torch.no_grad(), loop.policy.under(objective.sampled_by):
-                clean = sample(loop, batch, Paths(kernel=kernel, schedule=schedule), scoring).final
-            with loop.clock("reward"):
-                output = scoring.result()
-
-        # 2. Group-relative advantages, over the images of all processes.
-        images, row = judge(loop, batch, clean, output, best_only=objective.method.best_only)
-        if not loop.trains_policy(iteration):  # only a jointly trained reward learns
-            loop.log(iteration, row | {"live_rows": 0})
-            continue
-
-        # 3. Update: predict the velocity at noised images under the policy that changes.
-        with loop.clock("update"):
-            stats, moved = Statistics(*_MEANS), list[bool]()
-            times = draw_times(loop, batch, schedule, shared=objective.method.one_level)
-            for part in range(config.updates_per_rollout):
-                share = blocks[part :: config.updates_per_rollout]
-                own_blocks = trained_blocks(share, images.keep, objective.whole_groups)
-                counted = total_of(run, sum(len(index) for index in own_blocks))
-                if counted == 0:
-                    continue
-                if config.loss_denominator == "all":  # those that are not the best of their group too
-                    counted = total_of(run, sum(int(images.reward[index].isfinite().sum()) for index in share))
-                gradient = loop.gradient()
-                how = partial(descend, loop, batch, images, times, own_blocks, objective, counted)
-                how(gradient, stats)
-                moved.append(loop.update(gradient, stats, again=how))
-
-        # 4. The old policies follow, unless every update was left out; log.
-        for slot, kind in decays.items():
-            decay = 1.0 if moved and not any(moved) else decay_of(config, kind, loop.counters["updates"])
-            loop.policy.blend(slot, decay)
-            row[f"{slot}_decay"] = decay
-        loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
+        iterate(loop, kernel, schedule, blocks, iteration)
     return loop.finished
+
+
+def iterate(loop: Loop, kernel: Kernel, schedule: Schedule, blocks: tuple[Tensor, ...], iteration: int) -> None:
+    """One iteration; what it made is freed before the next one samples."""
+    run, config, objective = loop.run, loop.config, loop.ready.objective
+    batch = loop.batch(iteration)
+
+    # 1. Rollout: sample with the policy that the method samples with, keep the finished latents.
+    with loop.scorer.start(batch) as scoring:
+        with loop.clock("rollout"), torch.no_grad(), loop.policy.under(objective.sampled_by):
+            clean = sample(loop, batch, Paths(kernel=kernel, schedule=schedule), scoring).final
+        with loop.clock("reward"):
+            output = scoring.result()
+
+    # 2. Group-relative advantages, over the images of all processes.
+    images, row = judge(loop, batch, clean, output, best_only=objective.method.best_only)
+    if not loop.trains_policy(iteration):  # only a jointly trained reward learns
+        loop.log(iteration, row | {"live_rows": 0})
+        return
+
+    # 3. Update: predict the velocity at noised images under the policy that changes.
+    with loop.clock("update"):
+        stats, moved = Statistics(*_MEANS), list[bool]()
+        times = draw_times(loop, batch, schedule, shared=objective.method.one_level)
+        for part in range(config.updates_per_rollout):
+            share = blocks[part :: config.updates_per_rollout]
+            own_blocks = trained_blocks(share, images.keep, objective.whole_groups)
+            counted = total_of(run, sum(len(index) for index in own_blocks))
+            if counted == 0:
+                continue
+            if config.loss_denominator == "all":  # those that are not the best of their group too
+                counted = total_of(run, sum(int(images.reward[index].isfinite().sum()) for index in share))
+            gradient = loop.gradient()
+            how = partial(descend, loop, batch, images, times, own_blocks, objective, counted)
+            how(gradient, stats)
+            moved.append(loop.update(gradient, stats, again=how))
+
+    # 4. The old policies follow, unless every update was left out; log.
+    for slot, kind in slot_decays(config).items():
+        decay = 1.0 if moved and not any(moved) else decay_of(config, kind, loop.counters["updates"])
+        loop.policy.blend(slot, decay)
+        row[f"{slot}_decay"] = decay
+    loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
 
 
 # ---- advantages ------------------------------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
         slots=len(slot_decays(config)),
         multiple=config.group_size if objective.whole_groups else 1,
         micro_batch_size=lambda ranks: micro_batch_size(config, ranks),
+        record=lambda: (config.num_images, 0),
     )
 
 

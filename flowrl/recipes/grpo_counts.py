@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.credit.trees import BranchGrpo
+from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
 from flowrl.samplers.windows import flash_tail, thinned_steps
 from flowrl.training.assignment import credit_options
@@ -45,24 +46,36 @@ def counts(config: TrainConfig) -> RecipeCounts:
             backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
         )
 
+    def record() -> tuple[int, int]:
+        paths = _paths(config, method, 0, stochastic_steps(sampler, config.seed, 0))
+        count = paths.states + paths.images + paths.transitions * objective.needs_old_mean
+        velocities = paths.transitions * method.values
+        rounds = config.curriculum.max_rounds  # of several the record is joined, and there twice meanwhile
+        return count * (rounds if rounds == 1 else 2 * rounds), (count + velocities) * (not method.of_outcomes)
+
+    objective = OBJECTIVES[config.objective.name or "clip"]
     graphs = (lambda: len(stochastic_steps(sampler, config.seed, 0))) if config.keep_graphs else (lambda: 1)
     return RecipeCounts(
         objective=config.objective.name or "clip",
         credit=config.credit.method,
         graphs=graphs,
         of_iteration=of_iteration,
+        record=record,
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Paths:
     """What one way of sampling evaluates: rows of the rollout and of completions without guidance, images, and the
-    latents that the transitions of each stochastic step start at."""
+    latents that the transitions of each stochastic step start at; and what it records:
+    states and transitions."""
 
     rollout: int
     completion: int
     images: int
     sources: dict[int, int]
+    states: int
+    transitions: int
 
 
 def _trained(config: TrainConfig, iteration: int, sources: dict[int, int]) -> int:
@@ -96,6 +109,8 @@ def _paths(config: TrainConfig, method: Method, iteration: int, steps: tuple[int
         completion=completion,
         images=images * (1 + len(steps) * method.values),
         sources=dict.fromkeys(steps, images),
+        states=images * len({state for step in steps for state in (step, step + 1)}),
+        transitions=images * len(steps),
     )
 
 
@@ -114,16 +129,21 @@ def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _P
         completion=0,
         images=anchors * width * len(steps) * len(strides),
         sources=dict.fromkeys(steps, anchors),
+        states=anchors * (1 + width) * len(steps),
+        transitions=anchors * width * len(steps),
     )
 
 
 def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int, ...]) -> _Paths:
     """A node is evaluated once, however many children it gets."""
     splits, stochastic = tree_steps(config, num_steps, iteration, steps)
-    nodes, rollout, sources = config.prompts_per_step, 0, {}
+    nodes, rollout, sources, states, transitions = config.prompts_per_step, 0, {}, 0, 0
     for step in range(num_steps):
         rollout += nodes
+        children = nodes * (config.credit.children if step in splits else 1)
         if step in stochastic:
             sources[step] = nodes
-        nodes *= config.credit.children if step in splits else 1
-    return _Paths(rollout=rollout, completion=0, images=nodes, sources=sources)
+            states += children + nodes * (step - 1 not in stochastic)  # else it was kept as a product
+            transitions += children
+        nodes = children
+    return _Paths(rollout=rollout, completion=0, images=nodes, sources=sources, states=states, transitions=transitions)

@@ -109,7 +109,14 @@ def counts(config: TrainConfig) -> RecipeCounts:
             backward=compared * walked(sampler.train_negative, sampler.guidance_scale, passes),
         )
 
-    return RecipeCounts(objective=config.objective.name or "dpo", of_iteration=of_iteration, slots=1, multiple=2)
+    def record() -> tuple[int, int]:
+        if isinstance(options, Offline):
+            return 0, 2 * config.prompts_per_step
+        steps = stochastic_steps(sampler, config.seed, 0) if isinstance(options, Steps) else ()
+        return config.num_images * (1 + len({state for step in steps for state in (step, step + 1)})), 0
+
+    name = config.objective.name or "dpo"
+    return RecipeCounts(objective=name, of_iteration=of_iteration, slots=1, multiple=2, record=record)
 
 
 def check(config: TrainConfig) -> None:

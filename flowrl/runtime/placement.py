@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from flowrl.runtime.private_names import own_tensors, times_written
 
+PINNED = 2**30
+"""Bytes up to which host memory is pinned: torch rounds it up to a power of two, which of more would waste too much."""
 _LARGE = 2**16  # bytes, from which the driver does not keep a copy of its own
 
 
@@ -35,8 +37,10 @@ def taken(tensor: Tensor, index: Tensor, device: torch.device | None = None) -> 
 
 
 def host_rows(like: Tensor, count: int) -> Tensor:
-    """Room on the host for `count` rows of this kind; pinned where they come from CUDA, which then copies by itself."""
-    pinned = like.device.type == "cuda" and torch.cuda.is_available()
+    """Room on the host for `count` rows of this kind; up to a size pinned where they come from CUDA, which then copies
+    by itself."""
+    small = count * like[:1].numel() * like.element_size() <= PINNED
+    pinned = small and like.device.type == "cuda" and torch.cuda.is_available()
     return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device="cpu", pin_memory=pinned)
 
 

@@ -174,10 +174,6 @@ class GradientSum:
                 self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] + 1, "loss_scale_held": 0}
         return norm
 
-    def emptied(self) -> GradientSum:
-        """An empty sum of the same weights."""
-        return GradientSum(self.policy, self.counters, scale_loss=self.scale_loss)
-
     def is_finite(self, run: Run) -> bool:
         """Whether the sum over all processes is finite."""
         self._join(run)
@@ -209,15 +205,12 @@ class Statistics:
 
     def __init__(self, *names: str) -> None:
         """`names` are the quantities whose mean may be wanted, the same on every process; "loss" is always one."""
+        self.names = names
         self._sums = dict.fromkeys(("loss", *names), 0.0)
         self._counts = dict.fromkeys(("loss", *names), 0)
         self._largest: dict[str, float] = {}
         self._shared: dict[str, list[float]] = defaultdict(list)
         self._waiting: list[tuple[str, bool, Tensor, Tensor | None]] = []  # name, whether summed, values, live rows
-
-    def alike(self) -> Statistics:
-        """An empty one of the same names."""
-        return Statistics(*self._sums)
 
     def mean(self, keep: Tensor | None, **values_b: Tensor) -> None:
         """Adds values of rows, of which the mean is wanted; only live rows count, all where `keep` is None.

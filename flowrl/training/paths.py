@@ -94,18 +94,17 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
     else:
         found = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps))
         pieces = (cast(Trajectory, piece) for piece in found)
-    rows, start, part = dict[str, Tensor](), 0, None
+    rows, start = dict[str, Any](), 0
     for part in pieces:
-        own = slice(start, start + len(part))
+        own, kept, steps = slice(start, start + len(part)), part.kept, part.steps
         for name, column in part.columns().items():
             rows.setdefault(name, host_rows(column, len(batch.own)))[own].copy_(column, non_blocking=True)
         if scoring is not None:
             scoring.add(sent(part.final, loop.device), batch.group[own], batch.own[own])
         start = own.stop
-    assert part is not None
+        del part, column  # the device has room for the next one
     arrived(loop.device)
-    columns: dict[str, Any] = rows
-    return replace(part, **columns)
+    return Trajectory(kept=kept, steps=steps, **rows)
 
 
 def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = False) -> Iterator[Trajectory]:

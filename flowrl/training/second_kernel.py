@@ -28,7 +28,7 @@ def second_gradient(
     pipeline: Pipeline,
     run: Run,
     descend: Descend,
-    empty: tuple[GradientSum, Statistics],
+    filled: tuple[GradientSum, Statistics],
     error: NotFinite,
 ) -> GradientSum:
     """The first finite gradient of other kernels, joined over the processes; attention is as before afterwards.
@@ -40,12 +40,13 @@ def second_gradient(
         pipeline: whose attention it is.
         run: of all processes, which come here together.
         descend: fills a sum.
-        empty: as what is filled; the second of them is not read.
+        filled: what the first gradient and its statistics are in.
         error: of the first gradient.
 
     Raises:
         NotFinite: it is finite under none, with those that were tried.
     """
+    own, stats = filled
     known, failed = ready.family.attends(ready.location), [pipeline.attention]
     dtype, device = DTYPES[ready.config.pipeline.dtype], run.device
     words = usable(this_machine(device.type), dtype, known)
@@ -57,7 +58,7 @@ def second_gradient(
             give_kernel([pipeline.denoiser], word, known, dtype, device)
         except ValueError:
             continue
-        gradient, unread = empty[0].emptied(), empty[1].alike()
+        gradient, unread = GradientSum(own.policy, own.counters, scale_loss=own.scale_loss), Statistics(*stats.names)
         try:
             descend(gradient, unread)
         finally:
