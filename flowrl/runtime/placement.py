@@ -44,12 +44,6 @@ def host_rows(like: Tensor, count: int) -> Tensor:
     return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device="cpu", pin_memory=pinned)
 
 
-def arrived(device: torch.device) -> None:
-    """Waits until copies that a device makes by itself are there."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        torch.cuda.current_stream(device).synchronize()
-
-
 def widest(device: torch.device) -> torch.dtype:
     """The dtype that sums over many elements are taken in: float64, or float32 on Apple's GPUs, which have no other.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.config.sections import SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
-from flowrl.runtime.placement import arrived, host_rows, sent
+from flowrl.runtime.placement import host_rows, sent
 from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers import Kernel, rollout
 from flowrl.samplers.branching import sample_branches
@@ -103,7 +103,8 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
             scoring.add(sent(part.final, loop.device), batch.group[own], batch.own[own])
         start = own.stop
         del part, column  # the device has room for the next one
-    arrived(loop.device)
+    if loop.device.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.current_stream(loop.device).synchronize()  # for the copies, which the device makes by itself
     return Trajectory(kept=kept, steps=steps, **rows)
 
 
