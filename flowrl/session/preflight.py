@@ -190,9 +190,9 @@ def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Ite
         if here:
             yield lambda: check_device(given["pipeline"].device, model=given["pipeline"].model)
     if here and "logging" in given:
-        yield lambda: check_trackers(given["logging"].wandb, given["logging"].trackio)
-    for entry in _entries(given):
-        yield partial(reward, entry)
+        logged = given["logging"]
+        yield lambda: check_trackers(logged.wandb, logged.trackio, logged.tensorboard)
+    yield from (partial(reward, entry) for entry in _entries(given))
     if "sampler" in given:
         yield lambda: check_sampler(given["sampler"])
 

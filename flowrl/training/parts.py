@@ -35,6 +35,7 @@ from flowrl.rewards.base.specs import CheckedReward
 from flowrl.rewards.base.text_limits import cut_line
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.runtime.capabilities import this_machine
+from flowrl.runtime.extras import check_extra
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Kernel
@@ -176,6 +177,8 @@ def check_pipeline(settings: PipelineConfig) -> ModelFamily:
     for name in ("num_frames", "fps"):
         if getattr(settings, name) is not None and not known.videos:
             raise ValueError(f"pipeline.{name} is set, but family {known.name} makes no videos: remove it")
+    if known.videos:
+        check_extra("av", f"family {known.name} makes videos, and writing them")
     known.check_options(settings.options)
     return known
 

@@ -10,6 +10,7 @@ import accelerate
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from flowrl.config.sections import PipelineConfig
 from flowrl.runtime.gpus import gpu_facts, loaded_driver
@@ -108,7 +109,7 @@ def test_processes_on_gpus_talk_by_gloo_too_and_wait_for_hours(
 
 
 def test_groups_of_a_mesh_wait_as_long_as_all() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         device_mesh.cache_clear()
         mesh = device_mesh(Layout(), "cpu")

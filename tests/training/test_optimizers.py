@@ -100,7 +100,12 @@ def test_fused_steps_take_the_cores_of_their_process_and_the_same_bits(monkeypat
     before, found = torch.get_num_threads(), list[torch.Tensor]()
     asked: list[int] = []
     take = torch.set_num_threads
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: (asked.append(number), take(number)))
+
+    def set_threads(number: int) -> None:
+        asked.append(number)
+        take(number)
+
+    monkeypatch.setattr(torch, "set_num_threads", set_threads)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
     for local in (8, 2):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))

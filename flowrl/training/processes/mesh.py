@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -103,7 +103,7 @@ def device_mesh(layout: Layout, device: str) -> DeviceMesh:
 
     ranks = torch.arange(layout.world).view(layout.replicate, layout.shard, layout.context)
     lines = (ranks.movedim(axis, -1).flatten(0, 1).tolist() for axis in range(len(AXES)))
-    groups = [new_subgroups_by_enumeration(each, timeout=PATIENCE)[0] for each in lines]
+    groups: list[Any] = [new_subgroups_by_enumeration(each, timeout=PATIENCE)[0] for each in lines]
     return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=AXES)
 
 
