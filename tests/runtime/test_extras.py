@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -83,3 +84,13 @@ assert main(["train", "tiny_wan_recommended", "out=third"]) == 1
     assert not (tmp_path / "run" / "tensorboard").exists()
     assert "logging.tensorboard=true needs the package tensorboard, which is not installed" in done.stderr
     assert "family wan makes videos, and writing them needs the package av" in done.stderr
+
+
+def test_shapes_come_from_the_file_that_does_without_jaxtyping() -> None:
+    own = [
+        str(path.relative_to(ROOT))
+        for room in ("flowrl", "pipelines", "rewards", "samplers")
+        for path in (ROOT / room).rglob("*.py")
+        if re.search(r"^\s*(from|import) jaxtyping", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert own == ["flowrl/runtime/shapes.py"]
