@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.runtime.placement import taken
+from flowrl.runtime.shapes import Bool, Float, Int
 
 Index = int | slice | Sequence[int] | Tensor
 

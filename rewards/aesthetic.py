@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,6 +35,7 @@ from flowrl.rewards.networks.pretrained import (
     fingerprint,
     read_weights,
 )
+from flowrl.runtime.shapes import Float
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 HEAD_FILE = "model.safetensors"

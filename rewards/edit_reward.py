@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
 from flowrl.rewards.networks.qwen_vl import QWEN25_VL, Checkpoint, CheckpointOptions, Dtype, TokenScorer
+from flowrl.runtime.shapes import Float
 
 FILES = ("model.safetensors", "model.pth")
 HEADS = ("rm_heads.",)

@@ -11,7 +11,6 @@ from weakref import ref
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
@@ -20,6 +19,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.prompt_needs import no_record
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
+from flowrl.runtime.shapes import UInt8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,6 +31,7 @@ from flowrl.rewards.networks.pretrained import (
     read_weights,
     shared_network,
 )
+from flowrl.runtime.shapes import Float
 
 FILES = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 DEFAULT_CHECKPOINT = "xswu/HPSv2"

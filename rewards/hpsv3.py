@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
 from flowrl.rewards.networks.qwen_vl import Checkpoint, CheckpointOptions, Dtype, PositionMode, TokenScorer
+from flowrl.runtime.shapes import Float
 
 _FACTORS = {"raw": 1.0, "verl_omni": 0.1}
 TOKEN = "<|Reward|>"

@@ -14,7 +14,6 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from flowrl.config.sections import share
@@ -23,6 +22,7 @@ from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head, read_images
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
 from flowrl.rewards.networks.qwen_vl import QWEN3_VL, Checkpoint, CheckpointOptions, Dtype
+from flowrl.runtime.shapes import Float
 
 HEADS = ("rm_head.", "cond_encoder.", "film_gen.", "cap_encoder.")
 STEPS = 1000

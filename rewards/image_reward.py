@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.shapes import Float, Int64
 
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072

@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import PIL
 import torch
-from jaxtyping import UInt8
 from PIL import Image
 
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.runtime.shapes import UInt8
 
 JPEG_QUALITY = 95
 """Pillow's `quality` in every published use; all other encoder options stay at their defaults."""

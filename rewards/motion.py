@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
@@ -18,6 +17,7 @@ from flowrl.config.sections import at_least
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
 from flowrl.rewards.base.frames import videos_of
 from flowrl.runtime.placement import widened
+from flowrl.runtime.shapes import Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

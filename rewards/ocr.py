@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 
 from flowrl.config.rewards import Frames
 from flowrl.config.sections import at_least, share
@@ -35,6 +34,7 @@ from flowrl.rewards.base.frames import framewise
 from flowrl.rewards.base.prompt_needs import no_fields
 from flowrl.rewards.judges.chat import build_chat, check_chat, is_server, judge_models
 from flowrl.rewards.judges.templates import Template, load_template
+from flowrl.runtime.shapes import UInt8
 
 Normalise = Literal["nospace_lower", "nfkc", "none"]
 Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]

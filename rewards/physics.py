@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -26,6 +25,7 @@ from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 from flowrl.runtime.placement import widened
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.shapes import Float
 
 _OWNER = "reward 'physics'"
 _WINDOWS_PER_CALL = 8

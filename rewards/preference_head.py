@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,6 +27,7 @@ from flowrl.rewards.networks.preference_features import MODELS, Backbone, Featur
 from flowrl.rewards.networks.pretrained import fingerprint, read_weights
 from flowrl.runtime.files import read_json
 from flowrl.runtime.randomness import counter_normal
+from flowrl.runtime.shapes import Float
 
 HeadKind = Literal["linear", "mlp"]
 

@@ -15,7 +15,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from flowrl.prompts.loading import Prompt
@@ -36,6 +35,7 @@ from flowrl.rewards.networks.pretrained import (
     unit,
 )
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.shapes import Float, UInt8
 
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
 

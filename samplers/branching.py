@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from flowrl.runtime.placement import sent, taken
+from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import Kernel
 from flowrl.samplers.step import Moved, advance, euler

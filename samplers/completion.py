@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import working_dtype
 from flowrl.samplers.step import euler

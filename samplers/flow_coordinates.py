@@ -22,9 +22,9 @@ from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.parametrization import Sigma, column, raise_pair
 from flowrl.trajectory import Schedule
 

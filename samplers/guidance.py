@@ -15,11 +15,11 @@ from contextvars import ContextVar
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.runtime.placement import sent
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.guidance_rules import Rule, linear_cfg
 from flowrl.samplers.parametrization import Sigma, column, working_dtype
 from flowrl.trajectory import Conditioning

@@ -22,9 +22,9 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float
 from flowrl.trajectory import Conditioning
 
 Rule = Callable[[Tensor, Tensor, float], Tensor]

@@ -30,9 +30,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.parametrization import Sigma, clean_from_velocity, column, noise_from_velocity
 from flowrl.samplers.transition import Transition, cps_log_prob, gaussian_log_prob
 

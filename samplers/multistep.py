@@ -16,9 +16,9 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import clean_from_velocity, working_dtype
 from flowrl.trajectory import Schedule

@@ -8,10 +8,10 @@ output, also one that is not yet a good prediction. Sigma is a float, a 0-d tens
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.runtime.placement import sent
+from flowrl.runtime.shapes import Float
 
 Sigma = float | Tensor
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import KERNELS, Kernel
 from flowrl.samplers.multistep import solve

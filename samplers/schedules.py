@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float
 from flowrl.trajectory import Schedule
 
 GRIDS = ("diffusers", "linspace", "unipc_flow")

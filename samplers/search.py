@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float, Int64
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import clean_from_velocity
 from flowrl.samplers.step import euler

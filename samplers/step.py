@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.runtime.placement import sent
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.kernels import KERNELS, Kernel
 from flowrl.samplers.parametrization import Sigma
 from flowrl.samplers.transition import positive_std

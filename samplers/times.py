@@ -21,10 +21,10 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.runtime.randomness import Part, counter_choice, counter_integers
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.schedules import shift_sigma
 from flowrl.trajectory import Schedule
 

@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.runtime.placement import widened, widest
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.parametrization import Sigma, column
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from flowrl.runtime.randomness import counter_integers
+from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.branching import (
     VelocityOf,
     check_noise,

@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 90790,
+    "lines": 91203,
     "lines of commands": 1566,
     "loose modules": 4,
     "circles of files": 0,

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from flowrl.runtime.shapes import Bool, Float, Int
 
 Scope = Literal["group", "global", "none"]
 Baseline = Literal["mean", "leave_one_out"]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+from flowrl.runtime.shapes import Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.advantages.normalise import set_ranks, set_statistics, sets_of
+from flowrl.runtime.shapes import Bool, Float, Int
 from flowrl.trajectory import check_columns
 
 Merge = Literal["pooled", "release"]

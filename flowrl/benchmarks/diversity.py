@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
 
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import mean_interval
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from flowrl.runtime.placement import widened, widest
+from flowrl.runtime.shapes import Float
 
 CELL = 8
 STILL = 2 / 255

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.train import load_config
@@ -20,6 +19,7 @@ from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.runtime.files import read_json, write_atomically
 from flowrl.runtime.randomness import sample_normals
+from flowrl.runtime.shapes import Float
 from flowrl.training.drift import KL_PROMPTS, base_sides, spread, velocity_distances
 from flowrl.training.heldout import generate
 from flowrl.training.model_files import MODEL, digests_of

@@ -376,8 +376,8 @@ class EvalConfig:
 class LoggingConfig:
     """Where numbers, samples and the report go besides the run folder; nothing leaves the machine by default."""
 
-    tensorboard: bool = True
-    """Write TensorBoard event files into the run folder."""
+    tensorboard: bool | None = None
+    """Write TensorBoard event files into the run folder; null does where the extra ``tensorboard`` is installed."""
     wandb: Literal["none", "offline", "online"] = "none"
     """Weights & Biases (extra ``wandb``): into the run folder for ``wandb sync`` later, or sent as the run goes on."""
     trackio: str = "none"

@@ -153,6 +153,10 @@ class TrainConfig:
     """Newest checkpoints that are kept; one more while the weights of the newest have drawn no image yet."""
     threads: int | None = None
     """CPU threads; null leaves them to torch."""
+    deterministic: bool = False
+    """Kernels that give the same bits each time alone. On a CPU they do so by default; on a GPU gradients of attention
+    and sums are otherwise added up in any order, so that two equal runs drift apart by rounding. Slower, and an
+    operation without such a form ends the run and is named."""
     progress: bool = True
     """Show progress bars on a terminal."""
     pipeline: PipelineConfig

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.credit.context import ALONE, Context
 from flowrl.credit.values import check_rewards, norm_by_step, norm_within
+from flowrl.runtime.shapes import Float
 from flowrl.trajectory import Credit, Sampled
 
 

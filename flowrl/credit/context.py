@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+from flowrl.runtime.shapes import Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

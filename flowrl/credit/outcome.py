@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.credit.context import ALONE, Context
 from flowrl.credit.values import final_rewards, norm_by_step
+from flowrl.runtime.shapes import Float
 from flowrl.trajectory import Credit, Sampled
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flowrl.credit.context import ALONE, Context
 from flowrl.credit.values import norm_by_step, one_channel, values_of
+from flowrl.runtime.shapes import Bool, Float
 from flowrl.trajectory import Credit, Sampled
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.context import ALONE, Context
 from flowrl.credit.values import check_rewards, norm_within
+from flowrl.runtime.shapes import Bool, Float, Int
 from flowrl.trajectory import Credit, Sampled
 
 Width = Literal["better_half", "extremes"]

@@ -7,9 +7,9 @@ after k stochastic steps; value n is that of the rollout's own image.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
+from flowrl.runtime.shapes import Float, Int
 from flowrl.trajectory import Sampled
 
 

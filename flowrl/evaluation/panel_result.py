@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import Panel, ScorerMean, panel_differences, panel_means
@@ -17,6 +16,7 @@ from flowrl.evaluation.summing import add_changes, claim_of, lines_of, means_and
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, number, plural
+from flowrl.runtime.shapes import Float64
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import mean_interval
 

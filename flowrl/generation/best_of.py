@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
 from flowrl.generation.drawing import Make, draw
@@ -21,6 +20,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Reward
 from flowrl.rewards.base.outputs import check_output
+from flowrl.runtime.shapes import Float, Int64
 from flowrl.samplers.search import Pruning, best, search
 from flowrl.training.prompting import reward_inputs
 from flowrl.trajectory import Schedule

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
+from flowrl.runtime.shapes import Float
 from flowrl.samplers import Velocity, ode_rollout
 from flowrl.training.heldout import Made, decode
 from flowrl.training.processes.devices import check_device

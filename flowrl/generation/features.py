@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 from PIL import Image
 
 from flowrl.benchmarks.diversity import Distance
@@ -15,6 +14,7 @@ from flowrl.config.options import unknown_name
 from flowrl.generation.folders import ImageFile
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL
 from flowrl.rewards.networks.pretrained import check_model, clip_fingerprint, clip_of_pixels, load_clip
+from flowrl.runtime.shapes import Float64
 
 Features = Literal["clip", "pixels"]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
 from flowrl.media.reading import read_image
 from flowrl.prompts.identity import contents
 from flowrl.prompts.prompt_files import MASK, REFERENCES, SOURCES, VIDEO
 from flowrl.runtime.digests import content_digest
 from flowrl.runtime.files import read_json, read_json_lines
+from flowrl.runtime.shapes import UInt8
 
 DRAWN = "drawn.json"
 """What drew the images, with which settings; this toolkit's own folders have it."""

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 from PIL import Image
 from torch import Tensor
 
@@ -41,6 +40,7 @@ from flowrl.rewards.base.outputs import check_output
 from flowrl.runtime.digests import files_below
 from flowrl.runtime.progress import progress
 from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.shapes import Float64
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 POINTWISE = ("pointwise", "remote")

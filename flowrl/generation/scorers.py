@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import check_needs, score_items
@@ -20,6 +19,7 @@ from flowrl.rewards.base.specs import parse_reward_specs, validate_reward_specs
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.judges.chat import with_identities
 from flowrl.runtime.files import plain
+from flowrl.runtime.shapes import Float64
 from flowrl.training.model_files import named_files
 
 AT_ONCE = 512  # images whose answers are lost at most when a run is cut short

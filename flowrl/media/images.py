@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from flowrl.media.reading import as_rgb
 from flowrl.runtime.files import replacing
+from flowrl.runtime.shapes import Float, UInt8
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

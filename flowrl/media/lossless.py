@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
 from flowrl.media.sound_files import add_sound, write_sound
 from flowrl.runtime.files import replacing
+from flowrl.runtime.shapes import Float
 
 LOSSLESS, PLAYED = ".mkv", ".mp4"
 CLIPS = (LOSSLESS, PLAYED, ".webm", ".mov", ".avi", ".gif")

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image, ImageOps, TiffImagePlugin
+
+from flowrl.runtime.shapes import UInt8
 
 BROKEN = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error,

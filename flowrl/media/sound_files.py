@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+from flowrl.runtime.shapes import Float
 
 _LAYOUTS = {1: "mono", 2: "stereo"}
 _AAC_RATE = 48_000  # every player takes it, and PyAV resamples on the way

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fit, grid, lettering, to_pixels
 from flowrl.media.sound_files import add_sound, write_sound
 from flowrl.runtime.files import replacing
+from flowrl.runtime.shapes import Float, UInt8
 
 ENCODERS = ("libx264", "libopenh264", "h264_videotoolbox", "h264_mf")
 """H.264 encoders that PyAV may have been built with, best first; those that need a certain GPU are left out."""

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from flowrl.objectives.preference_losses import best_of_group, centred_distillation, group_gate, reward_weights
@@ -37,6 +36,7 @@ from flowrl.objectives.terms import (
     optimality,
 )
 from flowrl.runtime.placement import widened
+from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.parametrization import column, working_dtype
 
 Weighed = tuple[Tensor, dict[str, Tensor]]

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from flowrl.runtime.randomness import counter_integers
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import clean_from_velocity
 from flowrl.samplers.step import euler

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.objectives.terms import clipped, clipped_surrogate, sample_mean
+from flowrl.runtime.shapes import Bool, Float, Int
 from flowrl.samplers.kernels import Kernel
 from flowrl.samplers.transition import Transition, positive_std
 from flowrl.trajectory import check_columns

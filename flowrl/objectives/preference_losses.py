@@ -10,12 +10,12 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from flowrl.objectives.terms import mean_squared_error
 from flowrl.runtime.placement import widened
+from flowrl.runtime.shapes import Bool, Float, Int
 from flowrl.trajectory import check_columns
 
 PairLoss = tuple[Tensor, dict[str, Tensor]]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flowrl.runtime.placement import sent, widened, widest
+from flowrl.runtime.shapes import Bool, Float
 
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
 
 from flowrl.comparing.comparison_result import MethodResult, Results
 from flowrl.comparing.comparison_table import metric_name
@@ -20,6 +19,7 @@ from flowrl.rendering.charts import WIDER, Series, legend, line_chart, smooth
 from flowrl.rendering.embedded_images import image_element, image_table
 from flowrl.rendering.markup import number
 from flowrl.runs.run_data import column, shown_prompts
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import point
 
 COLORS, GRID, SHOTS = 6, 60, 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float
 
 from flowrl.rendering import markup
 from flowrl.rendering.bars import forest_of_two
@@ -14,8 +13,9 @@ from flowrl.rendering.markup import DASH, bounds, card, duration, esc, estimate,
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData, column, keys_below
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import LEVEL, Interval
-from flowrl.statistics.means import student_quantile
+from flowrl.statistics.student import student_quantile
 
 EXPLAINED = {
     "established improvement": "an <strong>established improvement</strong>: the interval lies above zero",

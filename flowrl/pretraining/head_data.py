@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
@@ -19,6 +18,7 @@ from flowrl.prompts.source_images import read_image
 from flowrl.rewards.networks.preference_features import Features
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_choice
+from flowrl.runtime.shapes import Float
 
 MIN_UNITS = 6  # prompts, or sets of pairs that share images: below this many, three parts cannot be made
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
+from flowrl.runtime.shapes import Int, UInt8
 from flowrl.world.scenes import COLORS, SHAPES, SIZE, Shape, outline
 
 CELLS = 8

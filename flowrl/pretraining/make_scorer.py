@@ -23,7 +23,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,6 +37,7 @@ from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS, Attribute
 from flowrl.runtime.files import parse_json, replacing, write_atomically
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
+from flowrl.runtime.shapes import Int64
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scene_prompts import Record, combinations, split
 from flowrl.world.scenes import SHAPES, Shape, draw_scene, random_scene

@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -47,6 +46,7 @@ from flowrl.rewards.preference_head import (
 from flowrl.runtime.files import is_taken
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import mean_interval
 

@@ -77,7 +77,7 @@ def parts(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
         note="with the backward pass of a plain sum of the weights",
     )
     with subject.unchanged_weights(), tempfile.TemporaryDirectory(prefix="flowrl-bench-") as name:
-        optimizer = make_optimizer(subject.config.optim, subject.policy)
+        optimizer = make_optimizer(subject.config.optim, subject.policy, subject.device)
         for weight in weights:
             weight.grad = torch.full_like(weight, 1e-6)
         yield watch.phase("parts", "optimizer step", optimizer.step)

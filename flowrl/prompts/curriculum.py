@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.advantages.normalise import set_statistics, sets_of
 from flowrl.prompts.loading import prompts_of_iteration
 from flowrl.runtime.randomness import Part, counter_integers
+from flowrl.runtime.shapes import Bool, Float, Int
 
 
 def informative_groups(reward_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Bool[Tensor, " P"]:

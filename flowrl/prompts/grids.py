@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from jaxtyping import Shaped
 from torch import Tensor
 
 from flowrl.prompts.loading import Prompt
+from flowrl.runtime.shapes import Shaped
 
 MAX_CELLS = 36  # "1024x1024" in a prompt is a size and no grid
 

@@ -12,7 +12,6 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.prompts.datasets import is_dataset, read_dataset
@@ -20,6 +19,7 @@ from flowrl.prompts.identity import keys_of
 from flowrl.prompts.prompt_files import Prompt, read_file
 from flowrl.prompts.source_images import Size, read_image
 from flowrl.runtime.randomness import counter_shuffle
+from flowrl.runtime.shapes import Float
 
 __all__ = [
     "EvalItem",

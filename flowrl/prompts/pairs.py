@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.prompts.prompt_files import read_objects
 from flowrl.prompts.source_images import read_image
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.shapes import Float
 
 FILE = "pairs.jsonl"
 """The file that is read where a folder is given."""

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from flowrl.media.reading import BROKEN, lacks_range, open_image, read_rgb, reason
 from flowrl.runtime.digests import file_stamp
+from flowrl.runtime.shapes import Float, UInt8
 
 Size = tuple[int, int]
 

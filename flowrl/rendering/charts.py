@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float
 
 from flowrl.rendering.markup import MINUS, esc, estimate, number
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import Interval
 
 WIDE, WIDER, NARROW = 540, 720, 330  # drawing widths in CSS pixels: half a page, a single card, a phone

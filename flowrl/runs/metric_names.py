@@ -89,6 +89,8 @@ METRICS: dict[str, dict[str, str]] = {
         "seconds/<stage>": "time of a stage of the iteration: rollout, reward, update and what else it had",
         "memory/peak_gib": "on CUDA: most memory that tensors took up at once since the start (the largest of all "
         "processes)",
+        "memory/reserved_gib": "on CUDA: most memory that torch held of the device since the start, gaps included (the "
+        "largest of all processes); far above the peak where memory is in pieces",
         "memory/<stage>_gib": "the same in a stage of the iteration (the main process's)",
         "judge/requests": "questions to judges on servers since the last row, evaluations included",
         "judge/retries": "those that were asked again",

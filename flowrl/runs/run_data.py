@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import yaml
-from jaxtyping import Float
 
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.runs.run_folder import refuse_links
 from flowrl.runtime.files import numbered_lines, parse_json, read_json
 from flowrl.runtime.scrubbing import settings_without_secrets, without_secrets
+from flowrl.runtime.shapes import Float
 
 Row = Mapping[str, Any]
 METRICS = "metrics.jsonl"

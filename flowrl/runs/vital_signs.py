@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from flowrl.rendering.markup import number
+from flowrl.runtime.shapes import Float
 
 Values = Float[np.ndarray, " n"]
 RECENT = 10

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from flowrl.runtime.call import call_words
 from flowrl.runtime.disk_errors import DISK, FULL, system_words
+from flowrl.runtime.extras import remedy
 from flowrl.runtime.files import replacing
 from flowrl.runtime.scrubbing import printable, say, without_secrets
 from flowrl.runtime.versions import version_text
@@ -180,7 +181,7 @@ def _python_error(error: BaseException) -> str:
     if isinstance(error, ValueError):
         return str(error) or f"a value was refused without a word{_where(error)}"
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("flowrl"):
-        return f"the Python package {error.name!r} is missing{_where(error)}: install it, or take what does not need it"
+        return f"the Python package {error.name!r} is missing{_where(error)}: {remedy(error.name)}, or do without"
     return ""
 
 

@@ -47,7 +47,7 @@ class Private:
         return self.path.rpartition(":")[2].rpartition(".")[2]
 
 
-LOOKED_AT: Mapping[str, str] = {"diffusers": "0.36.0", "peft": "0.17.1", "torch": "2.13.0"}
+LOOKED_AT: Mapping[str, str] = {"diffusers": "0.36.0", "peft": "0.17.1", "torch": "2.11.0"}
 """The oldest release in which the names here were looked up; the newest is that of `flowrl.runtime.versions.TESTED`."""
 
 _DISPATCH = "diffusers.models.attention_dispatch"

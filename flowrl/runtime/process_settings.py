@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 
 _SPINS = "3000"
 """Turns, about ten microseconds. GNU's OpenMP waits for some milliseconds in a loop by default; where other work shares
@@ -15,10 +16,44 @@ _QUIET = ("bitsandbytes.backends.cpu.ops",)
 """Loggers that warn of what nobody here misses: a faster kernel for 4-bit weights on a CPU, which a hub would give."""
 
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""What torch's allocator of CUDA memory is told by, under its name of today and its former one. Segments that grow fit
+what is asked for, whichever stream asks: without them blocks that were cached while rewards were computed are of no use
+to the update, and the device runs out of memory that it has."""
+
+
 def before_libraries_load(environment: MutableMapping[str, str] = os.environ) -> None:
     """Sets what the user has not; has no effect on libraries that are loaded already."""
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not any(name in environment for name in _ALLOCATOR):
+        environment[_ALLOCATOR[0]] = "expandable_segments:True"
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", _SPINS)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def take_deterministic_kernels() -> None:
+    """From now on torch takes kernels alone that give the same bits for the same input.
+
+    One that has no such form raises a RuntimeError, which names it. cuBLAS reads how much memory it may work in when it
+    is first called, so that this comes before (NVIDIA, cuBLAS, "Results reproducibility").
+    """
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+@contextmanager
+def deterministic_kernels(wanted: bool) -> Iterator[None]:
+    """Inside, kernels are those of `take_deterministic_kernels`, where that is wanted."""
+    import torch
+
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if wanted:
+        take_deterministic_kernels()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+from flowrl.runtime.shapes import Float
 
 Part = int | str
 

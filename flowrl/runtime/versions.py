@@ -13,10 +13,10 @@ from pathlib import Path
 PACKAGES = ("flowrl-toolkit", "torch", "diffusers", "transformers", "peft", "accelerate")
 
 TESTED: Mapping[str, tuple[str, str]] = {
-    "torch": ("2.15.0", "2.15.0"),
+    "torch": ("2.11.0", "2.15.0"),
     "diffusers": ("0.41.0", "0.42.1"),
-    "transformers": ("5.16.1", "5.23.0"),
-    "peft": ("0.20.0", "0.21.2"),
+    "transformers": ("5.5.0", "5.23.0"),
+    "peft": ("0.19.0", "0.21.2"),
     "accelerate": ("1.10.1", "1.15.0"),
 }
 """The oldest and the newest tested release of each library: what pyproject.toml allows, and what the lock file has."""

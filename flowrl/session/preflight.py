@@ -188,11 +188,11 @@ def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Ite
     if "pipeline" in given:
         yield family
         if here:
-            yield lambda: check_device(given["pipeline"].device)
+            yield lambda: check_device(given["pipeline"].device, model=given["pipeline"].model)
     if here and "logging" in given:
-        yield lambda: check_trackers(given["logging"].wandb, given["logging"].trackio)
-    for entry in _entries(given):
-        yield partial(reward, entry)
+        logged = given["logging"]
+        yield lambda: check_trackers(logged.wandb, logged.trackio, logged.tensorboard)
+    yield from (partial(reward, entry) for entry in _entries(given))
     if "sampler" in given:
         yield lambda: check_sampler(given["sampler"])
 
@@ -247,6 +247,7 @@ def _of_prompts(given: Mapping[str, Any], looked: Looked) -> Iterator[str]:
 
 def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks of what sections say together."""
+    from flowrl.pipelines.arithmetic.compiling import check_compile
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.training.optimizers import check_optimizer
@@ -257,8 +258,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.training.scoring import check_offload, check_rewards
     from flowrl.workers.layout import check_workers
 
-    kind = device_kind(config.pipeline.device) if here else None
-    recipe = recipe_of(config)
+    kind, recipe = device_kind(config.pipeline.device) if here else None, recipe_of(config)
     yield lambda: check_parallel(config, num_launched() if here else None, through_rewards=recipe.THROUGH_REWARDS)
     yield lambda: config.resolve_batch(data_ranks(config))
     yield lambda: _check_number(config, looked)
@@ -269,6 +269,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         yield lambda: recipe.check(config)
     if config.workers.rollouts:
         yield lambda: check_workers(config, recipe.only_here(config), here=here)
+    yield lambda: check_compile(config.pipeline.compile, kind)
     yield lambda: check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
     yield lambda: check_optimizer(config, kind)
     if (known := looked.family) is not None:
@@ -285,8 +286,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     if here and config.prompts.cache is not None:
         from flowrl.pipelines.weights.embedding_cache import check_cache
 
-        folder = Path(config.prompts.cache).expanduser()
-        yield lambda: check_cache(folder)
+        yield partial(check_cache, Path(config.prompts.cache).expanduser())
 
 
 def _refuse(said: str) -> None:

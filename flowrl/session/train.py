@@ -20,6 +20,7 @@ from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.runs.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.runtime.failures import describe_error, explain, lost_process
 from flowrl.runtime.files import LOCK, refuse_unwritable
+from flowrl.runtime.process_settings import deterministic_kernels
 from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
@@ -107,18 +108,21 @@ def _train(
         others = {key: value for key, value in settings.items() if key != "resume"}
         config = load_checked(resumed / "config.yaml", others)
         name, wanted, text = str(resumed.name), resumed, ""
-    ready = preflight(config)
+    ready, again = preflight(config), resumed is not None
     inputs = inputs_of(config, ready.prompts)
     if launched() is not None:
         from flowrl.training.agreement import difference, facts_of
+        from flowrl.training.fetching import fetch_first
 
-        meet(facts_of(config, inputs, resumed=resumed is not None), difference)
+        meet(facts_of(config, inputs, resumed=again), difference)
+        fetch_first(config.pipeline, ready.location)
     from flowrl.runtime.placement import torch_threads
     from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import Run, owned_folder
 
-    kept, device, again = wanted is not None and wanted.exists(), config.pipeline.device, resumed is not None
-    with owned_folder(wanted, name, resumed=again, device=device, config=text) as folder:
+    kept, device = wanted is not None and wanted.exists(), config.pipeline.device
+    owned = owned_folder(wanted, name, resumed=again, device=device, config=text)
+    with deterministic_kernels(config.deterministic), owned as folder:
         if again and on_main(lambda: _is_finished(folder, config)):
             return folder, True, ""
         run = Run(folder, config, name=name, inputs=inputs, resumed=again, watcher=watcher)
@@ -170,7 +174,7 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
     config = ready.config
     what = (
         f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
-        f"{config.prompts_per_step} prompts x {config.group_size} images"
+        f"{config.prompts_per_step} prompts x {config.group_size} images, on {run.where}"
     )
     begun = f"Starting {run.folder}"
     if resumed:
@@ -208,6 +212,7 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
         yield
         return
     from flowrl.runtime.cluster import disconnect
+    from flowrl.training.processes.devices import wait_for_everyone
     from flowrl.workers.joining import join_cluster
     from flowrl.workers.rollouts import Rollouts
 
@@ -221,7 +226,7 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
         else:  # workers that score start with the rewards
             join_cluster(config, run)
             yield
-        run.accelerator.wait_for_everyone()  # the main process may be who started Ray
+        wait_for_everyone()  # the main process may be who started Ray
     finally:
         disconnect()
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from jaxtyping import Float, Int
+
+from flowrl.runtime.shapes import Float, Int
 
 LEVEL = 0.95
 POWER = 0.8

@@ -22,10 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
-from scipy.special import nctdtrinc, stdtr
 
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import LEVEL, POWER, Interval, point
 from flowrl.statistics.means import (
     VERDICTS,
@@ -39,9 +38,9 @@ from flowrl.statistics.means import (
     score_of,
     strata,
     student,
-    student_quantile,
     weights_of,
 )
+from flowrl.statistics.student import student_quantile
 
 ROUNDING = 12**-0.5  # standard deviation of what rounding to whole steps leaves, in steps
 
@@ -170,6 +169,8 @@ def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: boo
     spread = float(np.std(score_S, ddof=1))
     if ends is not None:
         spread = max(spread, ROUNDING / sum(len(unit_N) for _, unit_N in parts.values()))
+    from scipy.special import nctdtrinc, stdtr  # of the extra `compare`, which trainings do without
+
     error = spread / math.sqrt(count)
     total = _crossed(list(parts.values()), weights, held, ends, error)
     return Estimate(

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from jaxtyping import Float
 
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import Interval, codes, draw_counts, percentiles
 
 _CHUNK = 250  # resamples weighed at once: bounds memory

@@ -29,10 +29,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
+from flowrl.runtime.shapes import Float, Int
 from flowrl.statistics.bootstrap import LEVEL, Interval, codes, point
+from flowrl.statistics.student import student_quantile
 
 Ends = tuple[float, float]
 """The least and the largest value that there can be."""
@@ -209,14 +210,6 @@ def over_seeds(score_of_seed: ArrayLike) -> Interval:
     if count > 1:
         half = student_quantile(LEVEL, count - 1) * float(value_S.std(ddof=1)) / math.sqrt(count)
     return Interval(mean=mean, low=mean - half, high=mean + half)
-
-
-def student_quantile(level: float, degrees: float) -> float:
-    """The t with P(|T| <= t) = level for Student's T with `degrees` degrees of freedom, infinite for the normal's."""
-    from scipy.special import ndtri, stdtrit
-
-    upper = (1 + level) / 2
-    return float(stdtrit(degrees, upper)) if math.isfinite(degrees) else float(ndtri(upper))
 
 
 def wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:

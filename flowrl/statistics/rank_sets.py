@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import numpy as np
-from jaxtyping import Float
 
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import LEVEL, MAX_DRAWS, Interval, draw_counts
 from flowrl.statistics.means import Rows, Units, strata, weights_of
 

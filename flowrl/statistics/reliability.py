@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike
 
+from flowrl.runtime.shapes import Float64, Int64
 from flowrl.statistics.bootstrap import UNKNOWN, Interval, Statistic, codes, percentiles, point, resample
 from flowrl.statistics.means import mean_interval
 

@@ -128,7 +128,7 @@ class Loop(Draws):
         evaluates = bool(config.eval_every or config.budget.evals)
         if needs_reference or evaluates or (config.kl_coef > 0 and self.reference_slot == "reference"):
             self.policy.keep_reference()
-        self.optimizer = make_optimizer(config.optim, self.policy)
+        self.optimizer = make_optimizer(config.optim, self.policy, self.device)
         self.rate = rate_of(config.optim, updates_of(config))
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
         self.first = 0
@@ -378,7 +378,7 @@ class Loop(Draws):
             row |= {f"workers/{name}": total_of(self.run, int(numbers[name])) for name in ("alive", "restarts")}
             row["workers/wait_seconds"] = self._largest(numbers["wait_seconds"])
         if memory := self.stages.memory():
-            memory["peak"] = self._largest(memory["peak"])
+            memory |= {name: self._largest(memory[name]) for name in ("peak", "reserved")}
             row |= {f"memory/{stage}_gib": round(value, 3) for stage, value in memory.items()}
         if self.config.pipeline.dtype == "float16":
             row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)

@@ -8,6 +8,7 @@ continued with more iterations goes on at the rates of the longer run from there
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,8 +23,8 @@ _NAMES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8
 """Classes of bitsandbytes by `optim.name`."""
 
 
-def make_optimizer(settings: OptimConfig, policy: TrainedWeights) -> torch.optim.Optimizer:
-    """The optimizer of a configuration on the policy's weights, at its highest rate."""
+def make_optimizer(settings: OptimConfig, policy: TrainedWeights, device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer of a configuration on the policy's weights, at its highest rate; `device` is that of the run."""
     weights = policy.parameters.values()
     given: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     given["weight_decay"] = settings.weight_decay
@@ -32,18 +33,25 @@ def make_optimizer(settings: OptimConfig, policy: TrainedWeights) -> torch.optim
 
         made: torch.optim.Optimizer = getattr(optim, _NAMES[settings.name])(weights, **given)
         return made
-    return (HostAdamW if settings.offload else torch.optim.AdamW)(weights, **given)
+    if settings.offload:
+        return HostAdamW(weights, fused=device.type != "cpu", **given)
+    return torch.optim.AdamW(weights, **given)
 
 
 class HostAdamW(torch.optim.AdamW):
     """AdamW whose moments lie in the host's memory and whose steps the host computes, for weights on any device.
 
-    A step fetches gradients and weights, does what torch's AdamW does on a CPU, and sends the weights back: the numbers
-    are those of a run on the CPU from equal gradients. Copies in between are pinned where there is CUDA. Weights that
-    lie on the host are moved where they are.
+    A step fetches gradients and weights, does what torch's AdamW does on a CPU, and sends the weights back. Copies in
+    between are pinned where there is CUDA. Weights that lie on the host are moved where they are.
+
+    Fused, a step reads and writes each number once, where torch's default goes over all of them ten times: a sixth of
+    the time, and numbers that differ by rounding. It takes all cores, divided by the processes of this machine, since
+    torchrun leaves each process one thread, with which 12 billion weights take a minute and a half. How many threads
+    there are moves no bit: each weight is computed by itself. Not fused, as in runs on a CPU, its numbers are those of
+    `torch.optim.AdamW` bit for bit, on the threads of the run.
     """
 
-    def __init__(self, weights: Iterable[nn.Parameter], **settings: Any) -> None:
+    def __init__(self, weights: Iterable[nn.Parameter], *, fused: bool, **settings: Any) -> None:
         self._trained = list(weights)
         self._own = list[nn.Parameter]()
         for weight in self._trained:
@@ -52,7 +60,9 @@ class HostAdamW(torch.optim.AdamW):
                 copy = torch.empty(weight.shape, dtype=weight.dtype, device="cpu", pin_memory=pinned)
                 weight = nn.Parameter(copy)
             self._own.append(weight)
-        super().__init__(self._own, **settings)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._threads = max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))) if fused else None
+        super().__init__(self._own, fused=True if fused else None, **settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -62,7 +72,12 @@ class HostAdamW(torch.optim.AdamW):
         for own, weight in pairs:
             own.data.copy_(weight.data)
             own.grad = None if weight.grad is None else weight.grad.to(own.device)
-        super().step()
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        try:
+            super().step()
+        finally:
+            torch.set_num_threads(before)
         for own, weight in pairs:
             weight.data.copy_(own.data, non_blocking=own.is_pinned())
             own.grad = None

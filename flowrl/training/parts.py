@@ -35,11 +35,12 @@ from flowrl.rewards.base.specs import CheckedReward
 from flowrl.rewards.base.text_limits import cut_line
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.runtime.capabilities import this_machine
+from flowrl.runtime.extras import check_extra
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Kernel
 from flowrl.training.model_files import encoders_digest, location_of
-from flowrl.training.processes.devices import device_kind, on_main
+from flowrl.training.processes.devices import device_kind, on_main, wait_for_everyone
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.ready import Ready
 from flowrl.training.sampler_checks import kernel_of
@@ -176,6 +177,8 @@ def check_pipeline(settings: PipelineConfig) -> ModelFamily:
     for name in ("num_frames", "fps"):
         if getattr(settings, name) is not None and not known.videos:
             raise ValueError(f"pipeline.{name} is set, but family {known.name} makes no videos: remove it")
+    if known.videos:
+        check_extra("av", f"family {known.name} makes videos, and writing them")
     known.check_options(settings.options)
     return known
 
@@ -376,7 +379,7 @@ def encode_everything(
     wanted += [(drawn, prompt) for prompt in prompts.held_out]
     if shared is not None and shared.world > 1:
         _encode(not_kept(wanted[shared.rank :: shared.world]))
-        shared.accelerator.wait_for_everyone()
+        wait_for_everyone()
     _encode(not_kept(wanted))  # all that is new; after the others' parts what they wrote to another disk
     for one in {id(one): one for one in (pipeline, drawn)}.values():
         one.free_text_encoders()

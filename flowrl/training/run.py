@@ -39,7 +39,7 @@ from flowrl.training.checkpoints import (
     state_of,
     write_checkpoint,
 )
-from flowrl.training.processes.devices import accelerator_of, on_main
+from flowrl.training.processes.devices import accelerator_of, device_words, on_main, wait_for_everyone
 from flowrl.training.processes.mesh import layout_of
 from flowrl.training.resume_check import ALLOW, changes, digest_of
 from flowrl.training.trackers.metric_rows import ROWS, MetricRows, set_aside
@@ -111,6 +111,9 @@ class Run:
         self.accelerator = accelerator_of(config.pipeline.device)
         self.device = self.accelerator.device
         self.main, self.processes = self.accelerator.is_main_process, self.accelerator.num_processes
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.where = device_words(self.device, self.processes)
         self.layout = layout_of(config.parallel, self.processes)
         # Processes that share an image's tokens are one to all that splits images: `world` such groups, this the
         # `rank`-th, and the first of each speaks for it.
@@ -208,7 +211,7 @@ class Run:
                 self.folder, iteration, state, keep=keep, rows=self._rows.seal(), run=self._manifest["run"],
                 inputs=digest_of(self._inputs),
             )  # fmt: skip
-        self.accelerator.wait_for_everyone()
+        wait_for_everyone()
 
     def load_checkpoint(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The state of the newest checkpoint that is whole, or None; of the main process's disk, on every process.
@@ -252,7 +255,7 @@ class Run:
         finished run; what is damaged moves into `damaged-<n>`, which is said. `facts` are what is known of this session
         only now, for the manifest.
         """
-        self.accelerator.wait_for_everyone()
+        wait_for_everyone()
         if self.processes > 1:  # they may compute with other kernels, or on other cards
             card = torch.cuda.get_device_name() if self.device.type == "cuda" else str(self.device.type)
             line = rounding_note(_gather([{"attention": str(facts.get("attention")), "card": card}]))
@@ -319,7 +322,7 @@ class Run:
 
     def should_stop(self) -> bool:
         """Whether any process was asked to stop; every process gets the same answer."""
-        flag = torch.tensor([int(self.stop_requested)], device=self.device)
+        flag = torch.tensor([int(self.stop_requested)])  # on the host, so that no GPU is waited for
         return bool(self.accelerator.reduce(flag, reduction="sum").item())
 
     # ---- between processes ---------------------------------------------------------------------------------------

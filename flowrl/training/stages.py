@@ -29,7 +29,7 @@ class Stages:
         self._stage = ""  # whose the time is now: of none
         self._marks: list[tuple[str, Any]] = []
         self._peaks: dict[str, int] = defaultdict(int)
-        self._highest = 0
+        self._highest, self._reserved = 0, 0
 
     def begin(self) -> None:
         """Forgets the iteration before."""
@@ -51,6 +51,7 @@ class Stages:
             mark: Any = torch.cuda.Event(enable_timing=True)
             mark.record()
             peak = torch.cuda.max_memory_allocated(self.device)
+            self._reserved = max(self._reserved, torch.cuda.max_memory_reserved(self.device))
             torch.cuda.reset_peak_memory_stats(self.device)
             self._peaks[self._stage] = max(self._peaks[self._stage], peak)
             self._highest = max(self._highest, peak)
@@ -72,8 +73,11 @@ class Stages:
 
     def memory(self) -> dict[str, float]:
         """The most memory in GiB that tensors have taken up at once on a CUDA device: in each stage of the iteration,
-        and, as "peak", since the process began. Empty elsewhere."""
+        and, as "peak", since the process began; as "reserved" what torch held of the device for them at most, gaps
+        between them and what it keeps for later included. Empty elsewhere."""
         if not self.events:
             return {}
         highest = max(self._highest, torch.cuda.max_memory_allocated(self.device))
-        return {stage: peak / _GIB for stage, peak in sorted(self._peaks.items()) if stage} | {"peak": highest / _GIB}
+        reserved = max(self._reserved, torch.cuda.max_memory_reserved(self.device))
+        stages = {stage: peak / _GIB for stage, peak in sorted(self._peaks.items()) if stage}
+        return stages | {"peak": highest / _GIB, "reserved": reserved / _GIB}

@@ -12,6 +12,7 @@ import torch
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.runtime.process_settings import take_deterministic_kernels
 from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import init_lora, load_pipeline, load_policy
@@ -49,6 +50,8 @@ class RolloutWorker(Draws):
         if Path(duty.folder).is_dir():  # another machine need not have it
             os.chdir(duty.folder)
         torch.set_num_threads(duty.threads)
+        if duty.config.deterministic:
+            take_deterministic_kernels()
         self.config, self.geometry = duty.config, duty.config.resolve_batch(duty.learners)
         self.device = torch.device(duty.device, 0) if duty.device == "cuda" else torch.device(duty.device)
         self.pipeline = load_pipeline(duty.config.pipeline, self.device, Loading(later=True))

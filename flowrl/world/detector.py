@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 from PIL import Image, ImageDraw
-from scipy import ndimage
 
 from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.world.blobs import label_blobs
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, outline
 
 _FOREGROUND = 70.0  # distance from the ground (8-bit RGB, Euclidean) above which a pixel belongs to an object
@@ -23,7 +23,6 @@ _MIN_SIDE, _MIN_AREA = 6, 24  # pixels; smaller specks are not objects
 _TEMPLATE = 24  # side of the grid on which outlines are compared
 _TEMPERATURE = 0.03  # of the soft-max over overlaps
 _FULL_OVERLAP = 0.80  # overlap (intersection over union) that counts as a perfect fit
-_NEIGHBOURS = np.stack([np.zeros((3, 3)), ndimage.generate_binary_structure(2, 1), np.zeros((3, 3))])  # of one image
 
 
 @lru_cache(maxsize=1)
@@ -74,22 +73,19 @@ def detect_in_batch(images: np.ndarray) -> list[list[Detection]]:
     ground = np.median(border, axis=1)  # [B, 3], whole or half levels
     of_this_world = _squared_distance(ground, np.asarray(BACKGROUND)) <= _GROUND_DRIFT**2
     objects = _squared_distance(images, ground[:, None, None]) > _FOREGROUND**2
-    labels, _ = ndimage.label(objects & of_this_world[:, None, None], structure=_NEIGHBOURS)
-    large = np.bincount(labels.ravel()) >= _MIN_AREA
-    large[0] = False
-    labels = (np.cumsum(large) * large).astype(np.int32)[labels]  # numbered again from 1, without the specks
+    labels, places = label_blobs(objects & of_this_world[:, None, None], _MIN_AREA)
     windows, masks = [], []
-    for index, window in enumerate(ndimage.find_objects(labels), start=1):
+    for index, window in enumerate(places, start=1):
         if min(side.stop - side.start for side in window[1:]) >= _MIN_SIDE:
             windows.append(window)
-            masks.append(labels[window][0] == index)
+            masks.append(labels[window] == index)
     found: list[list[Detection]] = [[] for _ in images]
     if masks:
         for (image, rows, columns), mask, best, score in zip(windows, masks, *_best_fits(masks), strict=True):
             whole = np.zeros(images.shape[1:3], dtype=bool)
             whole[rows, columns] = mask
             box = (float(columns.start), float(rows.start), float(columns.stop), float(rows.stop))
-            found[image.start].append(Detection(SHAPES[best], box=box, score=score, mask=whole))
+            found[image].append(Detection(SHAPES[best], box=box, score=score, mask=whole))
     return [sorted(detections, key=lambda detection: -detection.score) for detections in found]
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval.detections import MIN_SCORE
 from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.benchmarks.geneval.wording import colors
 from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
+from flowrl.runtime.shapes import UInt8
 from flowrl.world.detector import color_of, detect_in_batch
 from flowrl.world.scene_prompts import Record, split
 

@@ -64,10 +64,11 @@ def repeated_blocks(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if type(module).__name__ in names]
 
 
-def check_compile(compile: str, device: torch.device | str) -> None:
+def check_compile(compile: str, device: torch.device | str | None) -> None:
     """Refuses to compile where it cannot work, before weights load. Raises ValueError: no such choice; on MPS; on a CPU
-    without a C++ compiler; on a GPU without Triton."""
-    if compile == "none":
+    without a C++ compiler; on a GPU without Triton, or without the C compiler that Triton builds its launchers with.
+    None is a device that is not known."""
+    if compile == "none" or device is None:
         return
     if compile != "blocks":
         raise ValueError(f"pipeline.compile must be none or blocks, got {compile!r}")
@@ -83,6 +84,15 @@ def check_compile(compile: str, device: torch.device | str) -> None:
         )
     if kind == "cuda" and importlib.util.find_spec("triton") is None:
         raise ValueError(f"pipeline.compile=blocks on a GPU needs the package triton, which is not installed: {advice}")
+    if kind != "cuda" or ("CC" not in os.environ and (shutil.which("gcc") or shutil.which("clang"))):
+        return
+    compiler = os.environ.get("CC", "cc")
+    if shutil.which(compiler) is None:
+        raise ValueError(
+            f"pipeline.compile=blocks on a GPU needs a C compiler for Triton, and neither {compiler} nor gcc nor clang "
+            f"was found: install one (Debian: apt install gcc), name it by the variable CC, or {advice}"
+        )
+    os.environ["CC"] = compiler  # Triton by itself looks for gcc and clang alone
 
 
 @cache

@@ -29,12 +29,17 @@ from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.sounds import Sound
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
+from flowrl.runtime.capabilities import at_least_version
+from flowrl.runtime.versions import version_of
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
 from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """All attention: of either kind, to the text, and of each kind to the other."""
+
+LEAST = "5.10.1"
+"""The first release of transformers with Gemma 4, which diffusers imports beside Gemma 3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,10 @@ class LTX2Options(LTXVideoOptions):
 
     sound_guidance_scale: float | None = None
     """Guidance of the sound, where the video's is not 1; None takes the video's scale."""
+
+    def __post_init__(self) -> None:
+        if not at_least_version(found := version_of("transformers") or "0", LEAST):
+            raise ValueError(f"stock LTX-2 needs transformers {LEAST} or newer, and {found} is installed: update it")
 
 
 def _video_tokens(p: FamilyPipeline) -> int:

@@ -31,6 +31,7 @@ from flowrl.prompts.tokenizer_checks import check_fits, check_tokenizer
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.files import read_json
 
+_REACHED = "a hub id that this machine can reach and is allowed to read"
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
 and gives a stock pipeline on the host."""
@@ -136,10 +137,7 @@ def load_stock(
         if is_single_file(model):
             pipe = load_single(cls, model, dtype=dtype, exact=exact, options=options)
         else:
-            folder = model
-            if not Path(model).is_dir():
-                hub_id, revision = split_revision(model)
-                folder = str(cls.download(hub_id, revision=revision, variant=how.variant, **options))
+            folder = model if Path(model).is_dir() else _download(cls, model, how.variant, options)
             check_parts(folder, read_index(folder), given=options)
             networks = read_networks(folder, dtypes=parts, given=options, variant=how.variant)
             pipe = cls.from_pretrained(folder, dtype=parts, **networks, **options)
@@ -150,12 +148,30 @@ def load_stock(
             raise
         fault = _fault(Path(model)) if Path(model).is_dir() else ""
         first = fault or (_unread_part(model) if Path(model).is_dir() else "") or first_line(error)
-        reach = "a hub id that this machine can reach and is allowed to read"
-        cure = AGAIN if fault else f"give a folder written by save_pretrained, or {reach}"
+        cure = AGAIN if fault else f"give a folder written by save_pretrained, or {_REACHED}"
         raise ValueError(f"could not load {model!r} as a {title} pipeline ({first}): {cure}") from error
     _check_parts(pipe, model, options)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _download(cls: Any, model: str, variant: str | None, options: Mapping[str, Any]) -> str:
+    """The folder of a hub id's files, downloaded where they are not here; parts that `options` has are left out."""
+    hub_id, revision = split_revision(model)
+    return str(cls.download(hub_id, revision=revision, variant=variant, **options))
+
+
+def fetch(model: str, variant: str | None) -> None:
+    """Downloads what `load_stock` will read of a hub id; nothing of a folder or a file.
+
+    Raises ValueError: it cannot be downloaded."""
+    if Path(model).is_dir() or is_single_file(model):
+        return
+    quiet_libraries()
+    try:
+        _download(diffusers.DiffusionPipeline, model, variant, {})
+    except Exception as error:  # of the hub, of the network, of the disk
+        raise ValueError(f"could not download {model!r} ({first_line(error)}): give a folder, or {_REACHED}") from error
 
 
 def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from flowrl.config.options import build_options, unknown_name
 from flowrl.runtime.placement import sent
+from flowrl.runtime.shapes import Bool, Float, Int64, UInt8
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""

@@ -14,13 +14,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.rewards import FramePolicy, FrameReducer, Frames
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.outputs import check_output, join_outputs
 from flowrl.runtime.placement import widened
+from flowrl.runtime.shapes import Float
 
 
 def framewise(reward: Reward, frames: Frames) -> FunctionReward:

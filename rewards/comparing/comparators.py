@@ -25,7 +25,6 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
@@ -35,6 +34,7 @@ from flowrl.rewards.base.nested import build_nested, nested_options
 from flowrl.rewards.base.outputs import lacks_numbers
 from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.base.user_code import call_function, content_of, load_function
+from flowrl.runtime.shapes import Float64, Int64
 
 Pairs = Int64[np.ndarray, " n 2"]
 Gives = Literal["wins", "probabilities", "either"]

@@ -16,7 +16,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64, Int64
+
+from flowrl.runtime.shapes import Float64, Int64
 
 Matches = Int64[np.ndarray, " n 2"]
 Scores = Float64[np.ndarray, " n 2"]

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64
 from torch import Tensor
 
 from flowrl.rewards.base import RewardInputs, to_uint8
 from flowrl.rewards.comparing.comparators import Comparator, Pairs
 from flowrl.runtime.randomness import counter_seed
+from flowrl.runtime.shapes import Float64
 
 Orders = Literal["single", "random", "both"]
 

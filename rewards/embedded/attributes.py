@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,6 +29,7 @@ from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
 from flowrl.rewards.base.prompt_needs import no_record
+from flowrl.runtime.shapes import Float
 from flowrl.world.scenes import COLORS, SHAPES, SIZE
 
 Combine = Literal["mean", "product"]

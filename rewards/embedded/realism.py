@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from flowrl.rewards.base import to_uint8
 from flowrl.rewards.embedded.attributes import load_net, prepare, shipped_weights
 from flowrl.runtime.randomness import Part, counter_seed
+from flowrl.runtime.shapes import Float, UInt8
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.kernel_distance import kernel_interval
 from flowrl.world.scene_prompts import train_records

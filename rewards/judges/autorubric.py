@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
 from flowrl.prompts.pairs import Pair, read_pairs
 from flowrl.rewards.judges.asking import check_answer_options
@@ -40,6 +39,7 @@ from flowrl.rewards.judges.rubric_fit import (
 )
 from flowrl.rewards.judges.templates import Template, load_templates
 from flowrl.runtime.randomness import counter_choice
+from flowrl.runtime.shapes import Float64
 
 OWNER = "rubric training"
 

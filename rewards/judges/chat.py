@@ -17,12 +17,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 from PIL import Image
 
 from flowrl.config.options import build_parts
 from flowrl.rewards.base import Model, load_target
 from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.runtime.shapes import UInt8
 
 PRACTICAL = frozenset({
     "server", "api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size", "seed", "down_after",

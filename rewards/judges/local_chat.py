@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from flowrl.rewards.networks.pretrained import (
 )
 from flowrl.runtime.placement import sent_wide, widened
 from flowrl.runtime.randomness import counter_seed
+from flowrl.runtime.shapes import Float
 
 
 def load_vision_language(

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64
 
 from flowrl.media.reading import read_image
 from flowrl.prompts.pairs import Pair
@@ -23,6 +22,7 @@ from flowrl.rewards.judges.chat import Chat, Pixels
 from flowrl.rewards.judges.rubric import rule_question
 from flowrl.rewards.judges.templates import Template
 from flowrl.runtime.progress import Advance, progress
+from flowrl.runtime.shapes import Float64
 
 QUESTIONS_AT_ONCE = 256  # between two lines of the cache: what a broken-off run asks again at most
 MAX_TOKENS = 1024

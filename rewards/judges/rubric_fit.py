@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64, Int64
+
+from flowrl.runtime.shapes import Float64, Int64
 
 Negative = Literal["reject", "flip"]
 

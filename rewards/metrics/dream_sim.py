@@ -22,7 +22,6 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
@@ -35,6 +34,7 @@ from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.pretrained import fingerprint, first_line, read_weights, shared_network
 from flowrl.runtime.files import read_json
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.shapes import Float, UInt8
 
 OWNER = "reward 'dreamsim'"
 SIDE = 224

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.options import unknown_name
@@ -31,6 +30,7 @@ from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_o
 from flowrl.rewards.networks.pretrained import fingerprint, first_line
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.randomness import counter_seed
+from flowrl.runtime.shapes import Float
 
 OWNER = "reward 'pyiqa'"
 NOT_OF_AN_IMAGE = {

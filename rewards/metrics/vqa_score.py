@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
@@ -27,6 +26,7 @@ from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.qwen_vl import DTYPES, PROMPT, Dtype
 from flowrl.runtime.files import read_json
+from flowrl.runtime.shapes import Float
 
 LONGEST = 2048  # tokens of a question
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

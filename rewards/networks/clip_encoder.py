@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
@@ -31,6 +30,7 @@ from flowrl.rewards.networks.pretrained import (
     unit,
 )
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.shapes import Float
 
 CLIP_MODEL = "openai/clip-vit-large-patch14"
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.config.options import build_options, entry_of
 from flowrl.rewards.base import Model, load_target
+from flowrl.runtime.shapes import UInt8
 
 
 class Detector(Protocol):

@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
@@ -37,6 +36,7 @@ from flowrl.rewards.networks.pretrained import (
     load_processor,
 )
 from flowrl.runtime.randomness import counter_normal
+from flowrl.runtime.shapes import Float, Int64, UInt8
 
 Backbone = Literal["dinov2", "clip", "attributes"]
 Loss = Literal["hinge", "logistic", "pairwise"]

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int32, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
@@ -34,6 +33,7 @@ from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.detectors import Detector
 from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.shapes import Bool, Float, Int32, Int64, UInt8
 
 DEFAULT_DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 

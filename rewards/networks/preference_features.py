@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.rewards.embedded.attributes import PAIRS, load_net, shipped_weights
@@ -24,6 +23,7 @@ from flowrl.rewards.networks.clip_encoder import CLIP_MODEL, Preprocess, transfo
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, IMAGENET_MEAN, IMAGENET_STD, load_dinov2
 from flowrl.rewards.networks.pretrained import check_model, fingerprint
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.shapes import Float
 
 Backbone = Literal["clip", "dinov2", "attributes"]
 

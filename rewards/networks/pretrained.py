@@ -28,15 +28,16 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
 from flowrl.prompts.tokenizer_checks import check_tokenizer
 from flowrl.rewards.networks.blanks import replace_foreign
 from flowrl.rewards.networks.looked_for import look_for_model
+from flowrl.runtime.extras import check_extra
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.shapes import Float, UInt8
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -53,6 +54,7 @@ def check_model(model: str, *, what: str, owner: str = "", option: str = "model"
         )
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(f"{start}the package transformers is missing: pip install transformers.")
+    check_extra("torchvision", f"{start}a {what} model")
     look_for_model(model, start=start, option=option, what=what)
 
 

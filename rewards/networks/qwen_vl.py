@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
@@ -29,6 +28,7 @@ from flowrl.config.sections import at_least
 from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.runtime.shapes import Float, Int64, UInt8
 
 PositionMode = Literal["sequential", "mrope"]
 Dtype = Literal["bfloat16", "float32"]

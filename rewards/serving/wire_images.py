@@ -7,10 +7,10 @@ import io
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 
 from flowrl.media.reading import BROKEN, as_rgb, open_image
+from flowrl.runtime.shapes import UInt8
 
 Pixels = UInt8[np.ndarray, " h w 3"]
 ImageFormat = Literal["png", "jpeg95"]

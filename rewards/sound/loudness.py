@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.sections import positive
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
 from flowrl.rewards.base.frames import videos_of
+from flowrl.runtime.shapes import Float
 
 _FLOOR = 1e-6  # amplitude below which nothing is heard: -120 dB
 _WINDOW = 0.05  # seconds of a window that is loud or silent, and of a spectrum

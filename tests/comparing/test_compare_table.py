@@ -29,7 +29,8 @@ from flowrl.statistics.crossed import (
     mean_curve,
     speed_up,
 )
-from flowrl.statistics.means import ScoreRow, stratified_score, student_quantile
+from flowrl.statistics.means import ScoreRow, stratified_score
+from flowrl.statistics.student import student_quantile
 
 TASKS = ("colors", "counting", "single_object")
 

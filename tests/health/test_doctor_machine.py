@@ -17,7 +17,7 @@ from flowrl.health import hub_check as hub
 from flowrl.health import machine_checks
 from flowrl.health.diagnosis import Check, Diagnosis, Examination, as_data
 from flowrl.health.doctor_text import as_text, last_words
-from flowrl.health.gpu_checks import GpuFacts, driver_check, gpu_facts, has_kernels, kernel_check
+from flowrl.health.gpu_checks import driver_check, has_kernels, kernel_check
 from flowrl.health.machine_checks import (
     GIB,
     disk_check,
@@ -28,6 +28,7 @@ from flowrl.health.machine_checks import (
     version_checks,
 )
 from flowrl.rendering.terminal_text import COLUMNS
+from flowrl.runtime.gpus import GpuFacts, gpu_facts
 
 H100 = GpuFacts(
     driver="580.95.05", named=("NVIDIA H100",), build="13.2", names=("NVIDIA H100",), capabilities=((9, 0),),

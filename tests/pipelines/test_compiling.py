@@ -6,6 +6,8 @@ Traced by "aot_eager", which runs the traced operations themselves: what generat
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
 from pathlib import Path
 
@@ -164,6 +166,23 @@ def test_what_cannot_compile_is_refused_before_anything_loads(monkeypatch: pytes
         FAMILY.load("nowhere", compile="all")
     check_compile("none", "mps")
     assert PipelineConfig(model="m").compile == "none"
+
+
+def test_a_c_compiler_is_looked_for_where_triton_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(ValueError, match=r"neither cc nor gcc nor clang was found: install one .*apt install gcc"):
+        check_compile("blocks", "cuda")
+    assert "CC" not in os.environ
+    for name, told in (("cc", "cc"), ("clang", None)):  # Triton itself looks for gcc and clang alone
+        (tmp_path / name).touch(mode=0o755)
+        check_compile("blocks", "cuda")
+        assert os.environ.get("CC") == told
+        monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(ValueError, match=r"neither no-such-compiler nor gcc"):
+        check_compile("blocks", "cuda")
 
 
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")

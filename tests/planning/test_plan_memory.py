@@ -93,7 +93,7 @@ def test_bytes_of_a_base_are_those_of_its_tensors(form: str) -> None:
 def of_policy(policy: TrainedWeights, settings: OptimConfig) -> int:
     """Bytes that training adds to a network, after one step: masters, gradients, their sum, moments, copies."""
     total = GradientSum(policy, {}, scale_loss=False)
-    optimizer = make_optimizer(settings, policy)
+    optimizer = make_optimizer(settings, policy, torch.device("cuda"))
     loss = torch.stack([weight.float().square().sum() for weight in policy.trained]).sum()
     gradients = torch.autograd.grad(loss, policy.trained)
     for parameter in policy.parameters.values():

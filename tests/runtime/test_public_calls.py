@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_files_keep_the_calls_of_a_script_and_not_its_arguments(runs: TinyRuns) 
     script = start(["my.py", "--my-flag", "3"], runs.folder)
     out, error = script.communicate(timeout=SECONDS)
     assert script.returncode == 0, error
-    assert "Starting run" in out
+    assert re.search(r"^Starting run: grpo .* images, on the CPU \(\d+ threads?\)$", out, re.MULTILINE)
     made = [read_json(runs.folder / file)["command"] for file in ("run/manifest.json", "evaluation/result.json")]
     assert made == [
         "flowrl.train(config='tiny.yaml', num_iterations=1, out='run')",

@@ -22,12 +22,12 @@ from flowrl.statistics.means import (
     partners,
     pooled,
     stratified_score,
-    student_quantile,
     task_scores,
     unknown_because,
     wilson,
 )
 from flowrl.statistics.reliability import retest
+from flowrl.statistics.student import student_quantile
 
 
 def width(interval: Interval) -> float:
@@ -269,6 +269,14 @@ def test_changes_of_verdicts_have_one_rule_whatever_their_shape() -> None:
 )
 def test_student_quantiles_agree_with_the_tables(level: float, degrees: float, expected: float) -> None:
     assert student_quantile(level, degrees) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
+def test_student_quantiles_are_those_of_closed_forms_and_of_scipy(level: float) -> None:
+    assert student_quantile(level, 1) == pytest.approx(math.tan(math.pi * level / 2), rel=1e-13)
+    assert student_quantile(level, 2) == pytest.approx(level * math.sqrt(2 / (1 - level**2)), rel=1e-13)
+    for degrees in (1.5, 4.7, 29, 99.9, 100.1, 3000.0):
+        assert student_quantile(level, degrees) == pytest.approx(stats.t.ppf((1 + level) / 2, degrees), rel=1e-11)
 
 
 def test_over_seeds_is_students_interval() -> None:

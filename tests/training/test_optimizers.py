@@ -56,23 +56,30 @@ def test_without_a_warmup_the_first_update_has_the_highest_rate() -> None:
 
 
 def test_steps_on_the_host_are_those_of_a_cpu() -> None:
-    """Weights on a device, moments on the host; the same numbers as torch's AdamW, bit for bit, and no fault."""
+    """Weights on a device, moments on the host; the numbers of torch's fused AdamW, bit for bit, and no fault. Not
+    fused, as in runs on a CPU, those of its default; the two differ by rounding."""
     start = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     gradients = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))
     settings: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.01}
-    plain, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    known, on_cpu = torch.optim.AdamW([plain], **settings), HostAdamW([other], **settings)
+    plain, other, fused = (nn.Parameter(start.clone()) for _ in range(3))
+    exact = nn.Parameter(start.double())
+    pairs = [
+        (weight, torch.optim.AdamW([weight], fused=weight is fused, **settings)) for weight in (plain, fused, exact)
+    ]
+    pairs.append((other, HostAdamW([other], fused=False, **settings)))
     for gradient in gradients:
-        for weight, optimizer in ((plain, known), (other, on_cpu)):
-            weight.grad = gradient.clone()
+        for weight, optimizer in pairs:
+            weight.grad = gradient.to(weight.dtype, copy=True)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             assert weight.grad is None
     assert torch.equal(plain, other)
+    for weight in (plain, fused):
+        torch.testing.assert_close(weight.double(), exact, rtol=0, atol=5e-7)  # roundings of three steps
     with pretend_gpu("cuda") as findings:
         device = torch.device("cuda")
         weight = nn.Parameter(start.to(device))
-        made = HostAdamW([weight], **settings)
+        made = HostAdamW([weight], fused=True, **settings)
         for gradient in gradients:
             weight.grad = gradient.to(device)
             made.step()
@@ -81,11 +88,36 @@ def test_steps_on_the_host_are_those_of_a_cpu() -> None:
         moments = [entry["exp_avg"] for entry in made.state.values()]
         assert [moment.device.type for moment in moments] == ["cpu"]
         found = weight.detach().cpu()
-        again = HostAdamW([nn.Parameter(start.to(device))], **settings)
+        again = HostAdamW([nn.Parameter(start.to(device))], fused=True, **settings)
         again.load_state_dict(made.state_dict())
         assert torch.equal(next(iter(again.state.values()))["exp_avg"], moments[0])
     assert not findings.faults
-    assert torch.equal(found, plain.detach())
+    assert torch.equal(found, fused.detach())
+
+
+def test_fused_steps_take_the_cores_of_their_process_and_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun leaves a process one thread; odd sizes end within what threads and vector registers divide by."""
+    before, found = torch.get_num_threads(), list[torch.Tensor]()
+    asked: list[int] = []
+    take = torch.set_num_threads
+
+    def set_threads(number: int) -> None:
+        asked.append(number)
+        take(number)
+
+    monkeypatch.setattr(torch, "set_num_threads", set_threads)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
+    for local in (8, 2):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+        weight = nn.Parameter(torch.linspace(-1, 1, 70_003))
+        optimizer = HostAdamW([weight], fused=True, lr=0.1)
+        for _ in range(2):
+            weight.grad = weight.detach().sin()
+            optimizer.step()
+        found.append(weight.detach())
+    assert asked == [1, before, 1, before, 4, before, 4, before]
+    assert torch.get_num_threads() == before
+    assert torch.equal(*found)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------

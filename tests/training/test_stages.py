@@ -42,6 +42,7 @@ class Gpu:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.accelerator, "synchronize", self.synchronize)
         patch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.held)
+        patch.setattr(torch.cuda, "max_memory_reserved", lambda device: self.held + GIB // 2)
         patch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
 
     def perf_counter(self) -> float:
@@ -98,11 +99,11 @@ def test_memory_of_each_stage_is_that_of_its_own_peak(monkeypatch: pytest.Monkey
         with found.of("reward"):
             gpu.held = 6 * GIB
         gpu.held = 3 * GIB
-    assert found.memory() == {"rollout": 4.0, "reward": 6.0, "peak": 9.0}
+    assert found.memory() == {"rollout": 4.0, "reward": 6.0, "peak": 9.0, "reserved": 9.5}
     found.begin()
     with found.of("rollout"):
         gpu.held = 2 * GIB
-    assert found.memory() == {"rollout": 2.0, "peak": 9.0}
+    assert found.memory() == {"rollout": 2.0, "peak": 9.0, "reserved": 9.5}
 
 
 # ---- work beside it --------------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
+from scipy import ndimage
 
 from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.world.blobs import label_blobs
 from flowrl.world.detector import color_of, detect_in_batch
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, Shape, draw_scene, outline
 
@@ -115,3 +117,19 @@ def test_blobs_of_neighbouring_images_and_of_touching_corners_stay_apart() -> No
     images[1, 10:20, 30:40] = COLORS["blue"]
     boxes = [sorted(detection.box for detection in detections) for detections in detect_in_batch(images)]
     assert boxes == [[(20, 54, 30, 64)], [(20, 0, 30, 10), (30, 10, 40, 20)]]
+
+
+def test_blobs_are_those_of_scipy_with_its_numbers() -> None:
+    neighbours = np.stack([np.zeros((3, 3)), ndimage.generate_binary_structure(2, 1), np.zeros((3, 3))])
+    random = np.random.default_rng(0)
+    masks = [random.random(random.integers(1, 20, 3) // (5, 1, 1) + (1, 0, 0)) < random.random() for _ in range(200)]
+    serpent = np.zeros((1, 41, 41), dtype=bool)  # one component that winds through all rows
+    serpent[0, ::2] = serpent[0, 1::4, -1] = serpent[0, 3::4, 0] = True
+    for mask in [*masks, serpent, np.zeros((2, 5, 5), dtype=bool), np.ones((2, 5, 5), dtype=bool)]:
+        labels, _ = ndimage.label(mask, structure=neighbours)
+        large = np.bincount(labels.ravel()) >= 3
+        large[0] = False
+        labels = (np.cumsum(large) * large)[labels]
+        found, places = label_blobs(mask, 3)
+        assert np.array_equal(found, labels)
+        assert places == [(image.start, rows, columns) for image, rows, columns in ndimage.find_objects(labels)]

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool
+
+from flowrl.runtime.shapes import Bool
 
 Box = tuple[float, float, float, float]
 

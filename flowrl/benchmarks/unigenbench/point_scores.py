@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from flowrl.benchmarks.unigenbench.points import primary_of
+from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import Interval
 
 OVERALL = "overall"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.benchmarks.diversity import mean_distance
@@ -26,6 +25,7 @@ from flowrl.rewards import Reward, to_uint8
 from flowrl.rewards.base.outputs import check_output
 from flowrl.runtime.files import plain
 from flowrl.runtime.randomness import sample_normals
+from flowrl.runtime.shapes import Float
 from flowrl.samplers import Velocity
 from flowrl.training.drift import KL_PROMPTS, distance_of
 from flowrl.training.prompting import device_of, reward_inputs

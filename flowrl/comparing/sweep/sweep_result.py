@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from flowrl.comparing.sweep.sweep_settings import Measure, Setting
 from flowrl.rendering.markup import bounds, number
 from flowrl.rendering.notebook import heading, rows_table
 from flowrl.rendering.terminal_text import COLUMNS, align, cut
 from flowrl.runtime.files import plain
+from flowrl.runtime.shapes import Float
 from flowrl.samplers.search import best_of_n_kl
 from flowrl.statistics.bootstrap import LEVEL, UNKNOWN, Interval
 from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
-from jaxtyping import Float64
 
 from flowrl.benchmarks.temporal import CELL, LEAST_STEP, NAMES, STILL, diagnose
 from flowrl.generation.folders import ImageFile
@@ -16,6 +15,7 @@ from flowrl.generation.subject import Subject
 from flowrl.media.lossless import read_clip
 from flowrl.runtime.files import plain
 from flowrl.runtime.progress import progress
+from flowrl.runtime.shapes import Float64
 
 VERSION = f"temporal-1:cell-{CELL}:still-{STILL:.5f}:least-{LEAST_STEP:g}"
 READ_AS = (

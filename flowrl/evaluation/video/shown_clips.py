@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64
 
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Subject
@@ -17,6 +16,7 @@ from flowrl.media.videos import contact_row, save_mp4
 from flowrl.rendering.embedded_images import clip_addresses, image_element
 from flowrl.rendering.markup import esc, number, section
 from flowrl.runtime.files import write_atomically
+from flowrl.runtime.shapes import Float64
 
 FIRST = 6
 WORST = ("flicker", "freeze", "teleport")

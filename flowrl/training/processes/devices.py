@@ -1,13 +1,22 @@
-"""The device of a run, as its configuration names it."""
+"""The device of a run, as its configuration names it, and the group of its processes.
+
+Processes on GPUs have two ways to each other: NCCL for what lies on a GPU, which are gradients and weights, and gloo
+for what lies on the host, which are agreements, objects and barriers. One that waits for another's work on disks or in
+the network, a checkpoint of all weights say, holds no kernel on its GPU meanwhile.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from flowrl.rendering.markup import plural
 from flowrl.runtime.failures import explain
+from flowrl.runtime.gpus import driver_fault, gpu_facts
 from flowrl.training.processes.launched import num_launched
 
 if TYPE_CHECKING:  # its import takes a third of a second, and a plan starts no processes
@@ -15,15 +24,21 @@ if TYPE_CHECKING:  # its import takes a third of a second, and a plan starts no 
 
 T = TypeVar("T")
 
+PATIENCE = timedelta(hours=2)
+"""How long processes of a run wait for each other. Torch ends all of them after ten minutes by itself, in which one
+process need not have written 130 GB of weights, or read as many."""
 
-def check_device(device: str, key: str = "pipeline.device=") -> None:
-    """Refuses a device that this machine does not have, and one GPU by number for several processes.
+
+def check_device(device: str, key: str = "pipeline.device=", model: str = "asset:") -> None:
+    """Refuses a device that this machine does not have, one GPU by number for several processes, and what
+    `refuse_unused_gpu` does of a model.
 
     `key` is what the device was given as, for the message.
 
     Raises:
         ValueError: names those there are.
     """
+    refuse_unused_gpu(device, model)
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     usable = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
     usable += ["mps"] if torch.backends.mps.is_available() else []
@@ -34,6 +49,34 @@ def check_device(device: str, key: str = "pipeline.device=") -> None:
             f"pipeline.device={device} names one GPU, but several processes were launched and each takes its own: "
             "set pipeline.device=cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
         )
+
+
+def refuse_unused_gpu(device: str, model: str) -> None:
+    """Refuses `auto` where it means the CPU beside an NVIDIA GPU that torch cannot use, of which nobody would know.
+
+    The embedded models may train there all the same: minutes on a CPU. So may anything where CUDA_VISIBLE_DEVICES hides
+    all GPUs, which somebody has set.
+
+    Raises:
+        ValueError: says why it cannot, with the versions of driver and CUDA, and what to do.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    if device != "auto" or device_kind(device) != "cpu" or model.startswith("asset:") or hidden:
+        return
+    facts = gpu_facts()
+    if facts.named and (fault := driver_fault(facts)) is not None:
+        raise ValueError(
+            f"pipeline.device=auto is the CPU here, although {facts.named[0]} is in this machine: {fault[0]}. "
+            f"{fault[1][0].upper()}{fault[1][1:]}; or set pipeline.device=cpu to train {model} on the CPU"
+        )
+
+
+def device_words(device: torch.device, processes: int = 1) -> str:
+    """Names the device of a run, for its first line: "8 x NVIDIA H100 80GB HBM3", "the CPU (2 x 8 threads)"."""
+    several = f"{processes} x " if processes > 1 else ""
+    if device.type == "cuda":
+        return f"{several}{torch.cuda.get_device_name(device)}"
+    return "Apple's GPU" if device.type == "mps" else f"the CPU ({several}{plural(torch.get_num_threads(), 'thread')})"
 
 
 def device_kind(device: str) -> str:
@@ -56,13 +99,17 @@ def accelerator_of(device: str) -> Accelerator:
         ValueError: the device is not there, or not all that were launched are found.
     """
     from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
 
     check_device(device)
     world = num_launched()
     kind, _, number = device.partition(":")
     if number:
         torch.cuda.set_device(int(number))  # accelerate's "cuda" is the current device
-    accelerator = Accelerator(cpu=kind == "cpu")
+    found = device_kind(device)
+    backend = "cuda:nccl,cpu:gloo" if found == "cuda" else "gloo"
+    group = [InitProcessGroupKwargs(backend=backend, timeout=PATIENCE)] if world > 1 and found != "mps" else []
+    accelerator = Accelerator(cpu=found == "cpu", kwargs_handlers=group)
     if kind not in ("auto", "cpu") and accelerator.device.type != kind:
         raise ValueError(
             f"pipeline.device={device}, but accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU"
@@ -74,6 +121,14 @@ def accelerator_of(device: str) -> Accelerator:
             "and MASTER_PORT for every process"
         )
     return accelerator
+
+
+def wait_for_everyone() -> None:
+    """Returns when all processes of the run have come here; by gloo, which leaves their GPUs alone."""
+    from accelerate import PartialState
+
+    if PartialState().num_processes > 1:
+        torch.distributed.barrier()
 
 
 def on_main(function: Callable[[], T]) -> T:

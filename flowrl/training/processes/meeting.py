@@ -159,14 +159,16 @@ _opened: list[Any] = []  # the store, which ends with the process that hosts it
 _met = [0]  # meetings so far: each has keys of its own
 
 
-def meet(said: Said, judge: Judge) -> None:
+def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
     """`Meeting.agree` with the processes that were launched beside this one; nothing for a process on its own.
+
+    The others are waited for for `patience` seconds at least.
 
     Raises:
         ValueError: as `Meeting.agree`; process 0 is not reached, or cannot be; the launcher's variables make no sense.
     """
     if (who := launched()) is not None:
-        _meeting(who, _limit()).agree(said, judge)
+        _meeting(who, max(_limit(), patience)).agree(said, judge)
 
 
 @contextmanager

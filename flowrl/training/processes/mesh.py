@@ -17,11 +17,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from flowrl.config.sections import ParallelConfig
+from flowrl.training.processes.devices import PATIENCE
 from flowrl.training.processes.launched import num_launched
 
 if TYPE_CHECKING:
@@ -94,11 +95,16 @@ def data_ranks(config: TrainConfig) -> int:
 def device_mesh(layout: Layout, device: str) -> DeviceMesh:
     """The processes as a mesh with the dimensions `AXES`, each with groups of its own, which are made once.
 
-    Every process calls it, once the default group exists; `device` is "cpu" (gloo) or "cuda" (NCCL).
+    Every process calls it, once the default group exists, whose backends and patience its groups have; `device` is
+    "cpu" or "cuda". (Groups that a mesh makes by itself would wait for ten minutes.)
     """
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed import new_subgroups_by_enumeration
+    from torch.distributed.device_mesh import DeviceMesh
 
-    return init_device_mesh(device, (layout.replicate, layout.shard, layout.context), mesh_dim_names=AXES)
+    ranks = torch.arange(layout.world).view(layout.replicate, layout.shard, layout.context)
+    lines = (ranks.movedim(axis, -1).flatten(0, 1).tolist() for axis in range(len(AXES)))
+    groups: list[Any] = [new_subgroups_by_enumeration(each, timeout=PATIENCE)[0] for each in lines]
+    return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=AXES)
 
 
 def check_parallel(config: TrainConfig, world: int | None, *, through_rewards: bool = False) -> None:
@@ -159,17 +165,20 @@ def _check_split(config: TrainConfig) -> None:
 
 
 class Shards:
-    """The processes that hold one copy of the weights between them, this one among them."""
+    """The processes that hold one copy of the weights between them, this one among them.
 
-    def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
-        """`mesh` has one dimension, `device` is what its group sends from."""
-        self.mesh, self.device, self._group = mesh, device, mesh.get_group()
+    What they ask each other lies on the host and goes by gloo, so that no GPU is waited for.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        """`mesh` has one dimension."""
+        self.mesh, self._group = mesh, mesh.get_group()
 
     def any_needs(self, flags: list[bool]) -> list[bool]:
         """For each place whether it is true on any of the processes."""
         import torch.distributed as dist
 
-        mine = torch.tensor([int(flag) for flag in flags], dtype=torch.int32, device=self.device)
+        mine = torch.tensor([int(flag) for flag in flags], dtype=torch.int32)
         dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group)
         return [bool(flag) for flag in mine.tolist()]
 
@@ -185,7 +194,7 @@ class Shards:
 
 def shards_of(layout: Layout, device: torch.device) -> Shards | None:
     """The processes that share a copy with this one; None where each has the whole."""
-    return None if layout.shard == 1 else Shards(device_mesh(layout, device.type)["shard"], device)
+    return None if layout.shard == 1 else Shards(device_mesh(layout, device.type)["shard"])
 
 
 def in_step(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flowrl.runtime.extras import check_extra
 from flowrl.runtime.scrubbing import settings_without_secrets, without_secrets
 from flowrl.training.trackers.tensorboard_tracker import TensorBoardTracker
 from flowrl.training.trackers.tracker import Tracker, Trackers
@@ -13,12 +15,14 @@ from flowrl.training.trackers.trackio_tracker import TrackioTracker, check_track
 from flowrl.training.trackers.wandb_tracker import WandbTracker, check_wandb
 
 
-def check_trackers(wandb: str, trackio: str) -> None:
-    """Refuses trackers that cannot be had, `logging.wandb` and `logging.trackio`, before anything loads.
+def check_trackers(wandb: str, trackio: str, tensorboard: bool | None = None) -> None:
+    """Refuses trackers of the section `logging` that cannot be had, before anything loads.
 
     Raises:
         ValueError: says which, and what to change.
     """
+    if tensorboard:
+        check_extra("tensorboard", "logging.tensorboard=true")
     if wandb != "none":
         check_wandb(wandb)
     if trackio != "none":
@@ -40,7 +44,7 @@ def open_trackers(settings: Mapping[str, Any], text: str, folder: Path, *, run: 
     """
     own, shown = settings["logging"], dict[str, Any](settings_without_secrets(settings))
     found: list[Tracker] = []
-    if own["tensorboard"]:
+    if own["tensorboard"] or (own["tensorboard"] is None and importlib.util.find_spec("tensorboard") is not None):
         found.append(TensorBoardTracker(folder, without_secrets(text)))
     try:
         project = own["project"]

@@ -14,11 +14,10 @@ import pytest
 import torch
 import video_family as video
 import yaml
-from diffusers import LTX2Pipeline
 from family_sampling import check_published, check_targets, fresh_stock, load, start_noise
 from flow_family import bare, edited, published
 from rounding import assert_same_sum
-from tiny_ltx2 import CHANNELS, OPTIONS, RATE, save_tiny_ltx2
+from tiny_ltx2 import CHANNELS, OPTIONS, RATE, LTX2Pipeline, save_tiny_ltx2
 from torch import Tensor
 from train_command import train
 
@@ -143,6 +142,12 @@ def test_clips_and_sounds_are_decoded_in_slices(folder: Path) -> None:
     assert bool((leaf.grad[:, :TOKENS].abs().amax(2) > 0).all())
     other = pipeline.resized(32, 96)
     assert (other.latent_shape, other.image_shape) == ((2 * 1 * 3 + SOUND, CHANNELS), (9, 3, 32, 96))
+
+
+def test_libraries_that_stock_cannot_be_imported_with_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrl.pipelines.families.ltx2.version_of", lambda package: "5.9.0")
+    with pytest.raises(ValueError, match=r"stock LTX-2 needs transformers 5\.10\.1 or newer, and 5\.9\.0 is installed"):
+        FAMILY.check_options({})
 
 
 def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:

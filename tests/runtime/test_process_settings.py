@@ -1,0 +1,51 @@
+"""What is set for a process before libraries read it, and kernels that give the same bits."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from flowrl.config.base import config_files
+from flowrl.config.train import load_config
+from flowrl.runtime.process_settings import before_libraries_load, deterministic_kernels
+
+
+@pytest.mark.parametrize(
+    ("given", "allocator"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, None),  # its former name, which torch still reads
+    ],
+)
+def test_segments_grow_unless_the_user_says_how_memory_is_taken(given: dict[str, str], allocator: str | None) -> None:
+    environment = dict(given)
+    before_libraries_load(environment)
+    assert environment.get("PYTORCH_ALLOC_CONF") == allocator
+    assert given.items() <= environment.items()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_deterministic_kernels_end_with_the_run(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = torch.are_deterministic_algorithms_enabled()
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        torch.use_deterministic_algorithms(before)
+        with deterministic_kernels(False):
+            assert torch.are_deterministic_algorithms_enabled() is before
+            assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        with deterministic_kernels(True):
+            assert torch.are_deterministic_algorithms_enabled()
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.are_deterministic_algorithms_enabled() is before
+    finally:
+        torch.use_deterministic_algorithms(now)
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+
+def test_the_key_is_off_unless_it_is_set() -> None:
+    settings = config_files()["tiny_recommended"]
+    assert not load_config(settings).deterministic
+    assert load_config(settings, ("deterministic=true",)).deterministic
