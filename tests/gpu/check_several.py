@@ -11,13 +11,15 @@ from gpu_place import Figures, Place
 from gpu_runs import apart, rows_of, weights_apart
 
 pytestmark = pytest.mark.seconds(100)
-CLOSE = 1e-3
-"""On cards; on a CPU processes differ from one by the order in which they add up."""
+CLOSE, CLOSE_ON_CPU = 1e-3, 1e-4
+"""On cards, and on a CPU, where processes differ from one by the order in which they add up and by Adam's first steps,
+which divide a gradient by itself."""
 KINDS = {
-    "replicated": (),
-    "sharded": ("parallel.shard=2",),
-    "context": ("parallel.context=2",),
+    "replicated": ("sd3",),
+    "sharded": ("sd3", "parallel.shard=2"),
+    "context": ("flux", "parallel.context=2"),
 }
+"""How two processes work together -> a family that can, and the setting; diffusers splits no tokens of SD3."""
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +33,21 @@ def runs(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("several")
     own = f"pipeline.device={place.device.type}", "checkpoint_every=1", "eval_every=0", "keep_checkpoints=9"
 
-    def told(name: str, *more: str) -> tuple[int, bool, list[str]]:
-        return 0, False, command(folder, "sd3", "grpo", folder / name, *own, *more)
+    def told(name: str, family: str, *more: str) -> tuple[int, bool, list[str]]:
+        return 0, False, command(folder, family, "grpo", folder / name, *own, *more)
 
     two: list[tuple[int, bool, Any]] = [told(name, *more) for name, more in KINDS.items()]
     train_on_two(folder, two)
     copied = ["copy", str(folder / "replicated"), str(folder / "narrowed"), "000002"]
-    again = told("narrowed", f"resume={folder / 'narrowed'}")
-    train_on_two(folder, [told("alone"), (0, False, copied), again], processes=1)
+    one = [told("sd3", "sd3"), told("flux", "flux"), (0, False, copied)]
+    train_on_two(folder, [*one, (0, False, [f"resume={folder / 'narrowed'}"])], processes=1)
     return folder
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def check_kind(place: Place, figures: Figures, runs: Path, kind: str) -> None:
     """Two processes that share images, weights or tokens give one process's numbers."""
-    _same(place, figures, runs / kind, runs / "alone")
+    _same(place, figures, runs / kind, runs / KINDS[kind][0])
 
 
 def check_narrower(place: Place, figures: Figures, runs: Path) -> None:
@@ -61,4 +63,6 @@ def check_timeout(place: Place, figures: Figures) -> None:
 def _same(place: Place, figures: Figures, found: Path, wanted: Path) -> None:
     figures["rows apart"] = rows = apart(rows_of(found), rows_of(wanted))
     figures["weights apart"] = weights = weights_apart(found, wanted)
-    assert max(rows, weights) < place.pick(CLOSE, 1e-5)
+    figures["norm"] = norm = rows_of(found)[-1]["grad_norm"]
+    assert norm > 0
+    assert max(rows, weights) < place.pick(CLOSE, CLOSE_ON_CPU)

@@ -18,8 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 64 * 2**20
 """Bytes of the whole kit."""
-LEFT_OUT = ("assets/tiny-kontext/", "docs/gallery/", "docs/notebooks/", "docs/research/", "tests/golden/")
+LEFT_OUT = ("assets/tiny-kontext/", "docs/gallery/", "docs/notebooks/", "docs/research/")
 """What no check reads."""
+TESTS = ("tests/gpu/", "tests/helpers/")
+"""Of the tests, what checks are and read."""
 WHEELS = (
     "accelerate",
     "annotated-doc",
@@ -31,7 +33,6 @@ WHEELS = (
     "filelock",
     "fsspec",
     "h11",
-    "hf-xet",
     "httpcore",
     "httpcore2",
     "httpx",
@@ -136,7 +137,8 @@ def told_too_large(parts: Mapping[str, bytes | Path], size: int, most: int) -> s
 def repository(root: Path) -> dict[str, bytes | Path]:
     """Files that git knows, links as paths, without what no check reads."""
     listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True).stdout
-    names = [name for name in listed.decode().split("\0") if name and not name.startswith(LEFT_OUT)]
+    known = [name for name in listed.decode().split("\0") if name and not name.startswith(LEFT_OUT)]
+    names = [name for name in known if name.startswith(TESTS) or not name.startswith("tests/")]
     there = [(name, root / name) for name in names if (root / name).is_symlink() or (root / name).is_file()]
     return {name: path.readlink() if path.is_symlink() else path.read_bytes() for name, path in there}
 

@@ -137,8 +137,9 @@ def _reason(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
         return ""
     if report.skipped and isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
-    where = call.excinfo.traceback[-1]
-    return f"{call.excinfo.exconly()[:_LONGEST]} (at {Path(where.path).name}:{where.lineno + 1})"
+    where, told = call.excinfo.traceback[-1], call.excinfo.exconly()
+    told = told if len(told) <= _LONGEST else f"{told[: _LONGEST // 4]} ... {told[-_LONGEST:]}"
+    return f"{told} (at {Path(where.path).name}:{where.lineno + 1})"
 
 
 def _rounded(figures: Figures) -> Figures:
