@@ -70,12 +70,11 @@ def check_checkpointing(place: Place, figures: Figures, sd3: BenchSubject) -> No
 
 
 def check_repeats(place: Place, figures: Figures, sd3: BenchSubject) -> None:
-    """The same call twice gives the same bits: without it nothing else here means much."""
+    """The same call twice gives the same: without it nothing else here means much."""
     call = sd3.evaluation(ROWS)
     with torch.no_grad():
         first, second = call().clone(), call()
-    figures["bitwise"] = torch.equal(first, second)
-    assert figures["bitwise"]
+    compare(place, figures, "calls", second, first)
 
 
 def check_beside_decoding(place: Place, figures: Figures, sd3: BenchSubject) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 JOURNAL = "FLOWRL_GPU_JOURNAL"
 DEADLINE = "FLOWRL_GPU_DEADLINE"
 """Environment variables: the journal, and when the time is up by `time.time()`."""
-SECTIONS = ("machine", "exactness", "gradients", "runs", "memory", "several", "speed")
+SECTIONS = ("machine", "exactness", "gradients", "memory", "speed", "runs", "several")
+"""In their order: what a card alone can tell comes before what takes longest."""
 LOST = 70
 """Exit code of a process whose card answers no more."""
 

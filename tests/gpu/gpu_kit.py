@@ -95,7 +95,7 @@ def pack(target: Path, *, wheels: str | None, python: str) -> int:
         if not found:
             print(f"{folder} holds no wheel", file=sys.stderr)
             return 1
-        parts = {f"wheels/{path.name}": path.read_bytes() for path in found}
+        parts: dict[str, bytes | Path] = {f"wheels/{path.name}": path.read_bytes() for path in found}
     parts |= {f"flowrl/{file}": content for file, content in repository(ROOT).items()}
     parts["run.sh"] = RUN.format(python=python).encode()
     return write(target, parts)

@@ -86,8 +86,7 @@ def release(place: Place) -> None:
 @contextmanager
 def kernel_of(subject: Any, word: str, figures: Figures) -> Iterator[None]:
     """Inside, the network attends by another kernel."""
-    dtype = next(subject.pipeline.denoiser.parameters()).dtype
-    before = subject.pipeline.attention
+    dtype, before = subject.pipeline.dtype, subject.pipeline.attention
     with available(subject.device, word, figures) as pretended:
         if pretended:  # what the machine and the dtype are refused for is not looked at
             for network in subject.denoisers:
@@ -150,5 +149,5 @@ def masked(subject: BenchSubject, rows: int, out: int = 4) -> Conditioning:
 
 def gradients(subject: BenchSubject, answer: Tensor) -> list[Tensor]:
     """Gradients of the mean square of an answer for the LoRA's weights."""
-    found: tuple[Any, ...] = torch.autograd.grad(answer.square().mean(), subject.parameters)
-    return [gradient.detach().clone() for gradient in found]
+    found: tuple[Any, ...] = torch.autograd.grad(answer.square().mean(), subject.parameters, allow_unused=True)
+    return [gradient.detach().clone() for gradient in found if gradient is not None]  # the last block may drop text
