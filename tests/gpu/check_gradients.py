@@ -158,7 +158,9 @@ def check_lora_layer(place: Place, figures: Figures) -> None:
     leaves = [layer.lora_A["one"].weight, layer.lora_B["one"].weight]
     cast = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if place.on_card else nullcontext()
     answers = list[list[Tensor]]()
-    for forward in (lambda: layer(x), lambda: Linear.forward(layer, x)):
+    stock: Any = Linear
+    forwards: list[Callable[[], Tensor]] = [lambda: layer(x), lambda: stock.forward(layer, x)]
+    for forward in forwards:
         with cast:
             out = forward()
         answers.append([out.detach(), *torch.autograd.grad(out.float().square().mean(), leaves)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,8 @@ def check_default_attention(place: Place, figures: Figures, masked: bool) -> Non
     query, key, value = (torch.ones(shape, device=place.device, dtype=place.dtype) for _ in range(3))
     mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device=place.device) if masked else None
     choice = int(torch._fused_sdp_choice(query, key, value, attn_mask=mask))
-    names = {int(kernel): name for name, kernel in torch.nn.attention.SDPBackend.__members__.items()}
+    known: Any = torch.nn.attention.SDPBackend
+    names = {int(kernel): name for name, kernel in known.__members__.items()}
     figures["native is"] = names.get(choice, str(choice))
     assert choice >= 0
     answer = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)

@@ -37,12 +37,12 @@ from flowrl.training.beside import Beside
 from flowrl.training.learner import GradientSum
 
 TINY = "tiny_grpo_geneval"
-RECIPES = {
-    "tiny_grpo_geneval": (),
+RECIPES: dict[str, tuple[str, ...]] = {
+    "tiny_grpo_geneval": (DIFFERS,),
     "tiny_nft": ("times.count=2",),
-    "tiny_dpo": (),
+    "tiny_dpo": (DIFFERS,),
     "tiny_refl": (),
-    "tiny_sd15_grpo": (),
+    "tiny_sd15_grpo": (DIFFERS,),
     "tiny_wan_grpo": ("prompts_per_step=1", "group_size=2", "micro_batch_size=2"),
     "tiny_sd3_full": (),
 }

@@ -1,7 +1,7 @@
 """A kit for a card without network: the repository and wheels in one file of less than 64 MiB.
 
 Assumed on that machine: a Python of the version that the wheels are for, and in it a torch that drives the card, with
-numpy and pillow. Wheels hold what is small: `--wheels FOLDER` takes them from a folder, else pip fetches them.
+numpy, pillow and SciPy. Wheels hold what is small: `--wheels FOLDER` takes them from a folder, else pip fetches them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x8
 """Machines that wheels are fetched for."""
 RUN = """#!/bin/sh
 # Runs the suite on a machine without network: sh run.sh [--out FILE] [--sections machine,speed]
-# Assumed: a Python {python} with a torch that drives the card, numpy and pillow. PYTHON=... names another.
+# Assumed: a Python {python} with a torch that drives the card, numpy, pillow and SciPy. PYTHON=... names another.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 python=${{PYTHON:-python3}}

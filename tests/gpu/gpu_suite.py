@@ -93,7 +93,7 @@ def run_checks(
             )
             try:
                 told, why = follow(process, out, journal, begun, told, deadline)
-            except KeyboardInterrupt:
+            except BaseException:  # an interrupt too: nobody else ends what was started
                 stop(process)
                 raise
         if why is None and process.returncode in (0, 1, 5):
@@ -194,4 +194,5 @@ def _short(value: Any) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))
