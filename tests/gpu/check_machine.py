@@ -67,10 +67,12 @@ def check_default_attention(place: Place, figures: Figures, masked: bool) -> Non
 
 
 def check_doctor(place: Place, figures: Figures) -> None:
-    """Libraries fit each other, and there is room for shared memory and files."""
-    found = (*version_checks(), disk_check(RUNS), shared_memory_check(), processes_check("gloo", 1))
-    figures |= {one.name: one.state for one in found}
-    assert not (faults := [f"{one.name}: {one.found}" for one in found if one.state == "fault"]), faults
+    """There is room for files and shared memory, and processes find each other. Versions are figures: a kit lacks some
+    packages, and what needs one says so itself."""
+    needed = (disk_check(RUNS), shared_memory_check(), processes_check("gloo", 1))
+    figures |= {one.name: one.state for one in needed}
+    figures |= {one.name: f"{one.state}: {one.found}" for one in version_checks()}
+    assert not (faults := [f"{one.name}: {one.found}" for one in needed if one.state == "fault"]), faults
 
 
 def check_card_is_free(place: Place, figures: Figures) -> None:
