@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest docs notebooks lint types house mutants check full format build notes clean affected durations release-check changelog
+.PHONY: help setup demo test oldest docs notebooks lint types house mutants check full format build notes clean affected durations release-check changelog gpu gpu-kit
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,12 @@ house: $(STAMP) ## Count lines, circles, complexity and what else the house is m
 
 mutants: $(STAMP) ## Break the product in 100 places, one after another, and count what the tests see (an hour)
 	@$(PY) tests/trials/mutants/mutants.py $(ARGS)
+
+gpu: $(STAMP) ## Accept a machine with an NVIDIA card, ten minutes at most (docs/gpu.md); without one in a CPU form
+	@PYTHONDONTWRITEBYTECODE= $(PY) tests/gpu/gpu_suite.py $(ARGS)
+
+gpu-kit: $(STAMP) ## Pack repository and wheels for a card without network, below 64 MiB: build/gpu-kit.tar
+	@$(PY) tests/gpu/gpu_suite.py --kit $(ARGS)
 
 check: lint types test ## What every change has to pass; minutes
 

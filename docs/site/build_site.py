@@ -59,6 +59,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/resuming.md": "Ctrl-C, crashes, and going on with the same bits",
         "docs/memory.md": "What fills a card",
         "docs/speed.md": "Where the seconds go",
+        "docs/gpu.md": "Ten minutes on your card, and where to send what they say",
         "docs/scaling.md": "Several cards, several machines",
         "docs/sharding.md": "One copy over several cards",
         "docs/workers.md": "Images drawn elsewhere, while this one learns",
